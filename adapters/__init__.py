@@ -1,0 +1,1 @@
+"""Adapters to the outside: wire dialects, model files, and the real trainer."""

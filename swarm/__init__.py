@@ -1,0 +1,1 @@
+"""The swarm: episodes, groups and the server that turns their rewards into training batches."""

@@ -1,0 +1,149 @@
+"""The error tree, named by the boundary crossed; each error knows its OpenAI-shaped body and whether a retry helps.
+
+SwarmGatewayError
+├── ConfigError              what an operator wrote (CLI: one line, exit code 2)
+├── RequestError             what a caller sent (4xx)
+│   ├── AuthenticationError  401
+│   ├── NotFoundError        404
+│   ├── ConflictError        409
+│   └── PayloadTooLargeError 413
+├── UnavailableError         503 with ``retry-after``: not now, later
+├── UpstreamError            502/504: the thing behind us failed
+├── StateError               a transition that the table does not allow
+├── TokenTruthError          ids, log-probabilities and usage disagree
+├── HookError                user code in a reward hook failed
+├── LinkError                the ZeroMQ engine link broke its protocol
+└── EngineError              the engine process died or refused
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SwarmGatewayError(Exception):
+    """Root of every error this project raises on purpose.
+
+    Args:
+        message: what happened and what to do about it, in one sentence.
+        code: machine-readable word, e.g. ``"episode_not_found"``.
+        param: the request field at fault, when there is one.
+        retry_after: seconds after which a retry may succeed; ``None`` where no retry helps.
+    """
+
+    status = 500
+    type = "server_error"
+    default_code: str | None = None
+
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def should_retry(self) -> bool:
+        """Whether repeating the same request unchanged can succeed and is safe."""
+        return self.retry_after is not None
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI-shaped JSON body: ``{"error": {"message", "type", "param", "code"}}``."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class ConfigError(SwarmGatewayError):
+    """An operator's configuration is wrong: a misspelt key, a missing file, a port in use."""
+
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_config"
+
+
+class RequestError(SwarmGatewayError):
+    """A caller's request is wrong; repeating it unchanged fails again."""
+
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_request"
+
+
+class AuthenticationError(RequestError):
+    """No key, a wrong key, or a key whose episode has ended."""
+
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class NotFoundError(RequestError):
+    """The named model, episode or route does not exist."""
+
+    status = 404
+    default_code = "not_found"
+
+
+class ConflictError(RequestError):
+    """The request is well formed but the state of the thing it names forbids it."""
+
+    status = 409
+    default_code = "conflict"
+
+
+class PayloadTooLargeError(RequestError):
+    """The body is larger than the configured limit."""
+
+    status = 413
+    default_code = "payload_too_large"
+
+
+class UnavailableError(SwarmGatewayError):
+    """Nothing can serve this now; ``retry_after`` says when to come back."""
+
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "unavailable"
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: float = 5.0) -> None:
+        super().__init__(message, code=code, retry_after=retry_after)
+
+
+class UpstreamError(SwarmGatewayError):
+    """The engine or an upstream answered with an error, or not at all."""
+
+    status = 502
+    type = "upstream_error"
+    default_code = "upstream_error"
+
+
+class StateError(SwarmGatewayError):
+    """A state transition that :mod:`swarm.states` does not list."""
+
+    status = 409
+    default_code = "invalid_transition"
+
+
+class TokenTruthError(SwarmGatewayError):
+    """Token ids, log-probabilities and usage of one call disagree: it must never be trained."""
+
+    default_code = "token_truth"
+
+
+class HookError(SwarmGatewayError):
+    """A reward hook failed to load, raised, timed out or returned something that is no reward."""
+
+    default_code = "hook_error"
+
+
+class LinkError(SwarmGatewayError):
+    """The engine link carried something that its protocol does not allow."""
+
+    default_code = "link_error"
+
+
+class EngineError(SwarmGatewayError):
+    """The engine process could not start, died, or refused a command."""
+
+    default_code = "engine_error"

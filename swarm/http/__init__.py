@@ -1,0 +1,1 @@
+"""HTTP manners shared by both servers: request ids, OpenAI-shaped errors, bounded bodies, bearer tokens."""

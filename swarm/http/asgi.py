@@ -1,0 +1,142 @@
+"""Pure-ASGI pieces that both servers mount.
+
+Invariant: every answer carries ``x-request-id``, and every error is OpenAI-shaped and says whether to retry.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import uuid
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.errors import AuthenticationError, NotFoundError, PayloadTooLargeError, RequestError, SwarmGatewayError
+
+logger = logging.getLogger(__name__)
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_STATUS_CLASSES: dict[int, type[RequestError]] = {404: NotFoundError}
+
+
+class RequestIdMiddleware:
+    """Give each request an id (the caller's ``x-request-id`` if it is well formed) and echo it in the answer.
+
+    The id is in ``scope["state"]["request_id"]``.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+def error_response(exc: SwarmGatewayError) -> JSONResponse:
+    """The OpenAI-shaped answer for ``exc`` with ``x-should-retry`` and, where a retry helps, ``retry-after``."""
+    headers = {"x-should-retry": "true" if exc.should_retry else "false"}
+    if exc.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(exc.retry_after)))
+    return JSONResponse(exc.body(), status_code=exc.status, headers=headers)
+
+
+async def on_our_error(request: Request, exc: Exception) -> Response:
+    """Exception handler for :class:`SwarmGatewayError`."""
+    assert isinstance(exc, SwarmGatewayError)
+    return error_response(exc)
+
+
+async def on_http_exception(request: Request, exc: Exception) -> Response:
+    """Exception handler that gives starlette's own 404 and 405 our shape."""
+    assert isinstance(exc, HTTPException)
+    error = _STATUS_CLASSES.get(exc.status_code, RequestError)(
+        f"{request.method} {request.url.path}: {exc.detail}", code="route_not_found" if exc.status_code == 404 else None
+    )
+    error.status = exc.status_code
+    return error_response(error)
+
+
+async def on_unexpected(request: Request, exc: Exception) -> Response:
+    """Exception handler of last resort: the trace goes to the log, the caller gets the request id to quote."""
+    request_id = getattr(request.state, "request_id", "-")
+    logger.error("request %s failed", request_id, exc_info=exc)
+    return error_response(SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error"))
+
+
+EXCEPTION_HANDLERS = {
+    SwarmGatewayError: on_our_error,
+    HTTPException: on_http_exception,
+    Exception: on_unexpected,
+}
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The request body as a JSON object of at most ``limit`` bytes.
+
+    Raises:
+        PayloadTooLargeError: the body is longer; raised before the rest is read.
+        RequestError: no JSON, or not an object.
+    """
+    too_large = PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(f"the request body is not valid JSON: {exc}", code="malformed_json") from exc
+    if not isinstance(data, dict):
+        raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}", code="malformed_json")
+    return data
+
+
+async def read_model(request: Request, model: type[ModelT], limit: int) -> ModelT:
+    """The request body validated as ``model``; a validation error names the first wrong field in ``param``."""
+    data = await read_json(request, limit)
+    try:
+        return model.model_validate(data)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        param = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{param}: {first['msg']}", param=param) from exc
+
+
+def bearer(request: Request) -> str:
+    """The caller's key from ``Authorization: Bearer`` or ``x-api-key``; empty when there is none."""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value:
+        return value.strip()
+    return request.headers.get("x-api-key", "")
+
+
+def require(condition: bool, message: str = "wrong or missing API key") -> None:
+    """Raise :class:`AuthenticationError` unless ``condition`` holds."""
+    if not condition:
+        raise AuthenticationError(message)

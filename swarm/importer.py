@@ -1,0 +1,61 @@
+"""Load an attribute by ``"module:attribute"`` or a Python file by path, with an error that says what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from swarm.errors import ConfigError
+
+
+def load_attribute(spec: str) -> Any:
+    """Import ``module`` and return ``attribute`` of ``"module:attribute"`` (dots descend into attributes).
+
+    Raises:
+        ConfigError: the form is wrong, the module does not exist or does not import, or the attribute is missing.
+    """
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise ConfigError(f"{spec!r} must have the form 'module:attribute'")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise ConfigError(f"cannot import {module_name!r} of {spec!r}: {exc}") from exc
+    for name in path.split("."):
+        try:
+            target = getattr(target, name)
+        except AttributeError:
+            raise ConfigError(f"module {module_name!r} has no attribute {path!r}") from None
+    return target
+
+
+def load_file(path: Path) -> ModuleType:
+    """Execute the Python file at ``path`` as a module of its own name and return it.
+
+    Raises:
+        ConfigError: the file is missing, has a syntax error (with its line) or raises on import.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"_swarm_file_{digest}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # pickling and dataclasses look a module up by name while it executes
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as exc:
+        del sys.modules[name]
+        raise ConfigError(f"{path}, line {exc.lineno}: {exc.msg}") from exc
+    except Exception as exc:
+        del sys.modules[name]
+        raise ConfigError(f"{path} failed on import: {type(exc).__name__}: {exc}") from exc
+    return module

@@ -1,0 +1,102 @@
+"""``TrainJob``: the small configuration of one training run, from which the engine's own configuration is mapped.
+
+Priority of a value: keyword or environment of the caller > job YAML > the defaults here > verl's defaults.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from swarm.errors import ConfigError
+from swarm.types import Model
+
+
+class TrainJob(Model):
+    """One training run.
+
+    Lengths are in tokens. ``overrides`` are verl keys (``"actor_rollout_ref.actor.clip_ratio": 0.3``), applied last.
+    """
+
+    model: str = Field(min_length=1, description="local path, hub name, or a name known to `models pull`")
+    served_model_name: str = Field(default="", description="name in /v1/models; default: last part of `model`")
+    project: str = "swarm-gateway"
+    experiment: str = "default"
+    algorithm: Literal["grpo"] = "grpo"
+    batch_size: int = Field(default=32, ge=1, description="tasks per training step (B)")
+    num_repeat: int = Field(default=4, ge=2, description="episodes per task (N)")
+    max_parallel_episodes: int | None = Field(default=None, ge=1, description="concurrent episodes; default B*N")
+    max_prompt_length: int = Field(default=3000, ge=1)
+    max_response_length: int = Field(default=15000, ge=1)
+    temperature: float = Field(default=1.0, gt=0.0, le=2.0, description="of every train episode")
+    sampling: Literal["trainer", "app"] = Field(
+        default="trainer",
+        description="train episodes sample at `temperature` with top_p=1, top_k=-1, or keep what the app asked for",
+    )
+    lr: float = Field(default=1e-6, gt=0.0)
+    mini_batch_num: int = Field(default=1, ge=1, description="optimizer steps per training step")
+    ppo_epochs: int = Field(default=1, ge=1)
+    kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
+    total_training_steps: int = Field(default=100_000, ge=1)
+    save_freq: int = Field(default=-1, description="checkpoint every so many steps; -1: never")
+    checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
+    resume: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    n_gpu: int = Field(default=1, ge=1, description="accelerators per node (on a CPU: 1)")
+    nnodes: int = Field(default=1, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    gpu_memory_utilization: float = Field(default=0.6, gt=0.0, lt=1.0)
+    logger: list[str] = Field(default=["console"], description="verl loggers: console, tensorboard, wandb, ...")
+    seed: int = 0
+    overrides: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _slots_hold_a_group(self) -> Self:
+        if self.max_parallel_episodes is not None and self.max_parallel_episodes < self.num_repeat:
+            raise ValueError("max_parallel_episodes must be at least num_repeat, or no group could ever run")
+        if self.batch_size % self.mini_batch_num:
+            raise ValueError("batch_size must be divisible by mini_batch_num")
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use for the served model."""
+        return self.served_model_name or Path(self.model.rstrip("/")).name
+
+    @property
+    def slots(self) -> int:
+        """How many episodes may run at once: whole groups only."""
+        limit = self.max_parallel_episodes or self.batch_size * self.num_repeat
+        return limit // self.num_repeat * self.num_repeat
+
+
+def describe_validation(exc: ValidationError, where: str) -> ConfigError:
+    """One-line error naming every wrong key of ``where`` and what is wrong with it."""
+    problems = [f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in exc.errors()]
+    return ConfigError(f"{where}: " + "; ".join(problems))
+
+
+def parse_job(text: str, where: str = "job") -> TrainJob:
+    """Read a ``TrainJob`` from YAML (or JSON) text.
+
+    Raises:
+        ConfigError: no mapping, a misspelt key, a value out of range; names each.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{where} is not valid YAML: {str(exc).splitlines()[0]}") from exc
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} must be a mapping of TrainJob fields, got {type(data).__name__}")
+    try:
+        return TrainJob.model_validate(data)
+    except ValidationError as exc:
+        raise describe_validation(exc, where) from exc
+
+
+def dump_job(job: TrainJob) -> str:
+    """The YAML text from which :func:`parse_job` reads an equal job."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,162 @@
+"""The HTTP wire of the swarm server: one model per body and answer, compatible with AgentJet's clients.
+
+Requests ignore unknown fields (other clients send more than we read); our answers are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swarm.states import EngineState
+from swarm.types import Model, StepResult, WorkflowOutput
+
+#: Phrases by which AgentJet's client tells why a claim failed; it searches for them in ``fail_cause``.
+SYNCING = "Engine is syncing weights"
+POST_ROLLING = "Engine is in post-rolling phase"
+NO_EPISODES = "No available episodes to claim."
+
+EpisodeType = Literal["train", "eval"]
+
+
+class WireRequest(BaseModel):
+    """Base of request bodies: frozen, tolerant of fields that a foreign client adds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class SyncTrainConfigRequest(WireRequest):
+    """``POST /sync_train_config``: the job as YAML text; OFFLINE only."""
+
+    yaml_as_string: str
+
+
+class SuccessResponse(Model):
+    """Outcome of a command; ``error`` says why and what to do when it failed."""
+
+    success: bool
+    error: str | None = None
+
+
+class StartEngineResponse(SuccessResponse):
+    """``POST /start_engine``."""
+
+    pid: int | None = None
+
+
+class EngineStatus(Model):
+    """``GET /get_engine_status``."""
+
+    engine_status: EngineState
+    engine_status_detail: str = ""
+    global_step: int = 0
+
+
+class ClaimEpisodeRequest(WireRequest):
+    """``POST /claim_episode``. ``wait_seconds`` > 0 long-polls until an episode is free or the time is over."""
+
+    client_uuid: str = Field(min_length=1)
+    episode_type: EpisodeType = "train"
+    discard_episode_timeout: float = Field(default=240.0, gt=0)
+    throttle_policy: dict[str, Any] | None = None
+    wait_seconds: float = Field(default=0.0, ge=0, le=60)
+
+
+class ClaimEpisodeResponse(Model):
+    """One claimed episode, or ``success=false`` with the reason in ``fail_cause``."""
+
+    success: bool
+    client_uuid: str
+    episode_uuid: str = ""
+    openai_base_url: str = ""
+    openai_api_key: str = ""
+    fail_cause: str = ""
+
+
+class ClaimGroupRequest(ClaimEpisodeRequest):
+    """``POST /claim_group``: claims ``count`` episodes at once or none, so that two half-claimed groups never wait
+    for each other."""
+
+    count: int = Field(ge=1, le=1024)
+
+
+class ClaimedEpisode(Model):
+    """Address and key of one claimed episode; the key works for this episode only and dies with it."""
+
+    episode_uuid: str
+    openai_base_url: str
+    openai_api_key: str
+
+
+class ClaimGroupResponse(Model):
+    """The claimed episodes, or ``success=false`` with the reason in ``fail_cause``."""
+
+    success: bool
+    client_uuid: str
+    episodes: list[ClaimedEpisode] = []
+    fail_cause: str = ""
+
+
+class EpisodeRequest(WireRequest):
+    """``POST /can_continue_episode``, ``/abort_episode`` and whatever names one episode of one client."""
+
+    client_uuid: str = Field(min_length=1)
+    episode_uuid: str = Field(min_length=1)
+
+
+class EndEpisodeRequest(EpisodeRequest):
+    """``POST /end_episode``. Repeating it with the same episode is answered like the first time."""
+
+    task_id: str = Field(min_length=1)
+    workflow_output: WorkflowOutput
+    declare_client_active: bool = True
+
+
+class EpisodeEnd(Model):
+    """One member of an ended group."""
+
+    episode_uuid: str
+    workflow_output: WorkflowOutput
+
+
+class EndGroupRequest(WireRequest):
+    """``POST /end_group``: ends all episodes of one task in one transition."""
+
+    client_uuid: str = Field(min_length=1)
+    task_id: str = Field(min_length=1)
+    ends: list[EpisodeEnd] = Field(min_length=1)
+
+
+class CanContinueResponse(Model):
+    """Whether the episode is still this client's to run."""
+
+    can_continue: bool
+
+
+class PoolInformation(Model):
+    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs."""
+
+    batch_size: int
+    num_repeat: int
+    slots: int
+    completed_tasks: int
+    completed_episodes: int
+    running_episodes: int
+    quarantined_episodes: int
+    dropped_episodes: int
+    tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
+
+
+class ServerStatus(Model):
+    """``GET /status``: everything a monitor shows."""
+
+    engine: EngineStatus
+    boot_stage: str = ""
+    engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
+    engine_pid: int | None = None
+    last_lines: list[str] = Field(default=[], description="last output of a dead engine")
+    model: str = ""
+    pool: PoolInformation | None = None
+    steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
+    resolved_config: dict[str, Any] | None = None

@@ -1,0 +1,89 @@
+"""Engine and episode states and the one table of their transitions; everything else asks it.
+
+Invariant: no state changes except through :func:`check_engine` or :func:`check_episode`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from swarm.errors import StateError
+
+
+class EngineState(StrEnum):
+    """State of the training engine; the values are the words on the wire."""
+
+    OFFLINE = "ENGINE.OFFLINE"
+    BOOTING = "ENGINE.BOOTING"
+    ROLLING = "ENGINE.ROLLING"
+    ROLLING_POST = "ENGINE.ROLLING_POST"
+    WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
+
+
+class EpisodeState(StrEnum):
+    """State of one episode; ``DELETED`` is terminal, ``FINISHED`` waits for its batch."""
+
+    REGISTERED = "registered"
+    CLAIMED = "claimed"
+    FINISHED = "finished"
+    DELETED = "deleted"
+
+
+class EpisodeEvent(StrEnum):
+    """What can happen to an episode."""
+
+    CLAIM = "claim"
+    END_TRAIN = "end_train"
+    END_EVAL = "end_eval"
+    ABORT = "abort"
+    IDLE_TIMEOUT = "idle_timeout"
+
+
+#: engine state -> states it may go to. Every state may go to OFFLINE (stop, crash).
+ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
+    EngineState.OFFLINE: frozenset({EngineState.BOOTING}),
+    EngineState.BOOTING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
+    EngineState.ROLLING: frozenset({EngineState.ROLLING_POST, EngineState.OFFLINE}),
+    EngineState.ROLLING_POST: frozenset({EngineState.WEIGHT_SYNCING, EngineState.OFFLINE}),
+    EngineState.WEIGHT_SYNCING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
+}
+
+#: (episode state, event) -> next state while the engine is ROLLING.
+EPISODE_TRANSITIONS: dict[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
+    (EpisodeState.REGISTERED, EpisodeEvent.CLAIM): EpisodeState.CLAIMED,
+    (EpisodeState.CLAIMED, EpisodeEvent.END_TRAIN): EpisodeState.FINISHED,
+    (EpisodeState.CLAIMED, EpisodeEvent.END_EVAL): EpisodeState.REGISTERED,
+    (EpisodeState.CLAIMED, EpisodeEvent.ABORT): EpisodeState.REGISTERED,
+    (EpisodeState.CLAIMED, EpisodeEvent.IDLE_TIMEOUT): EpisodeState.REGISTERED,
+}
+
+#: Outside ROLLING a slot that comes free is not offered again: it is deleted.
+_FREED = frozenset({EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT})
+
+
+def check_engine(current: EngineState, target: EngineState) -> EngineState:
+    """Return ``target`` if the engine may go there from ``current``.
+
+    Raises:
+        StateError: the transition is not in the table.
+    """
+    if target not in ENGINE_TRANSITIONS[current]:
+        raise StateError(f"the engine cannot go from {current} to {target}")
+    return target
+
+
+def next_episode(current: EpisodeState, event: EpisodeEvent, engine: EngineState) -> EpisodeState:
+    """The state an episode goes to when ``event`` happens to it while the engine is in state ``engine``.
+
+    Raises:
+        StateError: the event cannot happen in that state, or a claim outside ROLLING.
+    """
+    if event is EpisodeEvent.CLAIM and engine is not EngineState.ROLLING:
+        raise StateError(f"episodes can be claimed only while the engine is {EngineState.ROLLING}, not {engine}")
+    try:
+        target = EPISODE_TRANSITIONS[current, event]
+    except KeyError:
+        raise StateError(f"an episode that is {current} cannot {event}") from None
+    if event in _FREED and engine is not EngineState.ROLLING:
+        return EpisodeState.DELETED
+    return target
