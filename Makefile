@@ -1,0 +1,53 @@
+# Everything a fresh clone needs. `make demo` runs the main job with a real model; `make test` passes the tests.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+    $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test test-fast test-engine check format bench lock clean
+
+setup: $(READY)
+
+# torch first and alone: its CPU build comes from the configured index or folder, else from PyTorch's CPU index.
+# The rest is a full lock, so nothing is resolved and nothing pulls in a CUDA build.
+$(READY): requirements/cpu.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or 3.12 on PATH (or: make PYTHON=/path/to/python)"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv==0.13.8
+	$(BIN)/python -c 'import torch' 2>/dev/null \
+	    || $(BIN)/python -m pip install --quiet --no-deps torch==2.13.0+cpu \
+	    || $(BIN)/uv pip install --python $(BIN)/python --no-deps --torch-backend cpu torch==2.13.0
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/cpu.lock \
+	    || $(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python tutorial/opencode_build_concise_agent/demo.py $(ARGS)
+
+test: test-fast test-engine
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-engine: $(READY)
+	$(BIN)/python -m pytest -m engine tests $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(READY)
+	requirements/lock.sh
+
+clean:
+	rm -rf $(VENV) demo-out runs

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Resolve requirements/cpu.lock anew. torch is left out: `make setup` installs its CPU build first.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv=${UV:-.venv/bin/uv}
+"$uv" pip compile requirements/cpu.in pyproject.toml --extra dev --override requirements/overrides.txt \
+    --python-version 3.11 --python-platform linux --no-header --no-annotate --upgrade ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} \
+    -q -o requirements/cpu.lock.new
+{ echo "# Full CPU set for 'make setup', installed with --no-deps after torch. Made by 'make lock'."
+  grep -v '^torch==' requirements/cpu.lock.new; } > requirements/cpu.lock
+rm requirements/cpu.lock.new
