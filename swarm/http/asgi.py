@@ -82,7 +82,10 @@ async def on_unexpected(request: Request, exc: Exception) -> Response:
     """Exception handler of last resort: the trace goes to the log, the caller gets the request id to quote."""
     request_id = getattr(request.state, "request_id", "-")
     logger.error("request %s failed", request_id, exc_info=exc)
-    return error_response(SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error"))
+    answer = error_response(SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error"))
+    # starlette answers for this handler outside of all middleware
+    answer.headers["x-request-id"] = request_id
+    return answer
 
 
 EXCEPTION_HANDLERS = {

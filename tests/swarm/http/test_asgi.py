@@ -1,0 +1,118 @@
+"""Request ids, error shapes and bounded bodies, as both servers mount them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from swarm.errors import UnavailableError
+from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, bearer, read_model
+
+
+class Body(BaseModel):
+    number: int
+
+
+async def echo(request: Request) -> Response:
+    body = await read_model(request, Body, limit=64)
+    return JSONResponse({"number": body.number, "key": bearer(request)})
+
+
+async def later(request: Request) -> Response:
+    raise UnavailableError("not now", retry_after=2.2)
+
+
+async def broken(request: Request) -> Response:
+    raise ZeroDivisionError("secret detail")
+
+
+@pytest.fixture
+def client() -> httpx.AsyncClient:
+    app = Starlette(
+        routes=[Route("/echo", echo, methods=["POST"]), Route("/later", later), Route("/broken", broken)],
+        middleware=[Middleware(RequestIdMiddleware)],
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+@pytest.mark.anyio
+async def test_a_good_id_is_echoed_and_a_bad_one_replaced(client: httpx.AsyncClient) -> None:
+    async with client:
+        good = await client.post("/echo", json={"number": 1}, headers={"x-request-id": "abc-1"})
+        bad = await client.post("/echo", json={"number": 1}, headers={"x-request-id": "a b\x01"})
+    assert good.headers["x-request-id"] == "abc-1"
+    assert bad.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"{", 400, "malformed_json"),
+        (b"[1]", 400, "malformed_json"),
+        (b"[" * 60, 400, "malformed_json"),
+        (b'{"number": "x"}', 400, "invalid_request"),
+        (b'{"number": 1, "pad": "' + b"x" * 99 + b'"}', 413, "payload_too_large"),
+    ],
+)
+async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, status: int, code: str) -> None:
+    async with client:
+        answer = await client.post("/echo", content=content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.anyio
+async def test_a_body_without_declared_length_is_bounded(client: httpx.AsyncClient) -> None:
+    async def chunks():
+        for _ in range(10):
+            yield b"x" * 10
+
+    async with client:
+        answer = await client.post("/echo", content=chunks())
+    assert answer.status_code == 413
+
+
+@pytest.mark.anyio
+async def test_not_now_says_when(client: httpx.AsyncClient) -> None:
+    async with client:
+        answer = await client.get("/later")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "3"
+    assert answer.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.anyio
+async def test_an_unexpected_error_hides_its_detail(client: httpx.AsyncClient) -> None:
+    async with client:
+        answer = await client.get("/broken")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "internal_error"
+
+
+@pytest.mark.anyio
+async def test_unknown_route_and_method_are_openai_shaped(client: httpx.AsyncClient) -> None:
+    async with client:
+        unknown, method = await client.get("/nope"), await client.get("/echo")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "route_not_found")
+    assert method.status_code == 405
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "headers", [{"authorization": "Bearer k1"}, {"authorization": "bearer k1"}, {"x-api-key": "k1"}]
+)
+async def test_the_key_is_read_from_either_header(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    async with client:
+        answer = await client.post("/echo", json={"number": 1}, headers=headers)
+    assert answer.json()["key"] == "k1"

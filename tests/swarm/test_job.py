@@ -1,0 +1,49 @@
+"""A job reads back as it was written, and a wrong one is refused by name."""
+
+import pytest
+from pydantic import ValidationError
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob, dump_job, parse_job
+
+
+def test_round_trip() -> None:
+    job = TrainJob(model="/models/tiny", batch_size=4, overrides={"actor_rollout_ref.actor.clip_ratio": 0.3})
+    assert parse_job(dump_job(job)) == job
+
+
+def test_a_misspelt_key_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"job\.yaml: batchsize: Extra inputs"):
+        parse_job("model: tiny\nbatchsize: 4", "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: [", "not valid YAML"),
+        ("- 1", "must be a mapping"),
+        ("batch_size: 4", "model: Field required"),
+        ("model: m\nlr: 0", "lr: Input should be greater than 0"),
+        ("model: m\nnum_repeat: 1", "num_repeat"),
+        ("model: m\nnum_repeat: 8\nmax_parallel_episodes: 4", "at least num_repeat"),
+        ("model: m\nbatch_size: 4\nmini_batch_num: 3", "divisible"),
+    ],
+)
+def test_bad_jobs(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_job(text)
+
+
+def test_slots_are_whole_groups() -> None:
+    assert TrainJob(model="m", batch_size=3, num_repeat=4).slots == 12
+    assert TrainJob(model="m", batch_size=3, num_repeat=4, max_parallel_episodes=10).slots == 8
+
+
+def test_model_name_is_the_last_part_unless_given() -> None:
+    assert TrainJob(model="/a/b/tiny/").model_name == "tiny"
+    assert TrainJob(model="org/name", served_model_name="chat").model_name == "chat"
+
+
+def test_a_job_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        TrainJob(model="m").lr = 1.0  # type: ignore[misc]

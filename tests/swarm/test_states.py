@@ -1,0 +1,52 @@
+"""The transition tables hold what the design says and nothing else."""
+
+import pytest
+
+from swarm.errors import StateError
+from swarm.states import EngineState, EpisodeEvent, EpisodeState, check_engine, next_episode
+
+CYCLE = [
+    (EngineState.OFFLINE, EngineState.BOOTING),
+    (EngineState.BOOTING, EngineState.ROLLING),
+    (EngineState.ROLLING, EngineState.ROLLING_POST),
+    (EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING),
+    (EngineState.WEIGHT_SYNCING, EngineState.ROLLING),
+]
+ALLOWED = {*CYCLE, *((state, EngineState.OFFLINE) for state in EngineState if state is not EngineState.OFFLINE)}
+
+
+@pytest.mark.parametrize("current", EngineState)
+@pytest.mark.parametrize("target", EngineState)
+def test_engine_transitions(current: EngineState, target: EngineState) -> None:
+    if (current, target) in ALLOWED:
+        assert check_engine(current, target) is target
+    else:
+        with pytest.raises(StateError, match="cannot go"):
+            check_engine(current, target)
+
+
+@pytest.mark.parametrize("engine", EngineState)
+def test_a_claim_needs_a_rolling_engine(engine: EngineState) -> None:
+    if engine is EngineState.ROLLING:
+        assert next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine) is EpisodeState.CLAIMED
+    else:
+        with pytest.raises(StateError, match="only while"):
+            next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine)
+
+
+@pytest.mark.parametrize("event", [EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT])
+def test_a_freed_slot_is_offered_again_only_while_rolling(event: EpisodeEvent) -> None:
+    assert next_episode(EpisodeState.CLAIMED, event, EngineState.ROLLING) is EpisodeState.REGISTERED
+    assert next_episode(EpisodeState.CLAIMED, event, EngineState.ROLLING_POST) is EpisodeState.DELETED
+
+
+@pytest.mark.parametrize("engine", [EngineState.ROLLING, EngineState.ROLLING_POST])
+def test_a_running_episode_may_finish_after_rolling(engine: EngineState) -> None:
+    assert next_episode(EpisodeState.CLAIMED, EpisodeEvent.END_TRAIN, engine) is EpisodeState.FINISHED
+
+
+@pytest.mark.parametrize("state", [EpisodeState.REGISTERED, EpisodeState.FINISHED, EpisodeState.DELETED])
+@pytest.mark.parametrize("event", [event for event in EpisodeEvent if event is not EpisodeEvent.CLAIM])
+def test_only_a_claimed_episode_can_end(state: EpisodeState, event: EpisodeEvent) -> None:
+    with pytest.raises(StateError, match="cannot"):
+        next_episode(state, event, EngineState.ROLLING)
