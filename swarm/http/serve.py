@@ -1,0 +1,72 @@
+"""Bind a port and run an ASGI app on it until a signal; a port in use is one clear line, not a traceback.
+
+Invariant: the port is bound before anything is started for it, so that a failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from swarm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+#: Longer than any client of ours keeps an idle connection, so that none meets a socket closed under it.
+KEEP_ALIVE_SECONDS = 75
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket on ``host``; port 0 takes a free one (``sock.getsockname()[1]`` tells which).
+
+    Raises:
+        ConfigError: the port is in use or not allowed, or the host is not an address of this machine.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as exc:
+        raise ConfigError(f"host {host!r} is not an address of this machine: {exc}") from exc
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as exc:
+        sock.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is in use: stop what runs there or choose another port") from exc
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+    return sock
+
+
+def run_app(app: ASGIApp, sock: socket.socket, *, shutdown_seconds: int = 10, log_level: str = "warning") -> None:
+    """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have ``shutdown_seconds`` to finish.
+
+    Raises:
+        ConfigError: the app failed to start (its log says why).
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        log_level=log_level,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
+    )
+    server = uvicorn.Server(config)
+    try:
+        server.run(sockets=[sock])
+    except KeyboardInterrupt:
+        # uvicorn raises the captured SIGINT again once everything is shut down
+        logger.debug("interrupted")
+    finally:
+        sock.close()
+    if not server.started:
+        raise ConfigError("the server did not start; the log above says why")
