@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import uuid
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
@@ -117,7 +117,7 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         raise RequestError(f"the request body is not valid JSON: {exc}", code="malformed_json") from exc
     if not isinstance(data, dict):
         raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}", code="malformed_json")
-    return data
+    return cast(dict[str, Any], data)
 
 
 async def read_model(request: Request, model: type[ModelT], limit: int) -> ModelT:

@@ -96,7 +96,9 @@ _adapter: TypeAdapter[Message] = TypeAdapter(Message)
 
 def encode(message: Message) -> bytes:
     """The single frame that carries ``message``."""
-    return msgpack.packb(message.model_dump(mode="json"))
+    frame = msgpack.packb(message.model_dump(mode="json"))
+    assert frame is not None  # None only when packing into a given buffer
+    return frame
 
 
 def decode(frame: bytes) -> Message:
