@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,8 +25,8 @@ def load_attribute(spec: str) -> Any:
         raise ConfigError(f"{spec!r} must have the form 'module:attribute'")
     try:
         target: Any = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ConfigError(f"cannot import {module_name!r} of {spec!r}: {exc}") from exc
+    except (Exception, SystemExit) as exc:
+        raise ConfigError(f"cannot import {module_name!r} of {spec!r}: {type(exc).__name__}: {exc}") from exc
     for name in path.split("."):
         try:
             target = getattr(target, name)
@@ -54,8 +55,10 @@ def load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as exc:
         del sys.modules[name]
-        raise ConfigError(f"{path}, line {exc.lineno}: {exc.msg}") from exc
-    except Exception as exc:
+        raise ConfigError(f"{exc.filename or path}, line {exc.lineno}: {exc.msg}") from exc
+    except (Exception, SystemExit) as exc:
         del sys.modules[name]
-        raise ConfigError(f"{path} failed on import: {type(exc).__name__}: {exc}") from exc
+        lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}," if lines else str(path)
+        raise ConfigError(f"{where} failed on import: {type(exc).__name__}: {exc}") from exc
     return module

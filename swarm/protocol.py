@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.types import Model, StepResult, WorkflowOutput
 
@@ -159,4 +160,5 @@ class ServerStatus(Model):
     model: str = ""
     pool: PoolInformation | None = None
     steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
+    job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
     resolved_config: dict[str, Any] | None = None
