@@ -1,0 +1,1 @@
+"""Capture of what an episode sampled: LLM calls merged into timelines."""

@@ -1,0 +1,153 @@
+"""Merge the calls of one episode into timelines, comparing token ids only.
+
+Invariant: every sampled token of every call is in exactly one timeline with mask 1, unless another call sampled the
+same tokens after the same prompt; nothing is ever joined that is not an exact prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarm.types import ModelCall, Timeline
+
+
+def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
+    """The timelines of ``calls``, in the order in which each timeline's first call was recorded.
+
+    A call whose prompt starts with all tokens of a timeline extends the longest such timeline: the tokens in between
+    (tool results, the next user turn) get mask 0 and log-probability 0.0. A call whose prompt and response are a
+    prefix of a timeline is absorbed. Any other call starts a timeline; calls without a sampled token add nothing.
+    The time is linear in the number of tokens of all calls.
+    """
+    tree = _Tree()
+    timelines: list[_Growing] = []
+    # Short prompts first: parallel calls finish in any order, yet a call must be seen before those that continue it.
+    # Of calls with one prompt the longest answer goes first, so that an answer that is its prefix is absorbed.
+    order = sorted(range(len(calls)), key=lambda i: (len(calls[i].prompt_ids), -len(calls[i].response_ids)))
+    for index in order:
+        call = calls[index]
+        if not call.response_ids:
+            continue
+        full = [*call.prompt_ids, *call.response_ids]
+        place = tree.find(full, len(call.prompt_ids))
+        if place.matched == len(full):
+            # all prompts in that timeline are at most as long as this one: its tokens past our prompt are sampled
+            place.holder().num_calls += 1
+            continue
+        timeline = place.extends
+        if timeline is None:
+            timeline = _Growing(index, prompt_ids=call.prompt_ids)
+            timelines.append(timeline)
+        timeline.append(call)
+        tree.insert(full, timeline)
+    timelines.sort(key=lambda timeline: timeline.first_call)
+    return [timeline.freeze() for timeline in timelines]
+
+
+@dataclass
+class _Growing:
+    first_call: int
+    prompt_ids: list[int]
+    response_ids: list[int] = field(default_factory=list[int])
+    mask: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    num_calls: int = 0
+
+    def append(self, call: ModelCall) -> None:
+        between = call.prompt_ids[len(self.prompt_ids) + len(self.response_ids) :]
+        self.response_ids += between
+        self.mask += [0] * len(between)
+        self.logprobs += [0.0] * len(between)
+        self.response_ids += call.response_ids
+        self.mask += [1] * len(call.response_ids)
+        self.logprobs += call.logprobs
+        self.versions += (call.min_policy_version, call.max_policy_version)
+        self.num_calls += 1
+
+    def freeze(self) -> Timeline:
+        return Timeline(
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            response_mask=self.mask,
+            logprobs=self.logprobs,
+            min_policy_version=min(self.versions),
+            max_policy_version=max(self.versions),
+            num_calls=self.num_calls,
+        )
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node of the radix tree: ``ids`` are on the edge that leads here; ``ends`` is the timeline that ends here."""
+
+    ids: list[int]
+    edges: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
+    ends: _Growing | None = None
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far a token sequence is in the tree, and the longest timeline that its prompt starts with."""
+
+    matched: int
+    node: _Node
+    extends: _Growing | None
+
+    def holder(self) -> _Growing:
+        """A timeline that contains the matched tokens; every leaf ends one."""
+        node = self.node
+        while node.ends is None:
+            node = next(iter(node.edges.values()))
+        return node.ends
+
+
+class _Tree:
+    """Radix tree over the full ids of all timelines."""
+
+    def __init__(self) -> None:
+        self._root = _Node([])
+
+    def find(self, full: list[int], prompt_length: int) -> _Place:
+        node, depth, extends = self._root, 0, None
+        while depth < len(full):
+            child = node.edges.get(full[depth])
+            if child is None:
+                break
+            common = _common(child.ids, full, depth)
+            depth += common
+            node = child
+            if common < len(child.ids):
+                break
+            if child.ends is not None and depth <= prompt_length:
+                extends = child.ends
+        return _Place(depth, node, extends)
+
+    def insert(self, full: list[int], timeline: _Growing) -> None:
+        """Add ``full``, which is not yet contained, as the ids of ``timeline``; its shorter end is forgotten."""
+        node, depth = self._root, 0
+        while True:
+            if node.ends is timeline:
+                node.ends = None
+            child = node.edges.get(full[depth])
+            if child is None:
+                node.edges[full[depth]] = _Node(full[depth:], ends=timeline)
+                return
+            common = _common(child.ids, full, depth)
+            if common < len(child.ids):
+                lower = _Node(child.ids[common:], child.edges, child.ends)
+                child.ids, child.edges, child.ends = child.ids[:common], {lower.ids[0]: lower}, None
+            node, depth = child, depth + common
+
+
+def _common(edge: list[int], full: list[int], start: int) -> int:
+    """How many ids of ``edge`` equal those of ``full`` from ``start``."""
+    if full[start : start + len(edge)] == edge:
+        return len(edge)
+    length = 0
+    for ours, theirs in zip(edge, full[start : start + len(edge)], strict=False):
+        if ours != theirs:
+            break
+        length += 1
+    return length

@@ -1,0 +1,157 @@
+"""Merging of calls into timelines: exact on ids, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.tracker.timelines import merge_calls
+from swarm.types import ModelCall, Timeline
+
+
+def call(prompt: list[int], response: list[int], version: int = 0, newest: int | None = None) -> ModelCall:
+    return ModelCall(
+        call_id="c",
+        prompt_ids=prompt,
+        response_ids=response,
+        logprobs=[-(i + 1) / 8 for i in range(len(response))],
+        min_policy_version=version,
+        max_policy_version=version if newest is None else newest,
+        finish_reason="stop",
+    )
+
+
+def full(timeline: Timeline) -> list[int]:
+    return timeline.prompt_ids + timeline.response_ids
+
+
+def test_one_call_is_one_timeline() -> None:
+    assert merge_calls([call([1, 2], [3, 4], 5)]) == [
+        Timeline(
+            prompt_ids=[1, 2],
+            response_ids=[3, 4],
+            response_mask=[1, 1],
+            logprobs=[-0.125, -0.25],
+            min_policy_version=5,
+            max_policy_version=5,
+            num_calls=1,
+        )
+    ]
+
+
+def test_next_turn_extends_with_masked_tokens_in_between() -> None:
+    (timeline,) = merge_calls([call([1], [2, 3], 4), call([1, 2, 3, 8, 9], [5], 5, 6)])
+    assert full(timeline) == [1, 2, 3, 8, 9, 5]
+    assert timeline.prompt_ids == [1]
+    assert timeline.response_mask == [1, 1, 0, 0, 1]
+    assert timeline.logprobs == [-0.125, -0.25, 0.0, 0.0, -0.125]
+    assert (timeline.min_policy_version, timeline.max_policy_version, timeline.num_calls) == (4, 6, 2)
+
+
+def test_order_of_recording_does_not_matter_for_merging() -> None:
+    first, second = call([1], [2]), call([1, 2, 7], [3])
+    assert [full(t) for t in merge_calls([second, first])] == [[1, 2, 7, 3]]
+
+
+def test_drifted_prefix_starts_a_new_timeline() -> None:
+    # the app re-rendered its history: one token of the first answer came back different
+    timelines = merge_calls([call([1], [2, 3]), call([1, 2, 4, 8], [5])])
+    assert [full(t) for t in timelines] == [[1, 2, 3], [1, 2, 4, 8, 5]]
+    assert [t.response_mask for t in timelines] == [[1, 1], [1]]
+
+
+def test_two_branches_train_the_shared_answer_once() -> None:
+    timelines = merge_calls([call([1], [2]), call([1, 2, 7], [3]), call([1, 2, 8], [4])])
+    assert [full(t) for t in timelines] == [[1, 2, 7, 3], [1, 2, 8, 4]]
+    assert [t.response_mask for t in timelines] == [[1, 0, 1], [1]]
+
+
+def test_the_longest_matching_timeline_is_extended() -> None:
+    timelines = merge_calls([call([1], [2]), call([1, 2], [3]), call([1, 2, 3, 9], [4])])
+    assert [full(t) for t in timelines] == [[1, 2, 3, 9, 4]]
+    # [2] re-sampled after a longer history is another timeline; the third call extends the longer one
+    timelines = merge_calls([call([1], [2, 3]), call([1, 2], [3, 4]), call([1, 2, 3, 4, 9], [5])])
+    assert [full(t) for t in timelines] == [[1, 2, 3], [1, 2, 3, 4, 9, 5]]
+
+
+def test_resampled_prefix_is_absorbed() -> None:
+    (timeline,) = merge_calls([call([1], [2]), call([1], [2, 3]), call([1], [2, 3])])
+    assert full(timeline) == [1, 2, 3]
+    assert timeline.num_calls == 3
+
+
+def test_calls_without_tokens_add_nothing() -> None:
+    assert merge_calls([]) == []
+    assert merge_calls([call([1, 2], [])]) == []
+
+
+#: a tiny alphabet makes shared prefixes common
+tokens = st.lists(st.integers(0, 2), max_size=5)
+calls_strategy = st.lists(st.builds(call, tokens, tokens, st.integers(0, 3)), max_size=8)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[ModelCall]:
+    """Calls most of which continue an earlier one, as agents do, in any order of completion."""
+    calls: list[ModelCall] = []
+    for _ in range(draw(st.integers(1, 8))):
+        prompt = draw(tokens)
+        if calls and draw(st.booleans()):
+            earlier = draw(st.sampled_from(calls))
+            prompt = earlier.prompt_ids + earlier.response_ids + prompt
+        calls.append(call(prompt, draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), draw(st.integers(0, 3))))
+    return draw(st.permutations(calls))
+
+
+@given(st.one_of(calls_strategy, conversations()))
+@settings(max_examples=400, deadline=None)
+def test_every_sampled_token_is_trained_exactly_once(calls: list[ModelCall]) -> None:
+    timelines = merge_calls(calls)
+    sampled = {  # a token is identified by all ids before it and itself
+        tuple(c.prompt_ids + c.response_ids[: i + 1]): c.logprobs[i] for c in calls for i in range(len(c.response_ids))
+    }
+    trained: list[tuple[int, ...]] = []
+    for timeline in timelines:
+        ids = full(timeline)
+        for i, mask in enumerate(timeline.response_mask):
+            if mask:
+                trained.append(tuple(ids[: len(timeline.prompt_ids) + i + 1]))
+            else:
+                assert timeline.logprobs[i] == 0.0
+    assert set(trained) == set(sampled)
+    # twice only where two calls with different prompts sampled the same token after the same ids
+    for position in set(trained):
+        starts = {
+            tuple(c.prompt_ids)
+            for c in calls
+            if len(c.prompt_ids) < len(position) and tuple(c.prompt_ids + c.response_ids)[: len(position)] == position
+        }
+        assert trained.count(position) <= len(starts)
+
+
+@given(conversations())
+@settings(max_examples=300, deadline=None)
+def test_timelines_hold_whole_calls_only(calls: list[ModelCall]) -> None:
+    timelines = merge_calls(calls)
+    assert sum(t.num_calls for t in timelines) == len(calls)
+    wholes = [c.prompt_ids + c.response_ids for c in calls]
+    for timeline in timelines:
+        ids = full(timeline)
+        assert ids in wholes
+        assert timeline.prompt_ids in [c.prompt_ids for c in calls]
+        assert timeline.response_mask[-1] == 1
+    for whole in wholes:
+        assert any(full(t)[: len(whole)] == whole for t in timelines)
+
+
+def test_a_long_agent_run_is_linear() -> None:
+    history, calls = [1] * 50, []
+    for turn in range(400):
+        calls.append(call(history, [turn, 2, 3]))
+        history = history + [turn, 2, 3] + [9] * 20
+    started = time.process_time()
+    (timeline,) = merge_calls(calls)
+    assert timeline.num_calls == 400
+    assert time.process_time() - started < 2.0  # 1.9 million tokens; a quadratic merge takes minutes
