@@ -1,0 +1,165 @@
+"""The model cache: a folder appears in it complete and with a manifest of checksums, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from swarm.errors import ConfigError
+from swarm.types import Model
+
+MANIFEST = "manifest.json"
+_STAGING_PREFIX = ".pull-"
+_CHUNK = 1 << 22
+
+#: ``(stage, done, total, unit)``; ``total`` is None where the amount of work is not known.
+OnProgress = Callable[[str, int, int | None, str], None]
+
+
+class FileRecord(Model):
+    """Size in bytes and SHA-256 of one file."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(Model):
+    """What a cached model is, where it came from, and the files it must have."""
+
+    name: str
+    source: str
+    licence: str
+    files: dict[str, FileRecord]
+
+
+class CachedModel(Model):
+    """One complete model of the cache; ``bytes`` is the size of its files."""
+
+    name: str
+    path: Path
+    source: str
+    licence: str
+    bytes: int
+
+
+def models_home() -> Path:
+    """``$SWARM_GATEWAY_HOME/models``, by default ``~/.cache/swarm-gateway/models``."""
+    home = os.environ.get("SWARM_GATEWAY_HOME")
+    return (Path(home).expanduser() if home else Path.home() / ".cache" / "swarm-gateway").absolute() / "models"
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of ``folder`` if it is there, readable, and every file it names has its size; else None."""
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        complete = all((folder / name).stat().st_size == record.size for name, record in manifest.files.items())
+    except (OSError, ValidationError):
+        return None
+    return manifest if complete else None
+
+
+def cached_path(name: str) -> Path | None:
+    """The folder of the cached model ``name``, or None; looks at sizes, not at contents."""
+    folder = models_home() / name
+    return folder if read_manifest(folder) else None
+
+
+def list_cached() -> list[CachedModel]:
+    """The complete models of the cache by name."""
+    found: list[CachedModel] = []
+    home = models_home()
+    for folder in sorted(home.iterdir()) if home.is_dir() else []:
+        manifest = None if folder.name.startswith(".") else read_manifest(folder)
+        if manifest is not None:
+            size = sum(record.size for record in manifest.files.values())
+            found.append(
+                CachedModel(name=folder.name, path=folder, source=manifest.source, licence=manifest.licence, bytes=size)
+            )
+    return found
+
+
+def checksum(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file; ``advance`` is told the number of bytes of each piece read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if advance:
+                advance(len(chunk))
+    return digest.hexdigest()
+
+
+def record_files(folder: Path, progress: OnProgress) -> dict[str, FileRecord]:
+    """Size and checksum of every regular file below ``folder``, except a manifest."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    total = sum(path.stat().st_size for path in files)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress("checking", done, total, "B")
+
+    return {
+        path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=checksum(path, advance))
+        for path in files
+    }
+
+
+def is_intact(folder: Path, progress: OnProgress) -> bool:
+    """Whether every file that the manifest of ``folder`` names still has its checksum."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    actual = record_files(folder, progress)
+    return all(actual.get(name) == record for name, record in manifest.files.items())
+
+
+@contextmanager
+def staging() -> Generator[Path]:
+    """A fresh folder on the cache's file system, gone at the end; leftovers of dead processes are swept first.
+
+    Raises:
+        ConfigError: the cache cannot be written.
+    """
+    home = models_home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        for leftover in home.glob(f"{_STAGING_PREFIX}*"):
+            owner = leftover.name.removeprefix(_STAGING_PREFIX).partition("-")[0]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(leftover, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{_STAGING_PREFIX}{os.getpid()}-", dir=home))
+    except OSError as exc:
+        raise ConfigError(
+            f"the model cache {home} cannot be written ({exc.strerror}); set SWARM_GATEWAY_HOME to another folder"
+        ) from exc
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def install(built: Path, manifest: Manifest) -> Path:
+    """Move the complete folder ``built`` (inside :func:`staging`) into the cache under ``manifest.name``.
+
+    Whatever was there is replaced. If another process installs the same name at this moment, one of the two stays.
+    """
+    (built / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+    target = models_home() / manifest.name
+    if target.exists():
+        target.rename(built.parent / "replaced")
+    try:
+        built.rename(target)
+    except OSError:
+        if read_manifest(target) is None:
+            raise
+    return target
