@@ -6,8 +6,10 @@ SwarmGatewayError
 │   ├── AuthenticationError  401
 │   ├── NotFoundError        404
 │   ├── ConflictError        409
-│   └── PayloadTooLargeError 413
+│   ├── PayloadTooLargeError 413
+│   └── RelayedError         4xx of an upstream, passed on as it came
 ├── UnavailableError         503 with ``retry-after``: not now, later
+│   └── OverloadedError      429 with ``retry-after``: too many at once
 ├── UpstreamError            502/504: the thing behind us failed
 ├── StateError               a transition that the table does not allow
 ├── TokenTruthError          ids, log-probabilities and usage disagree
@@ -99,6 +101,23 @@ class PayloadTooLargeError(RequestError):
     default_code = "payload_too_large"
 
 
+class RelayedError(RequestError):
+    """An upstream found fault with the caller's request; the caller gets its words and its status.
+
+    Args:
+        status: the upstream's HTTP status, 400 to 499.
+        error: the ``error`` object of the upstream's body.
+    """
+
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
+        super().__init__(str(error.get("message") or f"the upstream answered {status}"))
+        self.status = status
+        self._error = error
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {**super().body()["error"], **self._error}}
+
+
 class UnavailableError(SwarmGatewayError):
     """Nothing can serve this now; ``retry_after`` says when to come back."""
 
@@ -108,6 +127,14 @@ class UnavailableError(SwarmGatewayError):
 
     def __init__(self, message: str, *, code: str | None = None, retry_after: float = 5.0) -> None:
         super().__init__(message, code=code, retry_after=retry_after)
+
+
+class OverloadedError(UnavailableError):
+    """More requests at once than this server takes; nothing was begun for this one."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "overloaded"
 
 
 class UpstreamError(SwarmGatewayError):

@@ -1,0 +1,101 @@
+"""The internal form between dialects and gateway: one request, and the answers sampled for it.
+
+Invariant: fields that nobody here knows travel untouched, from the application to vLLM and back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from swarm.errors import RequestError, UpstreamError
+
+_KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
+_KNOWN_IN_CHOICE = frozenset({"index", "message", "finish_reason", "logprobs"})
+
+
+@dataclass(frozen=True, slots=True)
+class LLMRequest:
+    """What an application asked for, whatever its dialect.
+
+    Attributes:
+        model: the name the application gave, ``None`` when it left it out.
+        messages: the conversation in Chat Completions form, oldest first.
+        choices: how many answers it wants back (1 in most dialects).
+        stream: whether the answer goes out as server-sent events.
+        include_usage: whether a stream ends with a usage chunk.
+        body: the whole request in Chat Completions form, unknown fields included.
+    """
+
+    model: str | None
+    messages: list[dict[str, Any]]
+    choices: int
+    stream: bool
+    include_usage: bool
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One sampled answer, as vLLM's Chat Completions route gave it.
+
+    Attributes:
+        model: name under which it was served.
+        message: the assistant message: ``content``, ``tool_calls``, ``reasoning``, and whatever else came.
+        finish_reason: ``stop``, ``length``, ``tool_calls``, ...
+        usage: token counts of this answer alone.
+        logprobs: the choice's log-probabilities when the application asked for them.
+        choice_extra: fields of the choice that are none of the above (``stop_reason``, ``token_ids``, ...).
+        body_extra: fields beside ``choices`` that are none of the above (``system_fingerprint``, ...).
+    """
+
+    model: str
+    message: dict[str, Any]
+    finish_reason: str
+    usage: dict[str, Any] = field(default_factory=dict[str, Any])
+    logprobs: dict[str, Any] | None = None
+    choice_extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    body_extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def from_completion(cls, body: object) -> Answer:
+        """Read the first choice of a ``chat.completion`` body.
+
+        Raises:
+            UpstreamError: it has no such choice with a message and a finish reason.
+        """
+        match body:
+            case {"choices": [{"message": dict() as message, "finish_reason": str() as reason} as choice, *_]}:
+                pass
+            case _:
+                raise UpstreamError("the engine's answer is no chat completion", code="malformed_answer")
+        whole = cast("dict[str, Any]", body)
+        first = cast("dict[str, Any]", choice)
+        return cls(
+            model=str(whole.get("model", "")),
+            message=cast("dict[str, Any]", message),
+            finish_reason=reason,
+            usage=whole.get("usage") or {},
+            logprobs=first.get("logprobs"),
+            choice_extra={k: v for k, v in first.items() if k not in _KNOWN_IN_CHOICE},
+            body_extra={k: v for k, v in whole.items() if k not in _KNOWN_IN_BODY},
+        )
+
+    @property
+    def text(self) -> str:
+        """The content as text; empty for an answer that only calls tools."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else ""
+
+
+def to_json(body: dict[str, Any]) -> bytes:
+    """``body`` as JSON for an upstream.
+
+    Raises:
+        RequestError: it holds what JSON or UTF-8 cannot say (NaN, lone surrogates).
+    """
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(f"the request cannot be sent on as JSON: {exc}", code="malformed_json") from exc

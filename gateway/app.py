@@ -1,0 +1,155 @@
+"""The gateway's ASGI app: routes, and in its lifespan everything that holds a connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.background import Background
+from gateway.chat import ChatRoute, check_model
+from gateway.config import GatewayConfig
+from gateway.episodes import Episodes, Serving
+from gateway.fallback import Fallback
+from gateway.fanout import FanOut
+from gateway.keys import ApiKeyMiddleware, KeyRing
+from gateway.sampling import Sampler
+from gateway.stats import Stats
+from gateway.submission import Submitter
+from reward_hooks import HookRunner, Hooks, load_hooks
+from swarm.client import AsyncSwarmClient
+from swarm.errors import UnavailableError
+from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
+
+#: An idle connection is dropped before the other side (75 s in our servers) closes it under a request.
+_IDLE_SECONDS = 30.0
+_IDLE_CONNECTIONS = 256
+#: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
+_LAST_SECONDS = 15.0
+
+
+class Gateway:
+    """What one running gateway consists of; made by the lifespan of :func:`create_app`."""
+
+    def __init__(self, config: GatewayConfig, hooks: Hooks) -> None:
+        self.config = config
+        self.stats = Stats()
+        self.background = Background(grace_seconds=min(config.submit_timeout_seconds, _LAST_SECONDS))
+        self.http = httpx.AsyncClient(
+            timeout=httpx.Timeout(config.sample_timeout_seconds, connect=5.0),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
+            ),
+        )
+        self.client = AsyncSwarmClient(config.swarm_url, config.swarm_token.get_secret_value() or None)
+        self.episodes = Episodes(self.client, config, self.background)
+        fan_out = FanOut(
+            config,
+            self.episodes,
+            Sampler(self.http),
+            HookRunner(hooks, config.hook_timeout_seconds),
+            Submitter(self.client, config.submit_timeout_seconds, self.stats),
+            self.background,
+            self.stats,
+        )
+        fallback = Fallback(self.http, config.fallback) if config.fallback is not None else None
+        self.chat = ChatRoute(config, self.episodes, fan_out, fallback, self.stats)
+
+
+def create_app(config: GatewayConfig) -> Starlette:
+    """The app for one gateway.
+
+    Raises:
+        ConfigError: the hooks do not load; said here, before anything is started.
+    """
+    hooks = load_hooks(config.hooks)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
+        gateway = Gateway(config, hooks)
+        async with gateway.http, gateway.client, gateway.background:
+            yield {"gateway": gateway}
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", _Chat(), methods=["POST"]),
+            Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", get_model),
+            Route("/health", health),
+            Route("/status", status),
+        ],
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            Middleware(ApiKeyMiddleware, keys=KeyRing(config.api_keys)),
+        ],
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=lifespan,
+    )
+
+
+class _Chat:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["state"]["gateway"].chat(scope, receive, send)
+
+
+async def list_models(request: Request) -> Response:
+    """``GET /v1/models``: the one model that is trained and served."""
+    serving = await _serving(request)
+    return JSONResponse({"object": "list", "data": [_card(serving)]})
+
+
+async def get_model(request: Request) -> Response:
+    """``GET /v1/models/{name}``."""
+    serving = await _serving(request)
+    check_model(request.path_params["name"], serving)
+    return JSONResponse(_card(serving))
+
+
+async def health(request: Request) -> Response:
+    """``GET /health``: 200 as long as this process answers; the engine's state is said beside it."""
+    return JSONResponse({"status": "ok", **_engine(await _gateway(request).episodes.serving())})
+
+
+async def status(request: Request) -> Response:
+    """``GET /status``: counts since the start."""
+    gateway = _gateway(request)
+    return JSONResponse(
+        {
+            **gateway.stats.as_dict(),
+            "background": len(gateway.background),
+            "control": gateway.config.control,
+            **_engine(await gateway.episodes.serving()),
+        }
+    )
+
+
+def _gateway(request: Request) -> Gateway:
+    return request.state.gateway
+
+
+async def _serving(request: Request) -> Serving:
+    serving = await _gateway(request).episodes.serving()
+    if not serving.model:
+        raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
+    return serving
+
+
+def _card(serving: Serving) -> dict[str, Any]:
+    return {"id": serving.model, "object": "model", "created": 0, "owned_by": "swarm-gateway", "root": serving.model}
+
+
+def _engine(serving: Serving) -> dict[str, Any]:
+    return {
+        "engine": serving.engine or "unreachable",
+        "model": serving.model,
+        "num_repeat": serving.num_repeat,
+        "policy_version": serving.policy_version,
+    }

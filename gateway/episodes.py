@@ -1,0 +1,169 @@
+"""Episodes for requests: what the swarm server serves now, and whole groups claimed from it.
+
+Invariant: an episode that was claimed is either handed to the caller or aborted, even if the caller is gone meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.background import Background
+from gateway.config import GatewayConfig
+from swarm.client import AsyncSwarmClient, EpisodeEndpoint
+from swarm.errors import RequestError, SwarmGatewayError, UnavailableError
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that what the server said of itself is believed.
+_STATUS_AGE = 2.0
+#: Longest single long-poll: a claim whose caller is gone holds its place in the queue no longer than this.
+_POLL_SECONDS = 10.0
+_STATUS_TIMEOUT = 5.0
+_RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
+
+#: Codes of :class:`UnavailableError` for which waiting rarely helps.
+_DOWN = frozenset({"server_unreachable", "engine_offline"})
+#: Waiting does not help: the gateway's token or group size is wrong.
+_REFUSED = "swarm_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the swarm server serves; ``num_repeat`` is ``None`` while it has no job."""
+
+    model: str = ""
+    num_repeat: int | None = None
+    policy_version: int | None = None
+    engine: EngineState | None = None
+
+
+class Episodes:
+    """Claims groups from one swarm server and knows its model and group size."""
+
+    def __init__(self, client: AsyncSwarmClient, config: GatewayConfig, background: Background) -> None:
+        self._client = client
+        self._config = config
+        self._background = background
+        self._serving = Serving()
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[Serving] | None = None
+
+    async def serving(self) -> Serving:
+        """What is served now, at most two seconds old. While the server is silent: the last known model and group
+        size, with ``engine`` ``None``."""
+        if asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
+            return self._serving
+        if self._reading is None or self._reading.done():
+            self._reading = self._background.start(self._read(), "reading the swarm server's status")
+        return await asyncio.shield(self._reading)
+
+    async def wait_for_job(self, waited: Waiting) -> Serving:
+        """The same, once the server has a job.
+
+        Raises:
+            UnavailableError: it has none within the bounds of the configuration.
+        """
+        while (serving := await self.serving()).num_repeat is None:
+            code = "server_unreachable" if serving.engine is None else "engine_offline"
+            await waited.after(UnavailableError("the swarm server is down or has no training job", code=code))
+        return serving
+
+    async def claim(self, count: int, waited: Waiting) -> list[EpisodeEndpoint]:
+        """Claim ``count`` episodes at once.
+
+        Raises:
+            UnavailableError: there are none within the bounds of the configuration, or the server refuses.
+        """
+        while True:
+            claiming = self._background.start(
+                self._claim(count, min(_POLL_SECONDS, waited.left)), "claiming a group of episodes"
+            )
+            try:
+                claimed = await asyncio.shield(claiming)
+            except asyncio.CancelledError:
+                claiming.add_done_callback(self._abandon)
+                raise
+            if not isinstance(claimed, UnavailableError):
+                return claimed
+            if claimed.code == _REFUSED:
+                raise claimed
+            self._read_at = float("-inf")
+            await waited.after(claimed)
+
+    def abort(self, episodes: Sequence[EpisodeEndpoint]) -> None:
+        """Give the episodes back, in the background."""
+        self._background.start(self._client.abort([episode.episode_uuid for episode in episodes]), "aborting episodes")
+
+    async def _read(self) -> Serving:
+        config = self._config
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT):
+                status = await self._client.status()
+        except (SwarmGatewayError, TimeoutError) as exc:
+            logger.warning("the swarm server at %s does not tell its status: %s", config.swarm_url, exc or "timeout")
+            known = self._serving
+            self._serving = Serving(model=known.model, num_repeat=known.num_repeat)
+        else:
+            job, engine = status.job, status.engine
+            self._serving = Serving(
+                model=status.model or (job.model_name if job is not None else ""),
+                num_repeat=job.num_repeat if job is not None else None,
+                policy_version=engine.global_step,
+                engine=engine.engine_status,
+            )
+        self._read_at = asyncio.get_running_loop().time()
+        return self._serving
+
+    async def _claim(self, count: int, wait: float) -> list[EpisodeEndpoint] | UnavailableError:
+        config = self._config
+        # between its last call and its end an episode idles while hooks run and rewards are submitted
+        idle = config.hook_timeout_seconds + config.submit_timeout_seconds + 30.0
+        try:
+            return await self._client.claim_group(count, wait, discard_episode_timeout=idle)
+        except UnavailableError as exc:
+            return exc
+        except RequestError as exc:
+            logger.error("the swarm server refuses a claim of %d episodes: %s", count, exc.message)
+            return UnavailableError(f"the swarm server refuses: {exc.message}", code=_REFUSED, retry_after=30)
+
+    def _abandon(self, claiming: asyncio.Task[list[EpisodeEndpoint] | UnavailableError]) -> None:
+        if claiming.cancelled() or claiming.exception() is not None:
+            return
+        claimed = claiming.result()
+        if not isinstance(claimed, UnavailableError):
+            self.abort(claimed)
+
+
+class Waiting:
+    """How long one request has waited for the swarm, with a backoff between its attempts."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._started = asyncio.get_running_loop().time()
+        self._config = config
+        self._pause = _RETRY_FIRST
+
+    @property
+    def left(self) -> float:
+        """Seconds of ``claim_wait_seconds`` left."""
+        return max(0.0, self._started + self._config.claim_wait_seconds - asyncio.get_running_loop().time())
+
+    async def after(self, error: UnavailableError) -> None:
+        """Pause before the next attempt.
+
+        Raises:
+            UnavailableError: ``error`` itself, when the bound for its kind is reached.
+        """
+        left = self.left
+        if error.code in _DOWN:
+            left -= self._config.claim_wait_seconds - min(
+                self._config.offline_wait_seconds, self._config.claim_wait_seconds
+            )
+        if left <= 0:
+            raise error
+        await asyncio.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
+        self._pause = min(self._pause * 2, _RETRY_MOST)

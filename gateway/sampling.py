@@ -1,0 +1,112 @@
+"""Sample one answer through one episode's own address.
+
+Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from adapters.dialects import Answer
+from swarm.client import EpisodeEndpoint
+from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
+
+#: Statuses by which the engine finds fault with the caller's own request; other 4xx concern the episode.
+_CALLERS_FAULT = frozenset({400, 413, 422})
+#: Statuses that say: not begun, come back.
+_NOT_NOW = frozenset({429, 503})
+#: Exceptions after which the request was certainly not read.
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_LONGEST_PAUSE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer with what is known about how it came to be; latency in seconds."""
+
+    answer: Answer
+    latency: float
+    policy_version: int | None
+
+
+class Sampler:
+    """Samples over one pooled HTTP client."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def sample(self, episode: EpisodeEndpoint, body: bytes, deadline: float) -> Sample:
+        """Send ``body`` to the episode's chat completions and read the answer.
+
+        Args:
+            episode: a claimed episode.
+            body: JSON of a plain (not streamed) Chat Completions request.
+            deadline: on the event loop's clock.
+
+        Raises:
+            RelayedError: the engine finds fault with the request.
+            UnavailableError: it cannot be served now and nothing was sampled, twice.
+            UpstreamError: anything else, the deadline included (status 504).
+        """
+        started = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(deadline):
+                try:
+                    response = await self._post(episode, body)
+                except UnavailableError as exc:
+                    await asyncio.sleep(min(exc.retry_after or 0, _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+                    response = await self._post(episode, body)
+        except TimeoutError:
+            late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
+            late.status = 504
+            raise late from None
+        version = response.headers.get("x-swarm-policy-version", "")
+        return Sample(
+            answer=Answer.from_completion(_json(response)),
+            latency=asyncio.get_running_loop().time() - started,
+            policy_version=int(version) if version.isdigit() else None,
+        )
+
+    async def _post(self, episode: EpisodeEndpoint, body: bytes) -> httpx.Response:
+        try:
+            response = await self._http.post(
+                f"{episode.base_url}/chat/completions",
+                content=body,
+                headers={"authorization": f"Bearer {episode.api_key}", "content-type": "application/json"},
+            )
+        except _NOT_SENT as exc:
+            raise UnavailableError(f"the episode's address cannot be reached: {exc}", retry_after=0.2) from exc
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            reason = str(exc) or type(exc).__name__
+            raise UpstreamError(f"the connection to the engine failed: {reason}", code="connection_failed") from exc
+        if response.status_code != 200:
+            raise _error_of(response)
+        return response
+
+
+def _error_of(response: httpx.Response) -> SwarmGatewayError:
+    status = response.status_code
+    data = _json(response)
+    error: Any = data.get("error") if isinstance(data, dict) else None
+    if status in _CALLERS_FAULT:
+        return RelayedError(status, error if isinstance(error, dict) else {"message": response.text[:500]})
+    message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
+    if status in _NOT_NOW and response.headers.get("x-should-retry") != "false":
+        pause = response.headers.get("retry-after", "")
+        return UnavailableError(
+            f"the engine cannot serve now: {message}", retry_after=float(pause) if pause.isdigit() else 0.5
+        )
+    return UpstreamError(f"the engine failed: {message}", code="engine_failed")
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return json.loads(response.content)
+    except ValueError:
+        return None

@@ -1,0 +1,43 @@
+"""Counts of what this gateway did since it started, shown by ``GET /status``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class DropReason(StrEnum):
+    """Why a group was not trained."""
+
+    SUBMIT_HOOK = "submit_hook_failed"
+    REWARD_HOOK = "reward_hook_failed"
+    SAMPLE = "sample_failed"
+    TOO_SMALL = "group_smaller_than_job"
+    REFUSED = "submission_refused"
+    SUBMIT_TIMEOUT = "submission_timed_out"
+    CANCELLED = "request_cancelled"
+    UNAVAILABLE = "engine_unavailable"
+
+
+@dataclass
+class Stats:
+    """Mutable counters; touched from one event loop only."""
+
+    requests: int = 0
+    in_flight: int = 0
+    trained: int = 0
+    dropped: Counter[DropReason] = field(default_factory=Counter[DropReason])
+    fallbacks: Counter[str] = field(default_factory=Counter[str])
+    errors: Counter[str] = field(default_factory=Counter[str])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "requests": self.requests,
+            "in_flight": self.in_flight,
+            "groups": {"trained": self.trained, "dropped": dict(self.dropped)},
+            "fallbacks": dict(self.fallbacks),
+            "errors": dict(self.errors),
+        }
