@@ -1,0 +1,29 @@
+"""``ServerConfig``: everything an operator can set on the swarm server; times are in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from swarm.types import Model
+
+DEFAULT_PORT = 10086
+
+
+class ServerConfig(Model):
+    """One swarm server. Without a ``token`` it may only listen on a loopback address."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0: any free port")
+    token: str | None = Field(default=None, min_length=1, description="bearer token of the control routes")
+    run_dir: Path = Field(default=Path("runs/default"), description="engine log, job, checkpoints")
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
+    boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
+    heartbeat_timeout: float = Field(default=5.0, gt=0, description="silence after which the engine counts as dead")
+    post_rolling_timeout: float = Field(
+        default=30.0, ge=0, description="how long running episodes may still finish once the batch is complete"
+    )
+    stop_grace: float = Field(default=10.0, ge=0, description="between Stop and SIGKILL")
+    call_timeout: float = Field(default=1800.0, gt=0, description="one LLM call, retries and weight syncs included")
+    call_attempts: int = Field(default=8, ge=1, description="tries of one LLM call that vLLM aborts or fails")

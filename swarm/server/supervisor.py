@@ -1,0 +1,199 @@
+"""Starts and stops the engine, and drives the server's state by what the engine says over the link.
+
+Invariant: whatever ends a run (Stop, exit, silence, a boot that takes too long), the state goes to OFFLINE with the
+reason at once, and no other run starts before nothing of this one is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError
+from swarm.job import TrainJob, dump_job
+from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
+from swarm.link.server import EngineLink
+from swarm.server.concurrency import first_of
+from swarm.server.config import ServerConfig
+from swarm.server.controller import Controller
+from swarm.server.process import TOKEN_VARIABLE, EngineProcess
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
+
+
+class Supervisor:
+    """Owns at most one engine run.
+
+    Args:
+        command: the engine's command; the path of the job's YAML is appended.
+    """
+
+    def __init__(self, config: ServerConfig, controller: Controller, command: Sequence[str] | None = None) -> None:
+        self._config = config
+        self._controller = controller
+        self._command = tuple(command or ENGINE_COMMAND)
+        self._run: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    async def start(self) -> int:
+        """Start the engine with the synced job; returns the process id of its driver.
+
+        Raises:
+            ConflictError: no job, or the engine is not OFFLINE.
+            ConfigError: the job's model path does not exist.
+            EngineError: the process could not be started.
+        """
+        if self._run is not None and self._controller.state is EngineState.OFFLINE:
+            # dead, but its processes are still being cleaned away: bounded by the grace
+            await asyncio.shield(self._run)
+        if self._run is not None:
+            raise ConflictError(
+                f"the engine is {self._controller.state}: stop it (POST /stop_engine) before you start it again",
+                code="engine_not_offline",
+            )
+        job = self._controller.job
+        check_model(job)
+        self._controller.boot()
+        self._stop = asyncio.Event()
+        started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._run = asyncio.create_task(self._supervise(job, started), name="engine-run")
+        return await asyncio.shield(started)
+
+    async def stop(self) -> None:
+        """Stop the engine and wait until nothing is left of it; does nothing when it is OFFLINE."""
+        run = self._run
+        if run is None:
+            return
+        self._stop.set()
+        # several callers may wait for one stop, and none of them may take it down by leaving
+        await asyncio.shield(run)
+
+    async def _supervise(self, job: TrainJob, started: asyncio.Future[int]) -> None:
+        controller = self._controller
+        reason, lines = "the engine could not be started", list[str]()
+        try:
+            async with EngineLink(token := secrets.token_urlsafe(32), self._config.heartbeat_timeout) as link:
+                process = await self._spawn(job, link, token)
+                controller.engine_pid = process.pid
+                started.set_result(process.pid)
+                try:
+                    reason = await self._drive(link, process)
+                finally:
+                    controller.offline(f"{reason}; its processes are being ended", process.last_lines())
+                    await self._end(link, process)
+                    if not self._stop.is_set():
+                        lines = process.last_lines()
+        except OSError as exc:
+            reason = f"the engine could not be started: {exc}"
+        except asyncio.CancelledError:
+            reason = "the swarm server was shut down"
+            raise
+        except Exception as exc:
+            logger.exception("the engine's supervision failed")
+            reason = f"internal error while supervising the engine: {type(exc).__name__}: {exc}"
+        finally:
+            self._run = None
+            controller.offline(reason, lines)
+            if not started.done():
+                started.set_exception(EngineError(reason))
+
+    async def _end(self, link: EngineLink, process: EngineProcess) -> None:
+        for role in link.roles:
+            with contextlib.suppress(LinkError):
+                await link.send(role, Stop())
+        # an engine that has not said Hello yet does not listen for a Stop
+        await process.end(self._config.stop_grace if link.roles else 0.0)
+
+    async def _spawn(self, job: TrainJob, link: EngineLink, token: str) -> EngineProcess:
+        run_dir = self._config.run_dir.resolve()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        job_path = run_dir / "job.yaml"
+        job_path.write_text(dump_job(job))
+        environ = {
+            **os.environ,
+            "SWARM_LINK_ADDRESS": link.address,
+            TOKEN_VARIABLE: token,
+            "SWARM_RUN_DIR": str(run_dir),
+            "PYTHONUNBUFFERED": "1",
+        }
+        # the engine has no business with the control routes
+        environ.pop("SWARM_TOKEN", None)
+        return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
+
+    async def _drive(self, link: EngineLink, process: EngineProcess) -> str:
+        """Run until the engine is to be ended; the reason, for people."""
+        goodbye: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        try:
+            return await first_of(
+                self._stopped(), self._exited(process, goodbye), self._listen(link, goodbye), self._feed(link)
+            )
+        except (LinkError, StateError) as exc:
+            return exc.message
+
+    async def _stopped(self) -> str:
+        await self._stop.wait()
+        return "stopped"
+
+    async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[str]) -> str:
+        how = await process.wait()
+        # what the engine said last may still be in the socket, and says more than an exit code
+        await asyncio.wait([goodbye], timeout=0.5)
+        return goodbye.result() if goodbye.done() else how
+
+    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[str]) -> str:
+        controller = self._controller
+        loop = asyncio.get_running_loop()
+        boot_deadline = loop.time() + self._config.boot_timeout
+        while True:
+            booting = controller.state is EngineState.BOOTING
+            try:
+                async with asyncio.timeout_at(boot_deadline if booting else None):
+                    _, message = await link.receive()
+            except TimeoutError:
+                seconds = self._config.boot_timeout
+                return f"the engine did not boot within {seconds:g} s; it was at: {controller.boot_stage}"
+            match message:
+                case BootProgress(stage=stage, detail=detail):
+                    controller.progress(stage, detail)
+                case ResolvedConfig(config=config):
+                    controller.resolved_config = config
+                case RolloutReady():
+                    controller.rollout_ready(message)
+                case StepDone(result=result):
+                    controller.step_done(result)
+                case Finished(error=error):
+                    reason = f"the engine failed: {error}" if error else "the training run is finished"
+                    goodbye.set_result(reason)
+                    return reason
+                case _:
+                    pass
+
+    async def _feed(self, link: EngineLink) -> str:
+        while True:
+            batch = await self._controller.next_batch()
+            await link.send("rollout", BatchReady(batch=batch))
+
+
+def check_model(job: TrainJob) -> None:
+    """Refuse a model that is plainly meant as a local path and is not there.
+
+    Raises:
+        ConfigError: says which path.
+    """
+    path = Path(job.model).expanduser()
+    looks_local = job.model.startswith(("/", ".", "~")) or job.model.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ConfigError(
+            f"model: there is no folder {path}; give the path of a model, a hub name, or a name that "
+            "`swarm-gateway models pull` knows",
+            param="model",
+        )
