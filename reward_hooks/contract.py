@@ -5,8 +5,8 @@ Invariant: a reward is a finite number with its reasons; there is no default rew
 A hook folder holds two files, each with one function of the file's own name, sync or async::
 
     # on_compute_relative_reward.py (required)
-    def on_compute_relative_reward(task: Task, candidates: list[Candidate], context: HookContext) -> list[float | Reward]:
-        return [1.0 / (1 + len(candidate.text)) for candidate in candidates]
+    def on_compute_relative_reward(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+        return [1.0 / (1 + len(candidate.text)) for candidate in candidates]  # or a Reward for each
 
     # on_user_submit_new_requests.py (optional; without it: N identical requests, task_id = request_id)
     def on_user_submit_new_requests(request: UserRequest, context: HookContext) -> list[dict] | Submission:

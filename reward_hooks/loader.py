@@ -1,14 +1,79 @@
-"""Load hooks from a folder or from ``module:attribute``; what is wrong with them is said before anything starts."""
+"""Load hooks from a folder or from ``module:attribute``.
+
+Invariant: whatever is wrong with hooks is a ``ConfigError`` before anything starts, with file, line and what to do.
+"""
 
 from __future__ import annotations
 
-from reward_hooks.contract import Hooks
+import inspect
+from pathlib import Path
+from typing import Any, cast
+
+from reward_hooks.contract import PARAMETERS, REWARD, SUBMIT, Hooks, RewardHook, SubmitHook
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute, load_file
 
 
-def load_hooks(spec: str) -> Hooks:
-    """The hooks that ``spec`` names: a folder, or ``module:attribute``.
+def load_hooks(spec: str | Path) -> Hooks:
+    """The hooks that ``spec`` names.
+
+    Args:
+        spec: a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py``, or
+            ``module:attribute``, the attribute being a module, an object or a ``Hooks`` with functions of these names.
 
     Raises:
         ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters.
     """
-    raise NotImplementedError
+    text = str(spec)
+    if Path(spec).is_dir():
+        return _from_folder(Path(spec))
+    if Path(spec).exists():
+        raise ConfigError(f"{text} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
+    if ":" not in text or "/" in text:
+        raise ConfigError(
+            f"there is no hook folder {text}; name a folder that holds {REWARD}.py, or use module:attribute "
+            "like reward_hooks.rules.concise:hooks"
+        )
+    return _from_object(load_attribute(text), text)
+
+
+def _from_folder(folder: Path) -> Hooks:
+    reward_file, submit_file = folder / f"{REWARD}.py", folder / f"{SUBMIT}.py"
+    if not reward_file.is_file():
+        raise ConfigError(f"{folder} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
+    reward = _function(load_file(reward_file), REWARD, str(reward_file))
+    submit = _function(load_file(submit_file), SUBMIT, str(submit_file)) if submit_file.is_file() else None
+    return Hooks(cast(RewardHook, reward), cast("SubmitHook | None", submit), source=str(folder))
+
+
+def _from_object(target: object, spec: str) -> Hooks:
+    if isinstance(target, Hooks):
+        return target
+    if inspect.isclass(target):
+        raise ConfigError(f"{spec} is a class; name an instance of it")
+    reward = _function(target, REWARD, spec)
+    submit = _function(target, SUBMIT, spec) if getattr(target, SUBMIT, None) is not None else None
+    return Hooks(cast(RewardHook, reward), cast("SubmitHook | None", submit), source=spec)
+
+
+def _function(holder: object, name: str, where: str) -> Any:
+    function: Any = getattr(holder, name, None)
+    if function is None:
+        raise ConfigError(f"{where}: defines no {name}; add {_usage(name)}")
+    if not callable(function):
+        raise ConfigError(f"{where}: {name} is a {type(function).__name__}, not a function; define {_usage(name)}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins and some C functions have none; the first call will tell
+        return function
+    try:
+        signature.bind(*PARAMETERS[name])
+    except TypeError:
+        line = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", None)
+        place = f"{where}, line {line}" if line else where
+        raise ConfigError(f"{place}: {name}{signature} has the wrong parameters; define {_usage(name)}") from None
+    return function
+
+
+def _usage(name: str) -> str:
+    return f"`def {name}({', '.join(PARAMETERS[name])})`"

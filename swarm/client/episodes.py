@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,7 +45,7 @@ class OpenEpisodes:
             current.discard(episode_uuid)
 
     @contextmanager
-    def run(self, abort: Callable[[str], None]) -> Iterator[None]:
+    def run(self, abort: Callable[[str], None]) -> Generator[None, None, None]:
         """Call ``abort`` for each episode that is still open when the block is left, however it is left."""
         current: set[str] = set()
         token = self._current.set(current)

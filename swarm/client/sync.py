@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -160,7 +160,7 @@ class SwarmClient:
         discard_episode_timeout: float = 240.0,
         episode_type: EpisodeType = "train",
         throttle_policy: Mapping[str, Any] | None = None,
-    ) -> Iterator[Episode]:
+    ) -> Generator[Episode, None, None]:
         """An episode that is aborted unless the block ends it; arguments and errors of :meth:`begin_episode`."""
         _, endpoint = self.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
         episode = Episode(self, endpoint)
