@@ -1,0 +1,101 @@
+"""Child processes with a log file each; a stopped child leaves no descendant behind, and stopping is bounded.
+
+A child runs in its own session, so that the terminal's Ctrl-C reaches only us and the order of stopping is ours. Its
+stdin is a pipe that we hold: when we are killed it closes, which is how a child learns that it is alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+_TAIL_BYTES = 65_536
+_POLL = 0.05
+
+
+class Child:
+    """One running child process; ``name`` is what people read, ``log`` holds everything it prints."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the number of the signal that ended it."""
+        return self._process.poll()
+
+    def last_lines(self, count: int = 20) -> list[str]:
+        """The last lines of its log that are not empty."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return [line.rstrip() for line in lines if line.strip()][-count:]
+
+    def find(self, pattern: str) -> re.Match[str] | None:
+        """The first match of ``pattern`` in its log."""
+        return re.search(pattern, self.log.read_text(errors="replace"))
+
+    def stop(self, grace: float, hurry: threading.Event | None = None) -> bool:
+        """SIGTERM, then after ``grace`` seconds, or once ``hurry`` is set, SIGKILL to it and all its descendants.
+
+        Returns:
+            Whether it ended by itself within the grace.
+        """
+        family = descendants(self.pid)
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # also BrokenPipeError: it closed its end
+            if self._process.stdin:
+                self._process.stdin.close()
+        deadline = time.monotonic() + grace
+        hurry = hurry or threading.Event()
+        while self.exit_code is None and time.monotonic() < deadline and not hurry.wait(_POLL):
+            family |= descendants(self.pid)
+        graceful = self.exit_code is not None
+        if not graceful:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        self._process.wait()
+        kill_all(family)
+        return graceful
+
+
+def descendants(pid: int) -> set[psutil.Process]:
+    """All living descendants of ``pid`` now; once their parent is dead they can no longer be found."""
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def kill_all(processes: set[psutil.Process]) -> None:
+    """SIGKILL those that still live; psutil compares start times, so a reused pid is not hit."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(list(processes), timeout=5)

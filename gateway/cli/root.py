@@ -1,0 +1,41 @@
+"""The command tree. Invariant: building it imports nothing but typer, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import typer
+
+from gateway.cli.models import app as models_app
+from gateway.cli.replay import replay
+from gateway.cli.serve import serve
+from gateway.cli.swarm import app as swarm_app
+from gateway.cli.up import up
+
+# rich is slow to import, so help is plain text; a traceback is for defects only and stays Python's own
+app = typer.Typer(
+    name="swarm-gateway",
+    help="Point an LLM app's base_url here: it is served like by vLLM, and its model learns from every request.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(up)
+app.command()(serve)
+app.command()(replay)
+app.add_typer(swarm_app, name="swarm")
+app.add_typer(models_app, name="models")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"swarm-gateway {version('swarm-gateway')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """The options before the command."""

@@ -1,0 +1,81 @@
+"""What the commands build across layers: the server's configuration, a job whose model is found, the plan of ``up``.
+
+Invariant: a relative path in a file is relative to that file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.cli.output import read_mapping
+from gateway.config import parse_config
+from gateway.up import UpPlan
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
+from swarm.job import TrainJob, describe_validation, parse_job
+
+
+def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> Any:
+    """The swarm server's ``ServerConfig``; a relative ``run_dir`` starts from ``folder`` where one is given.
+
+    Raises:
+        ConfigError: a misspelt key or a value out of range; names each.
+    """
+    config_class = load_attribute("swarm.server.config:ServerConfig")
+    if folder is not None and "run_dir" in settings:
+        settings = {**settings, "run_dir": str((folder / str(settings["run_dir"])).resolve())}
+    try:
+        return config_class.model_validate(settings)
+    except ValidationError as exc:
+        raise describe_validation(exc, where) from exc
+
+
+def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
+    """``job`` with its model resolved to a path (or a hub name), keeping the name it is served under.
+
+    Raises:
+        ConfigError: the model is not there; says what to do.
+    """
+    resolve = load_attribute("adapters.models:resolve_model")
+    path = resolve(job.model, folder)
+    return job.model_copy(update={"model": path, "served_model_name": job.model_name})
+
+
+def read_plan(path: Path, boot_timeout: float) -> UpPlan:
+    """What ``up`` runs, from its file, every section validated before anything starts.
+
+    Raises:
+        ConfigError: a missing section, a misspelt key, a model or a hooks folder that is not there.
+    """
+    data = read_mapping(path, "config")
+    unknown = sorted(set(data) - {"job", "swarm", "gateway"})
+    if unknown or "job" not in data or "gateway" not in data:
+        wrong = f"unknown section {unknown[0]!r}" if unknown else "a section is missing"
+        raise ConfigError(f"{path}: {wrong}; it has job (model, ...), gateway (hooks, ...) and, if needed, swarm")
+    sections: dict[str, dict[str, Any]] = {}
+    for name in ("job", "swarm", "gateway"):
+        section = data.get(name) or {}
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: {name} must be a mapping, got {type(section).__name__}")
+        sections[name] = cast("dict[str, Any]", section)
+    folder = path.parent
+    job = resolve_job(parse_job(yaml.safe_dump(sections["job"]), where=f"{path}, job"), folder)
+    server = parse_server(sections["swarm"], f"{path}, swarm", folder)
+    run_dir = (folder / server.run_dir).resolve()
+    gateway = dict(sections["gateway"])
+    parsed = parse_config(yaml.safe_dump(gateway), where=f"{path}, gateway", folder=folder)
+    gateway["hooks"] = parsed.hooks
+    load_attribute("reward_hooks.loader:load_hooks")(parsed.hooks)
+    return UpPlan(
+        job=job,
+        swarm_section={**sections["swarm"], "run_dir": str(run_dir)},
+        gateway_section=gateway,
+        run_dir=run_dir,
+        token=server.token or os.environ.get("SWARM_TOKEN"),
+        boot_timeout=boot_timeout,
+    )

@@ -1,0 +1,101 @@
+"""``swarm-gateway swarm``: the swarm server, its status, and the engine it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swarm.client import SwarmClient
+
+DEFAULT_URL = "http://127.0.0.1:10086"
+
+app = typer.Typer(help="The swarm server and its engine.", no_args_is_help=True)
+engine = typer.Typer(help="Start and stop the engine of a running swarm server.", no_args_is_help=True)
+app.add_typer(engine, name="engine")
+
+Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]
+Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def connect(url: str, token: str | None) -> SwarmClient:
+    """A client that gives up on an absent server after seconds: somebody waits at the terminal."""
+    from swarm.client import RetryPolicy, SwarmClient
+
+    return SwarmClient(url, token=token, policy=RetryPolicy(attempts=3, total=5.0))
+
+
+@app.command()
+def start(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; flags win over it")] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
+    port: Annotated[int | None, typer.Option(help="port to listen on, 0: any free one")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="folder of logs, job and checkpoints")] = None,
+    stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
+) -> None:
+    """Run the swarm server; the engine starts when a job is given to it."""
+    from gateway.cli.output import announce, read_mapping
+    from gateway.cli.parent import stop_with_parent
+    from gateway.cli.sections import parse_server
+    from swarm.importer import load_attribute
+
+    settings = read_mapping(config, "swarm config") if config else {}
+    flags = {"host": host, "port": port, "run_dir": str(run_dir) if run_dir else None}
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    parsed = parse_server(settings, str(config or "flags"), config.parent if config and not run_dir else None)
+    if stop_on_eof:
+        stop_with_parent()
+    load_attribute("swarm.server.serve:serve")(parsed, on_bound=announce("swarm server"))
+
+
+@app.command()
+def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+    """State of the engine, what the current batch has, and the latest steps."""
+    from gateway.cli.output import print_json
+    from gateway.cli.status import status_lines
+
+    with connect(url, token) as client:
+        current = client.status()
+    if as_json:
+        print_json(current.model_dump(mode="json"))
+        return
+    for line in status_lines(current):
+        typer.echo(line)
+
+
+@engine.command("start")
+def engine_start(
+    job: Annotated[Path, typer.Argument(help="YAML file with the TrainJob")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    wait: Annotated[float, typer.Option(help="seconds to wait until the engine serves; 0: do not wait")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Give the job to the swarm server and start the engine."""
+    from gateway.cli.output import print_json, read_text
+    from gateway.cli.sections import resolve_job
+    from swarm.job import parse_job
+    from swarm.states import EngineState
+
+    parsed = resolve_job(parse_job(read_text(job, "job"), where=str(job)), job.parent)
+    with connect(url, token) as client:
+        client.sync_train_config(parsed)
+        client.start_engine(wait=False)
+        current = client.wait_for_state(EngineState.ROLLING, wait_seconds=wait) if wait else client.status()
+    if as_json:
+        print_json(current.engine.model_dump(mode="json"))
+    else:
+        typer.echo(f"{current.engine.engine_status} {current.engine.engine_status_detail}".rstrip())
+
+
+@engine.command("stop")
+def engine_stop(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+    """Stop the engine; the swarm server stays."""
+    from gateway.cli.output import print_json
+
+    with connect(url, token) as client:
+        client.stop_engine()
+    print_json({"success": True}) if as_json else typer.echo("the engine is stopped")

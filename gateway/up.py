@@ -1,0 +1,210 @@
+"""``up``: swarm server, gateway and engine of one machine from one file; whatever happens, all of it is stopped again.
+
+The file has three mappings: ``job`` (``TrainJob``), ``swarm`` (``ServerConfig``) and ``gateway`` (``GatewayConfig``).
+Relative paths in it start from its own folder. Signals set a flag that every wait looks at, so no moment exists in
+which one could leave a half-started child behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from gateway.children import Child
+from gateway.watch import EngineWatch, OnEvent, UpFailedError
+from swarm.client import RetryPolicy, SwarmClient
+from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.job import TrainJob
+
+LISTENING = r"listening on (http://\S+)"
+_POLL = 0.5
+_START_DEADLINE = 60.0
+_STOP_ENGINE_DEADLINE = 60.0
+_GATEWAY_GRACE, _SERVER_GRACE = 20.0, 60.0
+
+
+@dataclass(frozen=True)
+class UpPlan:
+    """Everything ``up`` starts, validated. The sections are as their servers read them from a file.
+
+    ``gateway_section`` has no ``swarm_url`` unless the file gives one: then it is the server's own address.
+    """
+
+    job: TrainJob
+    swarm_section: dict[str, Any]
+    gateway_section: dict[str, Any]
+    run_dir: Path
+    token: str | None = None
+    boot_timeout: float = 600.0
+    command: tuple[str, ...] = field(default=(sys.executable, "-m", "gateway.cli"))
+
+
+@dataclass
+class _Started:
+    children: list[Child] = field(default_factory=list)
+    client: SwarmClient | None = None
+    engine_asked: bool = False
+
+
+def run_up(plan: UpPlan, on_event: OnEvent) -> None:
+    """Run until Ctrl-C or SIGTERM, or until the job's last step; then stop the gateway, the engine and the server.
+
+    Args:
+        plan: what to run.
+        on_event: told ``listening``, ``boot``, ``config``, ``ready``, ``state``, ``step``, ``finished``, ``stopping``
+            and ``stopped`` with their values.
+
+    Raises:
+        UpFailedError: a server or the engine ended by itself, or did not start in time; all else is stopped.
+    """
+    stopping = threading.Event()
+    hurry = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            hurry.set()
+        stopping.set()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    started = _Started()
+    try:
+        _start(plan, started, stopping, on_event)
+        _watch(plan, started, stopping, on_event)
+    finally:
+        stopping.set()  # from here on a signal means: hurry
+        try:
+            _stop(started, hurry, on_event)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
+    logs = plan.run_dir / "logs"
+    env = {"SWARM_TOKEN": plan.token} if plan.token else {}
+    server = _spawn(plan, started, "swarm server", ["swarm", "start"], plan.swarm_section, logs / "swarm.log", env)
+    swarm_url = _listening(server, started, stopping)
+    if swarm_url is None:
+        return
+    on_event("listening", {"name": server.name, "url": swarm_url, "log": str(server.log)})
+    # one try per call: the loops here try again anyway, and a signal must not wait for retries
+    started.client = SwarmClient(
+        swarm_url, token=plan.token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
+    )
+    gateway_section = {"swarm_url": swarm_url, **plan.gateway_section}
+    gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", env)
+    gateway_url = _listening(gateway, started, stopping)
+    if gateway_url is None:
+        return
+    on_event("listening", {"name": gateway.name, "url": gateway_url, "log": str(gateway.log)})
+    started.client.sync_train_config(plan.job)
+    started.engine_asked = True
+    started.client.start_engine(wait=False)
+    engine_log = plan.run_dir / "engine.log"
+    on_event("starting", {"name": "engine", "model": plan.job.model, "log": str(engine_log)})
+
+
+def _spawn(
+    plan: UpPlan,
+    started: _Started,
+    name: str,
+    arguments: list[str],
+    section: dict[str, Any],
+    log: Path,
+    env: dict[str, str],
+) -> Child:
+    file = plan.run_dir / f"{log.stem}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # keys and tokens may be in it
+    with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
+        yaml.safe_dump(section, writer)
+    child = Child(name, [*plan.command, *arguments, "--config", str(file), "--stop-on-eof"], log, env)
+    started.children.append(child)
+    return child
+
+
+def _listening(child: Child, started: _Started, stopping: threading.Event) -> str | None:
+    """The address that the child prints once its port is bound; None if we are told to stop meanwhile."""
+    deadline = time.monotonic() + _START_DEADLINE
+    while not stopping.wait(0.1):
+        _check(started)
+        if match := child.find(LISTENING):
+            return match[1]
+        if time.monotonic() > deadline:
+            raise UpFailedError(
+                f"the {child.name} did not start within {_START_DEADLINE:.0f} s", child.last_lines(), child.log
+            )
+    return None
+
+
+def _check(started: _Started) -> None:
+    for child in started.children:
+        if child.exit_code is not None:
+            lines = child.last_lines()
+            raise UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", lines, child.log)
+
+
+def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
+    """Tell what happens until the flag is set or the job is done."""
+    watch = EngineWatch(plan.job.total_training_steps, plan.boot_timeout, plan.run_dir, on_event)
+    silent_since: float | None = None
+    while not watch.finished and not stopping.wait(_POLL):
+        _check(started)
+        assert started.client is not None
+        try:
+            status = started.client.status()
+        except UnavailableError:
+            # a busy server answers late; a dead one is found by _check
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > _START_DEADLINE:
+                server = started.children[0]
+                message = f"the swarm server has not answered for {_START_DEADLINE:.0f} s"
+                raise UpFailedError(message, server.last_lines(), server.log) from None
+        else:
+            silent_since = None
+            watch.see(status)
+
+
+def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
+    """Gateway first, so that applications' requests end while there is an engine; then the engine; then the server."""
+    server, gateway = (*started.children, None, None)[:2]
+    if gateway is not None:
+        on_event("stopping", {"name": gateway.name})
+        gateway.stop(_GATEWAY_GRACE, hurry)
+    if started.client is not None and started.engine_asked and server is not None and server.exit_code is None:
+        on_event("stopping", {"name": "engine"})
+        _stop_engine(started.client, hurry)
+    if server is not None:
+        on_event("stopping", {"name": server.name})
+        # its own shutdown stops the engine too, should the command have failed
+        server.stop(_SERVER_GRACE, hurry)
+    if started.client is not None:
+        started.client.close()
+    on_event("stopped", {})
+
+
+def _stop_engine(client: SwarmClient, hurry: threading.Event) -> None:
+    """Ask for it in a thread, so that a second signal need not wait for the answer."""
+    done = threading.Event()
+
+    def ask() -> None:
+        try:
+            client.stop_engine()
+        except SwarmGatewayError:
+            pass  # the server's shutdown does it, or kills it
+        finally:
+            done.set()
+
+    threading.Thread(target=ask, name="stop-engine", daemon=True).start()
+    deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
+    while not done.wait(0.1) and not hurry.is_set() and time.monotonic() < deadline:
+        pass
