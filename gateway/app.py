@@ -26,12 +26,14 @@ from gateway.stats import Stats
 from gateway.submission import Submitter
 from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.client import AsyncSwarmClient
+from swarm.client.policy import RetryPolicy
 from swarm.errors import UnavailableError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
 
 #: An idle connection is dropped before the other side (75 s in our servers) closes it under a request.
-_IDLE_SECONDS = 30.0
-_IDLE_CONNECTIONS = 256
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0)
+#: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
+_QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
 
@@ -43,24 +45,24 @@ class Gateway:
         self.config = config
         self.stats = Stats()
         self.background = Background(grace_seconds=min(config.submit_timeout_seconds, _LAST_SECONDS))
-        self.http = httpx.AsyncClient(
-            timeout=httpx.Timeout(config.sample_timeout_seconds, connect=5.0),
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
-            ),
+        timeout = httpx.Timeout(config.sample_timeout_seconds, connect=5.0)
+        # an episode's address is the swarm server's own: no proxy of the environment leads there
+        self.engine_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS, trust_env=False)
+        self.fallback_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS)
+        self.client = AsyncSwarmClient(
+            config.swarm_url, config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
         )
-        self.client = AsyncSwarmClient(config.swarm_url, config.swarm_token.get_secret_value() or None)
         self.episodes = Episodes(self.client, config, self.background)
         fan_out = FanOut(
             config,
             self.episodes,
-            Sampler(self.http),
+            Sampler(self.engine_http),
             HookRunner(hooks, config.hook_timeout_seconds),
             Submitter(self.client, config.submit_timeout_seconds, self.stats),
             self.background,
             self.stats,
         )
-        fallback = Fallback(self.http, config.fallback) if config.fallback is not None else None
+        fallback = Fallback(self.fallback_http, config.fallback) if config.fallback is not None else None
         self.chat = ChatRoute(config, self.episodes, fan_out, fallback, self.stats)
 
 
@@ -75,7 +77,7 @@ def create_app(config: GatewayConfig) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
         gateway = Gateway(config, hooks)
-        async with gateway.http, gateway.client, gateway.background:
+        async with gateway.fallback_http, gateway.engine_http, gateway.client, gateway.background:
             yield {"gateway": gateway}
 
     return Starlette(

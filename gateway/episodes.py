@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gateway.background import Background
 from gateway.config import GatewayConfig
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint
-from swarm.errors import RequestError, SwarmGatewayError, UnavailableError
+from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
@@ -26,10 +26,9 @@ _POLL_SECONDS = 10.0
 _STATUS_TIMEOUT = 5.0
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
 
-#: Codes of :class:`UnavailableError` for which waiting rarely helps.
-_DOWN = frozenset({"server_unreachable", "engine_offline"})
-#: Waiting does not help: the gateway's token or group size is wrong.
-_REFUSED = "swarm_refused"
+#: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
+_DOWN_CODES = frozenset({"server_unreachable", "engine_offline"})
+_DOWN_STATES = frozenset({None, EngineState.OFFLINE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,8 @@ class Episodes:
         self._client = client
         self._config = config
         self._background = background
+        # between its last call and its end an episode idles while hooks run and rewards are submitted
+        self._idle_seconds = config.hook_timeout_seconds + config.submit_timeout_seconds + 30.0
         self._serving = Serving()
         self._read_at = float("-inf")
         self._reading: asyncio.Task[Serving] | None = None
@@ -80,20 +81,19 @@ class Episodes:
             UnavailableError: there are none within the bounds of the configuration, or the server refuses.
         """
         while True:
-            claiming = self._background.start(
-                self._claim(count, min(_POLL_SECONDS, waited.left)), "claiming a group of episodes"
-            )
+            serving = await self.serving()
+            wait = min(_POLL_SECONDS, waited.left(down=serving.engine in _DOWN_STATES))
             try:
-                claimed = await asyncio.shield(claiming)
-            except asyncio.CancelledError:
-                claiming.add_done_callback(self._abandon)
-                raise
-            if not isinstance(claimed, UnavailableError):
-                return claimed
-            if claimed.code == _REFUSED:
-                raise claimed
-            self._read_at = float("-inf")
-            await waited.after(claimed)
+                # cancelled, the client lets the poll finish and hands its episodes back
+                return await self._client.claim_group(count, wait, discard_episode_timeout=self._idle_seconds)
+            except UnavailableError as exc:
+                self._read_at = float("-inf")
+                await waited.after(exc)
+            except SwarmGatewayError as exc:
+                logger.error("the swarm server refuses a claim of %d episodes: %s", count, exc.message)
+                raise UnavailableError(
+                    f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
+                ) from exc
 
     def abort(self, episodes: Sequence[EpisodeEndpoint]) -> None:
         """Give the episodes back, in the background."""
@@ -119,25 +119,6 @@ class Episodes:
         self._read_at = asyncio.get_running_loop().time()
         return self._serving
 
-    async def _claim(self, count: int, wait: float) -> list[EpisodeEndpoint] | UnavailableError:
-        config = self._config
-        # between its last call and its end an episode idles while hooks run and rewards are submitted
-        idle = config.hook_timeout_seconds + config.submit_timeout_seconds + 30.0
-        try:
-            return await self._client.claim_group(count, wait, discard_episode_timeout=idle)
-        except UnavailableError as exc:
-            return exc
-        except RequestError as exc:
-            logger.error("the swarm server refuses a claim of %d episodes: %s", count, exc.message)
-            return UnavailableError(f"the swarm server refuses: {exc.message}", code=_REFUSED, retry_after=30)
-
-    def _abandon(self, claiming: asyncio.Task[list[EpisodeEndpoint] | UnavailableError]) -> None:
-        if claiming.cancelled() or claiming.exception() is not None:
-            return
-        claimed = claiming.result()
-        if not isinstance(claimed, UnavailableError):
-            self.abort(claimed)
-
 
 class Waiting:
     """How long one request has waited for the swarm, with a backoff between its attempts."""
@@ -147,10 +128,13 @@ class Waiting:
         self._config = config
         self._pause = _RETRY_FIRST
 
-    @property
-    def left(self) -> float:
-        """Seconds of ``claim_wait_seconds`` left."""
-        return max(0.0, self._started + self._config.claim_wait_seconds - asyncio.get_running_loop().time())
+    def left(self, *, down: bool) -> float:
+        """Seconds left of the bound for a server that is down, or for one that is merely busy."""
+        config = self._config
+        bound = config.claim_wait_seconds
+        if down:
+            bound = min(bound, config.offline_wait_seconds)
+        return max(0.0, self._started + bound - asyncio.get_running_loop().time())
 
     async def after(self, error: UnavailableError) -> None:
         """Pause before the next attempt.
@@ -158,11 +142,7 @@ class Waiting:
         Raises:
             UnavailableError: ``error`` itself, when the bound for its kind is reached.
         """
-        left = self.left
-        if error.code in _DOWN:
-            left -= self._config.claim_wait_seconds - min(
-                self._config.offline_wait_seconds, self._config.claim_wait_seconds
-            )
+        left = self.left(down=error.code in _DOWN_CODES)
         if left <= 0:
             raise error
         await asyncio.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))

@@ -1,0 +1,208 @@
+"""Chat Completions: what is parsed, what is refused, and that deltas say what the body says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.dialects import Answer, ChatDialect
+from swarm.errors import RequestError, UpstreamError
+
+CHAT = ChatDialect()
+HELLO = {"role": "user", "content": "hello"}
+USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+
+
+def answer(message: dict[str, Any], **more: Any) -> Answer:
+    return Answer(**{"model": "tiny", "message": message, "finish_reason": "stop", "usage": USAGE, **more})
+
+
+def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """The message that a client assembles from the deltas of one choice."""
+    message: dict[str, Any] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] != index:
+                continue
+            for key, value in choice["delta"].items():
+                if key == "tool_calls":
+                    merge_tool_calls(message.setdefault(key, []), value)
+                elif isinstance(value, str) and key != "role":
+                    message[key] = message.get(key, "") + value
+                else:
+                    message[key] = value
+    return message
+
+
+def merge_tool_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
+    for delta in deltas:
+        position = delta["index"]
+        if position == len(calls):
+            calls.append(json.loads(json.dumps(delta)))
+            del calls[position]["index"]
+        else:
+            calls[position]["function"]["arguments"] += delta["function"]["arguments"]
+
+
+def test_parse_keeps_unknown_fields_and_reads_the_known() -> None:
+    body = {
+        "model": "tiny",
+        "messages": [{**HELLO, "odd": 1}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "n": 2,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    request = CHAT.parse(body)
+    assert (request.model, request.stream, request.include_usage, request.choices) == ("tiny", True, True, 2)
+    assert json.loads(CHAT.sampling_body(request.body)) == {
+        "model": "tiny",
+        "messages": [{**HELLO, "odd": 1}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+def test_parse_fills_in_what_openai_leaves_optional() -> None:
+    request = CHAT.parse({"messages": [HELLO], "n": None, "stream": None, "stream_options": None})
+    assert (request.model, request.stream, request.include_usage, request.choices) == (None, False, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": ["hello"]}, "messages.0"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"model": 3}, "model"),
+        ({"n": 0}, "n"),
+        ({"n": "two"}, "n"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": {}}, "max_tokens"),
+        ({"tools": [3]}, "tools.0"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_parse_names_the_wrong_field(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        CHAT.parse({"messages": [HELLO], **change})
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_parse_missing_messages() -> None:
+    with pytest.raises(RequestError, match="messages: Field required"):
+        CHAT.parse({"model": "tiny"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
+def test_sampling_body_refuses_what_json_cannot_say(value: Any) -> None:
+    with pytest.raises(RequestError):
+        CHAT.sampling_body({"messages": [HELLO], "odd": value})
+
+
+def test_answer_reads_a_completion_and_keeps_its_extras() -> None:
+    body = {
+        "id": "x",
+        "model": "tiny",
+        "choices": [{"index": 0, "message": HELLO, "finish_reason": "stop", "stop_reason": 2, "token_ids": [1]}],
+        "usage": USAGE,
+        "system_fingerprint": "fp",
+    }
+    read = Answer.from_completion(body)
+    assert read.choice_extra == {"stop_reason": 2, "token_ids": [1]}
+    assert read.body_extra == {"system_fingerprint": "fp"}
+    assert read.text == "hello"
+
+
+@pytest.mark.parametrize(
+    "body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, {"choices": [{"finish_reason": "stop"}]}]
+)
+def test_answer_refuses_what_is_no_completion(body: object) -> None:
+    with pytest.raises(UpstreamError):
+        Answer.from_completion(body)
+
+
+def test_completion_has_one_choice_per_answer_and_adds_their_tokens() -> None:
+    first = answer({"role": "assistant", "content": "a"}, choice_extra={"stop_reason": None})
+    body = CHAT.completion([first, answer({"role": "assistant", "content": "b"})], "chatcmpl-1")
+    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
+    assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
+    assert (body["id"], body["object"], body["model"]) == ("chatcmpl-1", "chat.completion", "tiny")
+    assert body["choices"][0]["stop_reason"] is None
+
+
+@given(st.text(), st.text())
+def test_deltas_join_to_the_message(content: str, reasoning: str) -> None:
+    message = {"role": "assistant", "content": content, "reasoning": reasoning, "annotations": [{"a": 1}]}
+    got = joined(list(CHAT.chunks([answer(message)], "id", include_usage=False)))
+    assert got.pop("reasoning", "") == reasoning
+    assert got == {"role": "assistant", "content": content, "annotations": [{"a": 1}]}
+
+
+def test_content_is_split_into_natural_pieces() -> None:
+    message = {"role": "assistant", "content": "The capital of France\nis Paris."}
+    chunks = list(CHAT.chunks([answer(message)], "id", include_usage=False))
+    pieces = [c["choices"][0]["delta"].get("content") for c in chunks]
+    assert pieces == ["", "The", " capital", " of", " France", "\nis", " Paris.", None]
+
+
+def test_stream_begins_with_role_and_ends_with_finish_reason_and_usage() -> None:
+    last = {"swarm": {"reward": 0.5}}
+    chunks = list(
+        CHAT.chunks(
+            [answer({"role": "assistant", "content": "hi"}, finish_reason="length", choice_extra={"stop_reason": 2})],
+            "id",
+            include_usage=True,
+            last=last,
+        )
+    )
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    finish = chunks[-2]
+    assert finish["choices"][0]["finish_reason"] == "length"
+    assert finish["choices"][0]["stop_reason"] == 2
+    assert finish["swarm"] == {"reward": 0.5}
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == USAGE
+    assert all(c["usage"] is None for c in chunks[:-1])
+    assert {c["id"] for c in chunks} == {"id"} and {c["object"] for c in chunks} == {"chat.completion.chunk"}
+
+
+def test_tool_calls_stream_id_and_name_first_then_arguments() -> None:
+    calls = [
+        {"id": f"call_{k}", "type": "function", "function": {"name": f"f{k}", "arguments": '{"city": "Paris", "n": 1}'}}
+        for k in range(2)
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    chunks = list(CHAT.chunks([answer(message, finish_reason="tool_calls")], "id", include_usage=False))
+    first = chunks[1]["choices"][0]["delta"]["tool_calls"][0]
+    assert first == {
+        "index": 0,
+        "id": "call_0",
+        "type": "function",
+        "function": {"name": "f0", "arguments": ""},
+    }
+    assert joined(chunks)["tool_calls"] == calls
+
+
+@pytest.mark.parametrize("tokens", [["Par", "is"], ["other"]])
+def test_logprobs_stream_with_their_tokens(tokens: list[str]) -> None:
+    logprobs = {"content": [{"token": token, "logprob": -0.1} for token in tokens]}
+    chunks = list(
+        CHAT.chunks([answer({"role": "assistant", "content": "Paris"}, logprobs=logprobs)], "id", include_usage=False)
+    )
+    assert joined(chunks)["content"] == "Paris"
+    streamed = [entry for c in chunks for entry in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == logprobs["content"]
+
+
+def test_several_choices_stream_one_after_the_other() -> None:
+    answers = [answer({"role": "assistant", "content": text}) for text in ("one", "two words")]
+    chunks = list(CHAT.chunks(answers, "id", include_usage=False, last={"swarm": {}}))
+    assert [joined(chunks, index)["content"] for index in (0, 1)] == ["one", "two words"]
+    assert [index for index, chunk in enumerate(chunks) if "swarm" in chunk] == [len(chunks) - 1]

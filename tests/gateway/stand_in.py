@@ -1,0 +1,194 @@
+"""A scripted swarm server with its data plane, for tests: real sockets, no engine.
+
+``answer`` decides what each sampling call gets; counters and events say what happened, so that no test sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from swarm.http.serve import bind
+from swarm.job import TrainJob
+from swarm.protocol import EngineStatus, ServerStatus
+from swarm.states import EngineState
+
+MODEL = "tiny"
+Answer = Callable[[dict[str, Any], int], Awaitable[Response]]
+
+
+def completion(text: str | None, *, finish_reason: str = "stop", tokens: int = 3, **message: Any) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-upstream",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text, **message},
+                "logprobs": None,
+                "finish_reason": finish_reason,
+                "stop_reason": None,
+            }
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
+        "prompt_logprobs": None,
+    }
+
+
+def error(status: int, message: str, **headers: str) -> Response:
+    body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
+    return JSONResponse(body, status, headers={key.replace("_", "-"): value for key, value in headers.items()})
+
+
+async def by_number(body: dict[str, Any], number: int) -> Response:
+    """The k-th call of the group (0-based) answers with k + 1 words."""
+    return JSONResponse(completion(" ".join(["word"] * (number + 1))))
+
+
+class Swarm:
+    """State of the stand-in; ``changed`` is notified after everything that happens."""
+
+    def __init__(self, num_repeat: int = 4) -> None:
+        self.job = TrainJob(model=MODEL, num_repeat=num_repeat, batch_size=2)
+        self.state = EngineState.ROLLING
+        self.step = 7
+        self.answer: Answer = by_number
+        self.end_status: list[int] = []
+        self.claimed: dict[str, int] = {}
+        self.claims: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.ends: list[dict[str, Any]] = []
+        self.aborted: set[str] = set()
+        self.sampling = 0
+        self.cancelled = 0
+        self.changed = asyncio.Condition()
+        self.url = ""
+        self.app = Starlette(
+            routes=[
+                Route("/status", self._status),
+                Route("/get_engine_status", self._engine_status),
+                Route("/claim_group", self._claim_group, methods=["POST"]),
+                Route("/end_group", self._end_group, methods=["POST"]),
+                Route("/abort_episode", self._abort_episode, methods=["POST"]),
+                Route("/episodes/{uuid}/v1/chat/completions", self._sample, methods=["POST"]),
+            ]
+        )
+
+    async def until(self, condition: Callable[[], object], timeout: float = 5.0) -> None:
+        async with asyncio.timeout(timeout), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def set_state(self, state: EngineState) -> None:
+        self.state = state
+        await self._notify()
+
+    @property
+    def open_episodes(self) -> set[str]:
+        ended = {end["episode_uuid"] for group in self.ends for end in group["ends"]}
+        return set(self.claimed) - self.aborted - ended
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _engine(self) -> EngineStatus:
+        return EngineStatus(engine_status=self.state, global_step=self.step)
+
+    async def _status(self, request: Request) -> Response:
+        status = ServerStatus(engine=self._engine(), model=self.job.model_name, job=self.job)
+        return JSONResponse(status.model_dump(mode="json"))
+
+    async def _engine_status(self, request: Request) -> Response:
+        return JSONResponse(self._engine().model_dump(mode="json"))
+
+    async def _claim_group(self, request: Request) -> Response:
+        body = await request.json()
+        self.claims.append(body)
+        await self._notify()
+        with contextlib.suppress(TimeoutError):
+            await self.until(lambda: self.state is EngineState.ROLLING, body["wait_seconds"])
+        answer = {"success": False, "client_uuid": body["client_uuid"], "fail_cause": ""}
+        if self.state is not EngineState.ROLLING:
+            causes = {EngineState.WEIGHT_SYNCING: "Engine is syncing weights"}
+            return JSONResponse({**answer, "fail_cause": causes.get(self.state, "Engine is not rolling.")})
+        episodes = []
+        for number in range(body["count"]):
+            uuid = f"e{len(self.claimed)}"
+            self.claimed[uuid] = number
+            episodes.append(
+                {
+                    "episode_uuid": uuid,
+                    "openai_base_url": f"{self.url}/episodes/{uuid}/v1",
+                    "openai_api_key": f"key-{uuid}",
+                }
+            )
+        return JSONResponse({**answer, "success": True, "episodes": episodes})
+
+    async def _end_group(self, request: Request) -> Response:
+        body = await request.json()
+        if self.end_status:
+            return error(self.end_status.pop(0), "scripted")
+        self.ends.append(body)
+        await self._notify()
+        return JSONResponse({"success": True, "error": None})
+
+    async def _abort_episode(self, request: Request) -> Response:
+        self.aborted.add((await request.json())["episode_uuid"])
+        await self._notify()
+        return JSONResponse({"success": True, "error": None})
+
+    async def _sample(self, request: Request) -> Response:
+        uuid = request.path_params["uuid"]
+        if request.headers["authorization"] != f"Bearer key-{uuid}":
+            return error(401, "wrong key")
+        body = json.loads(await request.body())
+        self.bodies.append(body)
+        self.sampling += 1
+        await self._notify()
+        answering = asyncio.ensure_future(self.answer(body, self.claimed[uuid]))
+        hangup = asyncio.ensure_future(request.receive())
+        await asyncio.wait({answering, hangup}, return_when=asyncio.FIRST_COMPLETED)
+        hangup.cancel()
+        self.sampling -= 1
+        if not answering.done():
+            answering.cancel()
+            self.cancelled += 1
+            await self._notify()
+            return error(499, "gone")
+        await self._notify()
+        response = answering.result()
+        response.headers["x-swarm-policy-version"] = str(self.step)
+        return response
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """``app`` on a free port of this machine, in this event loop; yields its address."""
+    sock = bind("127.0.0.1", 0)
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        # the socket listens already: connections wait in its backlog until the app has started
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running

@@ -1,0 +1,110 @@
+"""Routes beside the chat, and every kind of bad input: a clear OpenAI-shaped answer, no episode claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from swarm.errors import ConfigError
+from swarm.states import EngineState
+from tests.gateway.conftest import OpenGateway, write_hooks
+from tests.gateway.stand_in import Swarm
+
+pytestmark = pytest.mark.anyio
+
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code", "param"),
+    [
+        (b"{", 400, "malformed_json", None),
+        (b"", 400, "malformed_json", None),
+        (b"[]", 400, "malformed_json", None),
+        (b"\xff\xfe", 400, "malformed_json", None),
+        (b"[" * 100_000, 400, "malformed_json", None),
+        (b'{"model": "tiny"}', 400, "invalid_request", "messages"),
+        (b'{"messages": []}', 400, "invalid_request", "messages"),
+        (b'{"messages": [{"role": "user", "content": NaN}]}', 400, "malformed_json", None),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "malformed_json", None),
+        (b'{"model": "other", "messages": [{"role": "user"}]}', 404, "model_not_found", "model"),
+    ],
+)
+async def test_bad_input(
+    swarm: Swarm, gateway: httpx.AsyncClient, content: bytes, status: int, code: str, param: str | None
+) -> None:
+    response = await gateway.post(CHAT, content=content, headers=JSON)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["message"] and response.headers["x-should-retry"] == "false" and response.headers["x-request-id"]
+    assert not swarm.claims
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_an_oversized_body_is_413(swarm: Swarm, open_gateway: OpenGateway, declared: bool) -> None:
+    content = b'{"messages": "' + b"x" * 5000 + b'"}'
+
+    async def in_parts() -> Any:
+        yield content
+
+    async with open_gateway(max_body_bytes=2048) as http:
+        response = await http.post(CHAT, content=content if declared else in_parts(), headers=JSON)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
+    assert "2048" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "/nowhere", 404, "route_not_found"), ("GET", CHAT, 405, "invalid_request")],
+)
+async def test_wrong_routes(gateway: httpx.AsyncClient, method: str, path: str, status: int, code: str) -> None:
+    response = await gateway.request(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+async def test_models(gateway: httpx.AsyncClient) -> None:
+    listed = (await gateway.get("/v1/models")).json()
+    assert (listed["object"], [card["id"] for card in listed["data"]]) == ("list", ["tiny"])
+    assert (await gateway.get("/v1/models/tiny")).json()["object"] == "model"
+    missing = await gateway.get("/v1/models/org/other")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert "`tiny`" in missing.json()["error"]["message"]
+
+
+async def test_health_tells_the_engine_state(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    await swarm.set_state(EngineState.WEIGHT_SYNCING)
+    response = await gateway.get("/health")
+    assert (response.status_code, response.json()["engine"]) == (200, "ENGINE.WEIGHT_SYNCING")
+    assert response.json()["policy_version"] == 7
+
+
+async def test_health_is_alive_without_a_swarm_server(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(swarm_url="http://127.0.0.1:9") as http:
+        response = await http.get("/health")
+        assert (response.status_code, response.json()["engine"]) == (200, "unreachable")
+        assert (await http.get("/v1/models")).status_code == 503
+
+
+async def test_keys(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(api_keys=["secret"]) as http:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+            refused = await http.post(CHAT, json=BODY, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert refused.headers["x-request-id"]
+        assert (await http.get("/status")).status_code == 401
+        assert (await http.get("/health")).status_code == 200
+        assert not swarm.claims
+        for headers in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
+            assert (await http.post(CHAT, json=BODY, headers=headers)).status_code == 200
+
+
+def test_a_hook_file_with_a_syntax_error_stops_the_start(tmp_path: Any) -> None:
+    hooks = write_hooks(tmp_path / "hooks", reward="def on_compute_relative_reward(:\n")
+    with pytest.raises(ConfigError, match=r"on_compute_relative_reward\.py.*line 1"):
+        create_app(GatewayConfig(hooks=str(hooks)))

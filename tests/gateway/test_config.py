@@ -1,0 +1,56 @@
+"""Gateway configuration: each mistake is one line that names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import load_config, parse_config
+from swarm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hooks: h\nprot: 1", "prot: Extra inputs"),
+        ("port: 1", "hooks: Field required"),
+        ("hooks: h\nport: 70000", "port: "),
+        ("hooks: h\ncontrol: maybe", "control: "),
+        ("hooks: h\nfallback: {base_url: ftp://x}", r"fallback\.base_url: "),
+        ("hooks: h\nhost: 0.0.0.0", "set api_keys"),
+        ("hooks: h\napi_keys: ['']", "empty key"),
+        ("- hooks", "must be a mapping"),
+        ("hooks: [", "not valid YAML"),
+        ("{1: 2, hooks: h}", "."),
+    ],
+)
+def test_mistakes_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(text, where="gateway.yaml")
+    assert "\n" not in caught.value.message
+    assert caught.value.message.startswith("gateway.yaml")
+
+
+def test_defaults_are_loopback_and_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", "from-environment")
+    config = parse_config("hooks: my.module:hooks")
+    assert (config.host, config.port, config.keepalive_seconds) == ("127.0.0.1", 8000, 3.0)
+    assert config.swarm_token.get_secret_value() == "from-environment"
+    assert parse_config("{hooks: h, swarm_token: own}").swarm_token.get_secret_value() == "own"
+
+
+def test_keys_open_the_host_and_stay_secret() -> None:
+    config = parse_config("{hooks: h, host: 0.0.0.0, api_keys: [hush]}")
+    assert "hush" not in repr(config)
+
+
+def test_a_relative_hooks_folder_lies_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "gateway.yaml").write_text("hooks: hooks\n")
+    assert load_config(tmp_path / "gateway.yaml").hooks == str((tmp_path / "hooks").resolve())
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml"):
+        load_config(tmp_path / "absent.yaml")
