@@ -148,9 +148,17 @@ def default_task(request: UserRequest) -> Task:
     listed: Any = request.body.get("messages")
     listed = cast("list[Any]", listed) if isinstance(listed, list) else []
     messages = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
-    asked = [entry.get("content") for entry in messages if entry.get("role") == "user"]
-    query = asked[-1] if asked and isinstance(asked[-1], str) else ""
-    return Task(task_id=request.request_id, main_query=query, init_messages=messages)
+    asked = [_text(entry.get("content")) for entry in messages if entry.get("role") == "user"]
+    return Task(task_id=request.request_id, main_query=asked[-1] if asked else "", init_messages=messages)
+
+
+def _text(content: object) -> str:
+    """The text of a message's content: a string, or the text parts of a list."""
+    if isinstance(content, str):
+        return content
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission:
