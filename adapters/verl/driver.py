@@ -1,0 +1,178 @@
+"""The engine's main process: prepares one run, starts the trainer in its own Ray cluster, reports how it ended.
+
+Invariant: whatever happens, the server hears one line why, and no process, Ray session or segment of the run is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from adapters.verl.cluster import init_arguments, kill_descendants, ray_temp_dir, remove_leftovers
+from adapters.verl.deadline import passed_deadline
+from adapters.verl.weights_socket import RUN_VARIABLE
+from swarm.errors import EngineError, SwarmGatewayError
+from swarm.job import TrainJob, parse_job
+from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
+from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
+
+RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
+#: seconds for an orderly end; then the process goes and leaves the rest to the supervisor
+EXIT_GRACE = 20.0
+
+
+def main() -> None:
+    """Entry point; exit code 0 when the run ended on purpose, 2 for a wrong configuration, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m adapters.verl", description=__doc__.splitlines()[0])
+    parser.add_argument("job", type=Path, help="TrainJob as YAML")
+    arguments = parser.parse_args()
+    run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
+    code = 1
+    with EngineEnd.from_environment("driver", on_lost=_server_lost) as link:
+        run = _Run(link, run_dir)
+        error = ""
+        try:
+            run.execute(parse_job(arguments.job.read_text(), str(arguments.job)))
+            code = 0
+        except SwarmGatewayError as exc:
+            error, code = exc.message, exc.status == 400 and 2 or 1
+        except Exception as exc:
+            error = root_cause(exc)
+        reason = passed_deadline(run_dir)
+        error = reason or error
+        if error:
+            print(f"engine: {error}", file=sys.stderr, flush=True)
+        link.send(Finished(error=error))
+        run.clean_up()
+    sys.exit(code)
+
+
+def _server_lost() -> None:
+    print("engine: the swarm server is gone", file=sys.stderr, flush=True)
+    kill_descendants(grace=1.0)
+    os._exit(1)
+
+
+class _Run:
+    """One engine run from a job to the end of its processes."""
+
+    def __init__(self, link: EngineEnd, run_dir: Path) -> None:
+        self._link = link
+        self._run_dir = run_dir
+        self._began = time.time()
+        self._temp_dir: Path | None = None
+
+    def execute(self, job: TrainJob) -> None:
+        """Train until the end of the run or a Stop.
+
+        Raises:
+            ConfigError: before anything heavy starts.
+            EngineError: the trainer failed; other exceptions carry their cause (see :func:`root_cause`).
+        """
+        from adapters.models import resolve_model
+        from adapters.verl.config import as_plain, resolve_device, verl_config
+
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        model = resolve_model(job.model)
+        device = resolve_device(job)
+        environment = self._environment(model, device)
+        config = verl_config(job, model, self._run_dir, device)
+        self._link.send(ResolvedConfig(config=as_plain(config)))
+        self._link.send(BootProgress(stage="starting Ray", detail=f"on {device}"))
+        os.environ.update(environment)
+        self._temp_dir = ray_temp_dir(self._run_dir)
+
+        import ray
+
+        given = as_plain(config.ray_kwargs).get("ray_init", {})
+        ray.init(**init_arguments(job, device, self._temp_dir, environment, given))
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from adapters.verl.task_runner import TaskRunner
+
+        self._link.send(BootProgress(stage="loading verl"))
+        # the link ends on this node's loopback
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        runner = TaskRunner.options(scheduling_strategy=here).remote()
+        done = runner.run.remote(
+            config, os.environ[ADDRESS_VARIABLE], os.environ[TOKEN_VARIABLE], job.model_name, str(self._run_dir)
+        )
+        while True:
+            ready, _ = ray.wait([done], timeout=0.5)
+            if ready:
+                ray.get(done)
+                return
+            if isinstance(self._link.receive(timeout=0), Stop):
+                return
+
+    def clean_up(self) -> None:
+        """End the cluster and all processes of the run and remove what they leave; bounded in time."""
+        timer = threading.Timer(EXIT_GRACE, os._exit, args=(1,))
+        timer.daemon = True
+        timer.start()
+        if self._temp_dir is not None:
+            import ray
+
+            ray.shutdown()
+        kill_descendants()
+        if self._temp_dir is not None:
+            remove_leftovers(self._temp_dir, self._began)
+        timer.cancel()
+
+    def _environment(self, model: str, device: str) -> dict[str, str]:
+        """Variables for every process of the run; what the operator has set wins where it is a matter of taste."""
+        from adapters.verl.cpu import cpu_environment
+
+        variables = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # prestarted workers would be one idle Python process per logical CPU
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_enable_worker_prestart": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "TOKENIZERS_PARALLELISM": "true",
+            "NCCL_DEBUG": "WARN",
+            "VLLM_LOGGING_LEVEL": "WARN",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+            # caches compiled for other weights have been seen to be used (vllm#31199)
+            "VLLM_DISABLE_COMPILE_CACHE": "1",
+            "VERL_LOGGING_LEVEL": "WARN",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TRANSFER_QUEUE_ENABLE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if Path(model).is_dir():
+            variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        forced = {RUN_VARIABLE: secrets.token_hex(4)}
+        if device == "cpu":
+            for name, value in cpu_environment(self._run_dir).items():
+                (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value
+        root = str(Path(__file__).parents[2])
+        paths = [forced.get("PYTHONPATH", ""), root, os.environ.get("PYTHONPATH", "")]
+        forced["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+        chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
+        return {**chosen, **forced}
+
+
+def root_cause(exc: BaseException) -> str:
+    """One line for people: the innermost cause of ``exc``, through Ray's wrappers."""
+    import ray.exceptions
+
+    seen: set[int] = set()
+    current: Any = exc
+    while id(current) not in seen:
+        seen.add(id(current))
+        inner = getattr(current, "cause", None) if isinstance(current, ray.exceptions.RayTaskError) else None
+        following = inner or current.__cause__
+        if not isinstance(following, BaseException):
+            break
+        current = following
+    if isinstance(current, SwarmGatewayError):
+        return current.message
+    text = str(current).strip() or "no message"
+    return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"

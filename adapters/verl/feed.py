@@ -1,0 +1,109 @@
+"""The trainer's source of batches: announces that vLLM serves, waits for the swarm's batch, queues its rows for verl.
+
+verl calls ``generate_sequences`` (its agent-loop manager interface) and then samples its replay buffer, both from the
+trainer's thread; the batch is fetched in the second call, so that an error reaches the training loop as an exception.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils import tensordict_utils as tu
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from adapters.verl.fields import batch_rows
+from adapters.verl.replicas import Replicas
+from swarm.errors import EngineError
+from swarm.link.engine import EngineEnd
+from swarm.link.messages import BatchReady, RolloutReady, Stop
+from swarm.types import TrainBatch
+
+PARTITION = "train"
+
+
+class StopRequested(Exception):
+    """The server told the engine to finish."""
+
+
+class BatchFeed:
+    """One batch per training step.
+
+    Args:
+        link: the ``rollout`` end of the engine link.
+        model: the name under which vLLM serves the policy.
+    """
+
+    def __init__(self, link: EngineEnd, model: str) -> None:
+        self._link = link
+        self._model = model
+        self._replicas: Replicas | None = None
+        self._uids: list[str] = []
+        self._step = 0
+        #: id of the batch that the current step trains on, and the monotonic time at which it arrived
+        self.batch_id = ""
+        self.received_at = 0.0
+
+    def attach(self, replicas: Replicas) -> None:
+        """Tell the feed where vLLM serves, once it does."""
+        self._replicas = replicas
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Announce a new step; returns at once. ``prompts`` is verl's TensorDict of B place-holders with their uids."""
+        assert self._replicas is not None, "attach() comes first"
+        self._uids = [str(uid) for uid in prompts["uid"]]
+        self._step = int(tu.get(prompts, "global_steps"))
+        self._link.send(
+            RolloutReady(
+                addresses=self._replicas.addresses,
+                model=self._model,
+                policy_version=self._replicas.policy_version(),
+                next_step=self._step,
+            )
+        )
+
+    def collect(self) -> None:
+        """Wait for the batch of the announced step and queue its rows.
+
+        Raises:
+            StopRequested: the server said Stop instead.
+            EngineError: the server is gone.
+            ValueError: the batch does not fit the step.
+        """
+        batch = self._wait()
+        self.batch_id, self.received_at = batch.batch_id, time.monotonic()
+        for rows in batch_rows(batch, self._uids, self._step):
+            tq.kv_batch_put(
+                keys=rows.keys,
+                fields=list_of_dict_to_tensordict(rows.fields),
+                tags=rows.tags,
+                partition_id=PARTITION,
+            )
+            tq.kv_put(key=rows.uid, partition_id=PARTITION, tag={"status": "finished"})
+
+    def _wait(self) -> TrainBatch:
+        # no deadline of its own: a swarm may be idle for days. A server that dies is noticed by its heartbeats.
+        while not self._link.lost:
+            match self._link.receive(timeout=1.0):
+                case BatchReady(batch=batch):
+                    return batch
+                case Stop():
+                    raise StopRequested
+                case _:
+                    continue
+        raise EngineError("the swarm server is gone")
+
+
+class SwarmReplayBuffer(ReplayBuffer):
+    """verl's replay buffer, which asks the feed for a batch instead of polling for one."""
+
+    def __init__(self, feed: BatchFeed, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._feed = feed
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """The rows of the next batch; blocks until the swarm has one."""
+        self._feed.collect()
+        return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)

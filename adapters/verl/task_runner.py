@@ -1,0 +1,103 @@
+"""The Ray actor that hosts verl's trainer: the ``rollout`` process of the engine link."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from adapters.verl import deadline
+from swarm.link.engine import EngineEnd
+from swarm.link.messages import BootProgress
+
+#: verl names its first vLLM server actor so
+FIRST_SERVER = "vllm_server_0_0"
+
+
+@ray.remote(num_cpus=1)
+class TaskRunner:
+    """Runs one training run to its end. Kept alive by its handle, so that its heartbeats outlast an error."""
+
+    def run(self, config: Any, address: str, token: str, model_name: str, run_dir: str) -> None:
+        """Train until ``total_training_steps``, a Stop of the server, or an error.
+
+        Args:
+            config: verl's full configuration (a DictConfig).
+            address: of the server's end of the link.
+            token: of this engine run.
+            model_name: the name under which vLLM serves.
+            run_dir: folder of this run.
+        """
+        folder = Path(run_dir)
+        with deadline.deadline(deadline.BOOT, "loading verl", folder):
+            # these imports take many seconds; the link speaks from here on, so that they never look like a dead process
+            import transfer_queue as tq
+            from omegaconf import OmegaConf
+            from verl.trainer.ppo.utils import need_critic, need_reference_policy
+            from verl.utils.config import validate_config
+            from verl.utils.logging_utils import configure_verl_logging
+
+            from adapters.verl.feed import BatchFeed, StopRequested
+            from adapters.verl.replicas import Replicas
+            from adapters.verl.trainer import SwarmTrainer
+
+        configure_verl_logging()
+        self._link = EngineEnd("rollout", address, token, on_lost=_leave)
+        self._link.send(BootProgress(stage="checking the configuration"))
+        validate_config(
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+        )
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        tq.init(config.transfer_queue)
+        trainer: Any = None
+        succeeded = False
+        try:
+            feed = BatchFeed(self._link, model_name)
+            with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder), _announce_vllm(self._link):
+                trainer = SwarmTrainer(config, self._link, feed, folder)
+                trainer.init()
+                feed.attach(Replicas(trainer.get_llm_client()))
+            trainer.fit(feed)
+            succeeded = True
+        except StopRequested:
+            succeeded = True
+        finally:
+            tracking = getattr(trainer, "logger", None)
+            if tracking is not None:
+                tracking.finish(exit_code=0 if succeeded else 1)
+            tq.close()
+
+
+def _leave() -> None:
+    import os
+
+    # Ray ends the rest when the driver, which has lost the server too, goes
+    os._exit(1)
+
+
+class _announce_vllm:
+    """Reports the stage "starting vLLM" when verl creates the server: verl's setup has no hook between its parts."""
+
+    def __init__(self, link: EngineEnd) -> None:
+        self._link = link
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="announce-vllm", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=5.0)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.5):
+            try:
+                ray.get_actor(FIRST_SERVER)
+            except ValueError:
+                continue
+            self._link.send(BootProgress(stage="starting vLLM"))
+            return

@@ -1,0 +1,150 @@
+"""verl's synchronous PPO trainer, driven by the swarm: same algorithm, batches from the link, results to the link.
+
+Invariant: ``StepDone`` is sent only after vLLM has the step's weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils.debug import marked_timer
+
+from adapters.verl import deadline
+from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
+from swarm.link.engine import EngineEnd
+from swarm.link.messages import BootProgress, StepDone
+from swarm.types import StepResult
+
+
+class SwarmTrainer(PPOTrainerSync):
+    """One training run.
+
+    Args:
+        config: verl's full configuration.
+        link: the ``rollout`` end of the engine link.
+        feed: the source of batches.
+        run_dir: folder of this run.
+    """
+
+    def __init__(self, config: Any, link: EngineEnd, feed: BatchFeed, run_dir: Path) -> None:
+        self._link = link
+        self._feed = feed
+        self._run_dir = run_dir
+        # optimizer steps per training step, before balance_rows() adapts their size to the batch at hand
+        self._mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+        # what vLLM holds is freed for the trainer only where both share a device's memory
+        self._keep_serving = not config.actor_rollout_ref.rollout.free_cache_engine
+        super().__init__(config=config)
+
+    def stage(self, stage: str, detail: str = "") -> None:
+        """Tell people what the boot is doing."""
+        self._link.send(BootProgress(stage=stage, detail=detail))
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        sampler = self.config.trainer.v1.sampler
+        return SwarmReplayBuffer(
+            feed=self._feed,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        from adapters.verl.worker import SwarmCpuWorker, SwarmWorker
+
+        worker = SwarmCpuWorker if self.config.trainer.device == "cpu" else SwarmWorker
+        self.role_worker_mapping = dict.fromkeys(self.role_worker_mapping, ray.remote(worker))
+        self.stage("loading the model into the trainer", str(self.config.actor_rollout_ref.model.path))
+
+    def on_init_end(self) -> None:
+        self.stage("first weight sync", "trainer to vLLM")
+        with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir):
+            super().on_init_end()
+
+    def on_sample_end(self) -> None:
+        if not self._keep_serving:
+            super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        with deadline.deadline(deadline.WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
+            super().on_step_end()
+
+    @contextmanager
+    def _serving_paused(self) -> Iterator[None]:
+        """While replicas that kept serving change weights, nothing is sampled: every answer has one policy version.
+
+        In-flight requests end with ``finish_reason: "abort"``; later ones wait in vLLM's queue. A sleeping replica has
+        done all this already.
+        """
+        if not self._keep_serving:
+            yield
+            return
+        with marked_timer("abort", self.timing_raw):
+            self.checkpoint_manager.abort_replicas()
+        yield
+        self.checkpoint_manager.resume_generation_replicas()
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # verl cuts a batch into mini-batches of a fixed number of rows and pads the rest: three timelines more than
+        # B*N would cost a whole optimizer step on padding. Keep the number of optimizer steps, adapt their size.
+        n, dp = self.config.actor_rollout_ref.rollout.n, self.resource_pool_manager.get_n_gpus()
+        rows = len(batch.keys)
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_groups(
+            rows, self._mini_batches, group_size=n, data_parallel=dp
+        )
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        metrics["swarm/rows"] = rows
+        metrics["swarm/padding_rows"] = len(batch.keys) - rows
+        return batch
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        self._link.send(
+            StepDone(
+                result=StepResult(
+                    step=self.global_steps,
+                    batch_id=self._feed.batch_id,
+                    metrics=plain_metrics(metrics),
+                    seconds=time.monotonic() - self._feed.received_at,
+                )
+            )
+        )
+
+
+def mini_batch_groups(rows: int, mini_batches: int, *, group_size: int, data_parallel: int) -> int:
+    """verl's ``ppo_mini_batch_size`` (in groups of ``group_size`` rows) that trains ``rows`` in ``mini_batches`` steps.
+
+    The rows of a mini-batch are a multiple of ``data_parallel``, as verl requires.
+    """
+    groups = math.ceil(rows / (mini_batches * group_size))
+    multiple = data_parallel // math.gcd(data_parallel, group_size)
+    return math.ceil(groups / multiple) * multiple
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are one finite number, as floats; how many were not finite is a metric of its own."""
+    plain: dict[str, float] = {}
+    dropped = 0
+    for name, value in metrics.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        # JSON, in which people read them, has no NaN
+        if math.isfinite(number):
+            plain[name] = number
+        else:
+            dropped += 1
+    plain["swarm/non_finite_metrics"] = float(dropped)
+    return plain

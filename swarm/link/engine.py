@@ -1,0 +1,174 @@
+"""The engine's end of the link: one thread owns the socket, so that any thread may send without waiting.
+
+Invariant: a process whose server is silent for ``server_timeout`` seconds learns it (``lost``), whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import zmq
+
+from swarm.errors import LinkError
+from swarm.link.messages import Heartbeat, Hello, Message, Role, decode, encode
+
+ADDRESS_VARIABLE = "SWARM_LINK_ADDRESS"
+TOKEN_VARIABLE = "SWARM_LINK_TOKEN"
+
+
+class EngineEnd:
+    """One engine process on the link; connects and says Hello at construction.
+
+    Args:
+        role: which engine process this is.
+        address: ``tcp://host:port`` of the server's end.
+        token: the secret that the server gave to this engine run.
+        heartbeat_interval: seconds between heartbeats sent.
+        server_timeout: seconds of silence after which the server counts as lost.
+        on_lost: called once, in the link's thread, when the server is lost.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        address: str,
+        token: str,
+        *,
+        heartbeat_interval: float = 1.0,
+        server_timeout: float = 10.0,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self.role: Role = role
+        self._interval = heartbeat_interval
+        self._timeout = server_timeout
+        self._on_lost = on_lost
+        self._outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lost = threading.Event()
+        self._closing = threading.Event()
+        # zmq sockets belong to one thread; a byte on this pair tells it that there is something to send
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._context = zmq.Context()
+        self.send(Hello(role=role, token=token, pid=os.getpid()))
+        self._thread = threading.Thread(target=self._run, args=(address,), name=f"link-{role}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_environment(
+        cls, role: Role, environ: Mapping[str, str] = os.environ, *, on_lost: Callable[[], None] | None = None
+    ) -> Self:
+        """Connect with the address and token that the supervisor put into the environment.
+
+        Raises:
+            LinkError: this process was not started by a swarm server.
+        """
+        address, token = environ.get(ADDRESS_VARIABLE), environ.get(TOKEN_VARIABLE)
+        if not address or not token:
+            raise LinkError(
+                f"{ADDRESS_VARIABLE} and {TOKEN_VARIABLE} are not set: the engine is started by the swarm server "
+                "(`swarm-gateway swarm start`, then start the engine), not by hand"
+            )
+        return cls(role, address, token, on_lost=on_lost)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has been silent for too long."""
+        return self._lost.is_set()
+
+    def send(self, message: Message) -> None:
+        """Queue ``message`` and return at once; messages of one end arrive in order."""
+        self._outgoing.put(encode(message))
+        # a full pipe means that the thread has been woken already; a closed one that nobody will send any more
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_write.send(b"\0")
+
+    def receive(self, timeout: float) -> Message | None:
+        """The next message of the server, or ``None`` after ``timeout`` seconds (heartbeats are never returned)."""
+        try:
+            return self._incoming.get(timeout=timeout) if timeout > 0 else self._incoming.get_nowait()
+        except queue.Empty:
+            return None
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Send what is queued, then disconnect; gives up after ``timeout`` seconds. May be called twice."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with contextlib.suppress(BlockingIOError):
+            self._wake_write.send(b"\0")
+        self._thread.join(timeout)
+        self._wake_write.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, address: str) -> None:
+        dealer = self._context.socket(zmq.DEALER)
+        # what is queued at close() still goes out, but a dead server holds nobody up
+        dealer.setsockopt(zmq.LINGER, 1000)
+        dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.connect(address)
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        heard = beat = time.monotonic()
+        try:
+            while not self._closing.is_set():
+                wait = max(0.0, beat + self._interval - time.monotonic())
+                ready = dict(poller.poll(wait * 1000))
+                if self._wake_read.fileno() in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_read.recv(4096)
+                self._flush(dealer)
+                if dealer in ready:
+                    heard = time.monotonic()
+                    self._drain(dealer)
+                now = time.monotonic()
+                if now - beat >= self._interval:
+                    # this thread was held up as well (a frozen machine, a long import): not the server's silence
+                    if now - beat > self._timeout / 2:
+                        heard = now
+                    beat = now
+                    dealer.send(encode(Heartbeat()))
+                if now - heard > self._timeout and not self._lost.is_set():
+                    self._lost.set()
+                    if self._on_lost is not None:
+                        self._on_lost()
+            self._flush(dealer)
+        finally:
+            dealer.close()
+            self._wake_read.close()
+            self._context.term()
+
+    def _flush(self, dealer: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                frame = self._outgoing.get_nowait()
+            except queue.Empty:
+                return
+            dealer.send(frame)
+
+    def _drain(self, dealer: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                frames = dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = decode(b"".join(frames))
+            except LinkError:
+                continue  # a frame nobody of ours sent
+            if not isinstance(message, Heartbeat):
+                self._incoming.put(message)

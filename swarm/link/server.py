@@ -1,0 +1,168 @@
+"""The server's end of the link: a ROUTER socket on loopback, and the liveness of the engine's processes.
+
+Invariant: nothing from a peer without a valid Hello gets through, and a role that goes silent is reported exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import zmq
+import zmq.asyncio
+
+from swarm.errors import LinkError
+from swarm.link.messages import Finished, Heartbeat, Hello, Message, Role, decode, encode
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Peer:
+    identity: bytes
+    heard: float
+
+
+class EngineLink:
+    """Server end for one engine run; an async context manager that binds a free loopback port.
+
+    Args:
+        token: the secret that the engine's processes must present.
+        heartbeat_timeout: seconds of silence after which a role that said Hello counts as dead.
+    """
+
+    def __init__(self, token: str, heartbeat_timeout: float = 5.0) -> None:
+        self._token = token.encode()
+        self._timeout = heartbeat_timeout
+        self._peers: dict[Role, _Peer] = {}
+        self._events: asyncio.Queue[tuple[Role, Message] | LinkError] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._address = ""
+        self._finished = False
+
+    @property
+    def address(self) -> str:
+        """``tcp://127.0.0.1:port`` for the engine's environment; empty before the link is entered."""
+        return self._address
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """The roles that are connected now."""
+        return frozenset(self._peers)
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.asyncio.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 500)
+        # sending to a peer that is gone must fail, not vanish; and a batch must never be dropped at a high-water mark
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.SNDHWM, 0)
+        port = self._router.bind_to_random_port("tcp://127.0.0.1")
+        self._address = f"tcp://127.0.0.1:{port}"
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._router.close()
+        # term() waits for the linger; the event loop need not
+        await asyncio.to_thread(self._context.term)
+
+    async def receive(self) -> tuple[Role, Message]:
+        """The next message with the role that sent it; heartbeats are swallowed.
+
+        Raises:
+            LinkError: a role that had said Hello has been silent for longer than ``heartbeat_timeout``.
+        """
+        event = await self._events.get()
+        if isinstance(event, LinkError):
+            raise event
+        return event
+
+    async def send(self, role: Role, message: Message) -> None:
+        """Send ``message`` to the process of ``role``.
+
+        Raises:
+            LinkError: no such process is connected.
+        """
+        peer = self._peers.get(role)
+        if peer is None:
+            raise LinkError(f"the engine's {role} process is not connected")
+        # a batch has millions of numbers: packing it would stop every request of this server
+        frame = await asyncio.to_thread(encode, message)
+        try:
+            await self._router.send_multipart([peer.identity, frame])
+        except zmq.ZMQError as exc:
+            raise LinkError(f"the engine's {role} process is gone: {exc}") from exc
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            frames = await self._router.recv_multipart()
+            if len(frames) != 2:
+                logger.warning("engine link: dropped a message of %d frames", len(frames))
+                continue
+            identity, frame = frames
+            try:
+                message = decode(frame)
+            except LinkError as exc:
+                logger.warning("engine link: dropped a frame: %s", str(exc).splitlines()[0])
+                continue
+            if isinstance(message, Hello):
+                self._greet(identity, message, loop.time())
+                continue
+            for role, peer in self._peers.items():
+                if peer.identity == identity:
+                    peer.heard = loop.time()
+                    self._deliver(role, message)
+                    break
+
+    def _greet(self, identity: bytes, hello: Hello, now: float) -> None:
+        if not hmac.compare_digest(hello.token.encode(), self._token):
+            logger.warning("engine link: dropped a Hello of pid %d with a wrong token", hello.pid)
+            return
+        known = self._peers.get(hello.role)
+        if known is not None and known.identity != identity:
+            logger.warning("engine link: dropped a second %s (pid %d)", hello.role, hello.pid)
+            return
+        self._peers[hello.role] = _Peer(identity, now)
+        self._events.put_nowait((hello.role, hello))
+
+    def _deliver(self, role: Role, message: Message) -> None:
+        if isinstance(message, Heartbeat):
+            return
+        # an engine that said goodbye is expected to go silent
+        self._finished = self._finished or isinstance(message, Finished)
+        self._events.put_nowait((role, message))
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval = min(1.0, self._timeout / 5)
+        frame = encode(Heartbeat())
+        last = loop.time()
+        while True:
+            await asyncio.sleep(interval)
+            now = loop.time()
+            # our own loop was held up: the silence is ours, not theirs
+            if now - last > self._timeout / 2:
+                for peer in self._peers.values():
+                    peer.heard = max(peer.heard, now - self._timeout / 2)
+            last = now
+            for role, peer in list(self._peers.items()):
+                silence = now - peer.heard
+                if silence > self._timeout:
+                    del self._peers[role]
+                    if not self._finished:
+                        self._events.put_nowait(LinkError(f"{role} has been silent for {silence:.1f} s"))
+                    continue
+                with contextlib.suppress(zmq.ZMQError):
+                    await self._router.send_multipart([peer.identity, frame])

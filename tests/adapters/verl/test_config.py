@@ -1,0 +1,136 @@
+"""TrainJob to verl's configuration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
+
+JOB = TrainJob(
+    model="org/tiny",
+    batch_size=8,
+    num_repeat=4,
+    mini_batch_num=2,
+    ppo_epochs=3,
+    lr=3e-5,
+    temperature=0.7,
+    max_prompt_length=100,
+    max_response_length=50,
+    total_training_steps=11,
+    seed=7,
+)
+
+
+def compose(tmp_path: Path, device: str = "cpu", **changes: Any) -> Any:
+    job = TrainJob.model_validate(JOB.model_dump() | changes)
+    return config.verl_config(job, "/models/tiny", tmp_path, device)
+
+
+def test_job_fields_reach_verl(tmp_path: Path) -> None:
+    verl = compose(tmp_path, save_freq=5, logger=["console", "tensorboard"], project="p", experiment="e")
+    actor, rollout = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.rollout
+    assert verl.actor_rollout_ref.model.path == "/models/tiny"
+    assert (verl.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs) == (8, 4, 3)
+    assert (rollout.n, rollout.temperature, rollout.seed) == (4, 0.7, 7)
+    assert (verl.data.max_prompt_length, rollout.response_length, rollout.max_model_len) == (100, 50, 150)
+    assert actor.optim.lr == 3e-5
+    assert verl.algorithm.adv_estimator == "grpo"
+    assert verl.trainer.total_training_steps == 11
+    assert verl.data.train_files == [88]
+    assert (verl.trainer.save_freq, verl.trainer.default_local_dir) == (5, str(tmp_path / "checkpoints"))
+    assert list(verl.trainer.logger) == ["console", "tensorboard"]
+    assert (verl.trainer.project_name, verl.trainer.experiment_name) == ("p", "e")
+    assert rollout.engine_kwargs.vllm.served_model_name == "tiny"
+
+
+@pytest.mark.parametrize(("kl", "used"), [(0.0, False), (0.02, True)])
+def test_kl_coefficient_turns_the_kl_loss_on(tmp_path: Path, kl: float, used: bool) -> None:
+    actor = compose(tmp_path, kl_coef=kl).actor_rollout_ref.actor
+    assert (actor.use_kl_loss, actor.kl_loss_coef) == (used, kl)
+
+
+@pytest.mark.parametrize(("resume", "mode"), [(False, "disable"), (True, "auto")])
+def test_resume(tmp_path: Path, resume: bool, mode: str) -> None:
+    verl = compose(tmp_path, resume=resume, checkpoint_dir=str(tmp_path / "elsewhere"))
+    assert (verl.trainer.resume_mode, verl.trainer.default_local_dir) == (mode, str(tmp_path / "elsewhere"))
+
+
+def test_cpu_run_is_fp32_and_never_sleeps(tmp_path: Path) -> None:
+    verl = compose(tmp_path, "cpu")
+    rollout = verl.actor_rollout_ref.rollout
+    assert (verl.trainer.device, rollout.dtype, rollout.enforce_eager) == ("cpu", "float32", True)
+    assert not rollout.free_cache_engine
+    assert verl.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == "fp32"
+
+
+def test_gpu_run_keeps_verls_defaults(tmp_path: Path) -> None:
+    verl = compose(tmp_path, "cuda", n_gpu=8, nnodes=2, tensor_parallel_size=2, gpu_memory_utilization=0.7)
+    rollout = verl.actor_rollout_ref.rollout
+    assert (verl.trainer.device, rollout.dtype, rollout.enforce_eager) == ("cuda", "bfloat16", False)
+    assert rollout.free_cache_engine
+    assert verl.actor_rollout_ref.model.use_remove_padding
+    assert (verl.trainer.n_gpus_per_node, verl.trainer.nnodes) == (8, 2)
+    assert (rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (2, 0.7)
+    assert verl.actor_rollout_ref.actor.use_dynamic_bsz
+
+
+def test_gpu_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
+    verl = compose(tmp_path, "cuda", max_prompt_length=30_000, max_response_length=10_000)
+    assert verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 40_000
+
+
+def test_overrides_win(tmp_path: Path) -> None:
+    verl = compose(
+        tmp_path,
+        overrides={
+            "actor_rollout_ref.actor.clip_ratio": 0.3,
+            "actor_rollout_ref.rollout.temperature": 0.9,
+            "actor_rollout_ref.rollout.prometheus": {"port": 1234},
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs": 5,
+        },
+    )
+    assert verl.actor_rollout_ref.actor.clip_ratio == 0.3
+    assert verl.actor_rollout_ref.rollout.temperature == 0.9
+    assert verl.actor_rollout_ref.rollout.prometheus.port == 1234
+    assert "served_model_name" in verl.actor_rollout_ref.rollout.prometheus
+    assert verl.actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs == 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"actor_rollout_ref.actor.clip_ration": 0.3}, r"no key 'actor_rollout_ref\.actor\.clip_ration'; did you mean"),
+        ({"nonsense": 1}, "no key 'nonsense'"),
+        ({"trainer.nnodes.more": 1}, "no key 'trainer.nnodes.more'"),
+        ({"trainer.val_before_train": True}, "must stay off"),
+        ({"trainer.v1.trainer_mode": "separate_async"}, "must stay 'sync'"),
+    ],
+)
+def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(tmp_path, overrides=overrides)
+
+
+def test_resolved_config_is_plain_data(tmp_path: Path) -> None:
+    plain = config.as_plain(compose(tmp_path))
+    assert plain["actor_rollout_ref"]["rollout"]["prompt_length"] == 100
+    assert "${" not in str(plain)
+
+
+def test_explicit_device_wins() -> None:
+    assert config.resolve_device(TrainJob(model="m", device="cuda")) == "cuda"
+    assert config.resolve_device(TrainJob(model="m", device="cpu")) == "cpu"
+
+
+def test_mapping_imports_neither_torch_nor_verl() -> None:
+    code = "import adapters.verl.driver, adapters.verl.config, sys; print({'torch','verl','ray','vllm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,191 @@
+"""The swarm server's part, played by a test: spawns a real engine process and speaks the link with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+import psutil
+
+from swarm.errors import LinkError
+from swarm.job import TrainJob, dump_job
+from swarm.link.messages import BatchReady, BootProgress, Finished, Message, ResolvedConfig, RolloutReady, Role, StepDone
+from swarm.link.messages import Stop
+from swarm.link.server import EngineLink
+from swarm.types import ModelCall, StepResult, Timeline, TrainBatch
+
+M = TypeVar("M")
+
+
+class EngineProcess:
+    """``python -m adapters.verl`` with a link; an async context manager that leaves nothing running."""
+
+    def __init__(self, job: TrainJob, run_dir: Path) -> None:
+        self.job = job
+        self.run_dir = run_dir
+        self.token = secrets.token_hex(16)
+        self.link = EngineLink(self.token)
+        self.boot: list[tuple[float, Role, str]] = []
+        self.config: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.link.__aenter__()
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        path = self.run_dir / "job.yaml"
+        path.write_text(dump_job(self.job))
+        self.began = time.monotonic()
+        with (self.run_dir / "engine.log").open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "adapters.verl",
+                str(path),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "SWARM_LINK_ADDRESS": self.link.address,
+                    "SWARM_LINK_TOKEN": self.token,
+                    "SWARM_RUN_DIR": str(self.run_dir),
+                },
+            )
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        if self.process.returncode is None:
+            self.process.terminate()
+        for process in self.processes():
+            process.kill()
+        await self.process.wait()
+        await self.link.__aexit__(None, None, None)
+
+    async def expect(self, kind: type[M], timeout: float) -> M:
+        """The next message of ``kind``; boot progress is recorded on the way.
+
+        Raises:
+            AssertionError: the engine finished, or nothing came in time.
+        """
+        async with asyncio.timeout(timeout):
+            while True:
+                role, message = await self.link.receive()
+                self._note(role, message)
+                if isinstance(message, kind):
+                    return message
+                assert not isinstance(message, Finished), f"the engine finished: {message.error}\n{self.tail()}"
+
+    def _note(self, role: Role, message: Message) -> None:
+        if isinstance(message, BootProgress):
+            self.boot.append((time.monotonic() - self.began, role, message.stage))
+        elif isinstance(message, ResolvedConfig):
+            self.config = message.config
+
+    async def train(self, batch: TrainBatch, timeout: float) -> tuple[StepResult, RolloutReady | None]:
+        """Send ``batch``; its result and, unless it was the last step, the announcement of the next one."""
+        await self.link.send("rollout", BatchReady(batch=batch))
+        done = await self.expect(StepDone, timeout)
+        if done.result.step >= self.job.total_training_steps:
+            return done.result, None
+        return done.result, await self.expect(RolloutReady, timeout)
+
+    async def stop(self, timeout: float = 30.0) -> Finished:
+        """Ask the engine to end, and wait until its main process has."""
+        for role in self.link.roles:
+            await self.link.send(role, Stop())
+        finished = await self.expect(Finished, timeout)
+        async with asyncio.timeout(timeout):
+            await self.process.wait()
+        return finished
+
+    def tail(self, lines: int = 40) -> str:
+        """The last lines of the engine's log."""
+        return "\n".join((self.run_dir / "engine.log").read_text(errors="replace").splitlines()[-lines:])
+
+    def processes(self) -> list[psutil.Process]:
+        """Living processes of this run: those whose environment carries its token."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get("SWARM_LINK_TOKEN") == self.token:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def memory(self) -> int:
+        """Bytes of proportional set size of all processes of this run."""
+        total = 0
+        for process in self.processes():
+            try:
+                total += process.memory_full_info().pss
+            except psutil.Error:
+                continue
+        return total
+
+
+async def until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Whether ``condition`` came true within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
+async def sample(client: httpx.AsyncClient, ready: RolloutReady, text: str, max_tokens: int, **more: Any) -> ModelCall:
+    """One chat completion of the engine's vLLM with its token ids, as the data plane records it."""
+    answer = await client.post(
+        f"http://{ready.addresses[0]}/v1/chat/completions",
+        json={
+            "model": ready.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "logprobs": True,
+            "return_token_ids": True,
+            **more,
+        },
+    )
+    answer.raise_for_status()
+    body = answer.json()
+    choice = body["choices"][0]
+    return ModelCall(
+        call_id=body["id"],
+        prompt_ids=body["prompt_token_ids"],
+        response_ids=choice["token_ids"],
+        logprobs=[token["logprob"] for token in choice["logprobs"]["content"]],
+        min_policy_version=ready.policy_version,
+        max_policy_version=ready.policy_version,
+        finish_reason=choice["finish_reason"],
+    )
+
+
+def timeline(call: ModelCall) -> Timeline:
+    """The timeline of a single call."""
+    return Timeline(
+        prompt_ids=call.prompt_ids,
+        response_ids=call.response_ids,
+        response_mask=[1] * len(call.response_ids),
+        logprobs=call.logprobs,
+        min_policy_version=call.min_policy_version,
+        max_policy_version=call.max_policy_version,
+        num_calls=1,
+    )
+
+
+async def gather(*tasks: Awaitable[M]) -> list[M]:
+    """``asyncio.gather`` with a list as its type."""
+    return list(await asyncio.gather(*tasks))
+
+
+__all__ = ["EngineProcess", "LinkError", "gather", "sample", "timeline", "until"]
