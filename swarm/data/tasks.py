@@ -1,0 +1,149 @@
+"""Read tasks from JSON Lines and Parquet, one at a time.
+
+Invariant: every row becomes a task with a non-empty id or an error that names file and line; equal rows get equal ids,
+on every machine and in both formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from swarm.errors import ConfigError
+from swarm.job import describe_validation
+from swarm.types import Task
+
+#: Columns that may hold what is asked, in order of preference: a string, or a list of chat messages.
+QUERY_COLUMNS = ("messages", "init_messages", "prompt", "main_query", "question", "query")
+ID_COLUMNS = ("task_id", "id")
+
+_BATCH_ROWS = 256
+
+
+def read_tasks(path: str | Path) -> Iterator[Task]:
+    """The tasks in a ``.jsonl`` or ``.parquet`` file, lazily.
+
+    What is asked is in one of :data:`QUERY_COLUMNS`, the id in ``task_id`` or ``id`` (else it is a hash of the row),
+    ``env_type`` and ``metadata`` where they are; every other column goes into the task's metadata.
+
+    Raises:
+        ConfigError: there is no such file, its kind is unknown, or (while reading) a row is wrong.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    rows = {".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
+    if rows is None:
+        raise ConfigError(f"{path}: tasks are read from .jsonl or .parquet files, not {path.suffix or 'this'}")
+    return _tasks(rows(path))
+
+
+def _tasks(rows: Iterable[tuple[str, Any]]) -> Iterator[Task]:
+    for where, row in rows:
+        yield task_of(row, where)
+
+
+def task_of(row: object, where: str) -> Task:
+    """The task that one row describes; ``where`` names the row in errors.
+
+    Raises:
+        ConfigError: the row is no mapping, asks nothing, or a column has the wrong type.
+    """
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
+    columns: dict[str, Any] = _plain(cast("dict[Any, Any]", row))
+    digest = _digest(columns, where)
+    messages: list[Any] = []
+    query = ""
+    used: set[str] = set()
+    for column in QUERY_COLUMNS:
+        value = columns.get(column)
+        if isinstance(value, str) and value.strip() and not query:
+            query = value
+            used.add(column)
+        elif isinstance(value, list) and value and not messages:
+            messages = cast("list[Any]", value)
+            used.add(column)
+    if not query and not messages:
+        raise ConfigError(f"{where}: asks nothing; fill one of the columns {', '.join(QUERY_COLUMNS)}")
+    id_column = next((column for column in ID_COLUMNS if str(columns.get(column, "")).strip()), None)
+    known = {*used, "env_type", "metadata", *([id_column] if id_column else [])}
+    metadata = columns.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"{where}: metadata must be an object, got {type(metadata).__name__}")
+    rest = {column: value for column, value in columns.items() if column not in known}
+    try:
+        return Task(
+            task_id=str(columns[id_column]).strip() if id_column else digest,
+            main_query=query or _last_user_text(messages),
+            init_messages=messages,
+            env_type=columns.get("env_type", ""),
+            metadata={**rest, **cast("dict[str, Any]", metadata)},
+        )
+    except ValidationError as exc:
+        raise describe_validation(exc, where) from exc
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON would carry it, without nulls: Parquet has every column, and every field, in every row."""
+    if isinstance(value, dict):
+        fields = cast("dict[Any, Any]", value)
+        return {str(key): _plain(member) for key, member in fields.items() if member is not None}
+    if isinstance(value, list):
+        return [_plain(member) for member in cast("list[Any]", value)]
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _digest(columns: Mapping[str, Any], where: str) -> str:
+    try:
+        canonical = json.dumps(columns, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{where}: holds a value that JSON cannot: {exc}") from exc
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _last_user_text(messages: list[Any]) -> str:
+    for message in reversed(messages):
+        if isinstance(message, dict):
+            fields = cast("dict[str, Any]", message)
+            if fields.get("role") == "user" and isinstance(fields.get("content"), str):
+                return fields["content"]
+    return ""
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            text = line.removeprefix(b"\xef\xbb\xbf").strip()
+            if not text:
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as exc:
+                raise ConfigError(f"{where} is not valid JSON: {exc}") from exc
+            yield where, row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except pa.ArrowException as exc:
+        raise ConfigError(f"{path} is not a readable Parquet file (after row {number}): {exc}") from exc
