@@ -1,7 +1,79 @@
-"""``swarm-gateway replay``: placeholder until the package is there."""
+"""``swarm-gateway replay``: a dataset through an application, with a progress bar and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 
-def replay(data: str = typer.Option(...)) -> None:
-    """Replay."""
+def replay(
+    data: Annotated[Path, typer.Option("--data", "-d", help="jsonl or parquet file with the prompts")],
+    base_url: Annotated[
+        str, typer.Option(envvar="OPENAI_BASE_URL", help="OpenAI-compatible address to send to, ends with /v1")
+    ] = "http://127.0.0.1:8000/v1",
+    command: Annotated[
+        str | None,
+        typer.Option(help='run this application per prompt instead, e.g. "python app.py --question {question}"'),
+    ] = None,
+    model: Annotated[str, typer.Option(help="model to ask for; default: the first of /v1/models")] = "",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="key of the address")] = "none",
+    concurrency: Annotated[int, typer.Option(min=1, help="requests at once")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="times through the data (not with --until-step)")] = 1,
+    requests: Annotated[int | None, typer.Option(min=1, help="stop after this many requests")] = None,
+    until_step: Annotated[
+        int | None, typer.Option(min=1, help="go on until the swarm server has done this many training steps")
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="stop after this many seconds")] = None,
+    request_timeout: Annotated[float, typer.Option(help="seconds one request may take")] = 300.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="sent with each request")] = None,
+    swarm_url: Annotated[str | None, typer.Option(help="swarm server to read the rewards by step from")] = None,
+    swarm_token: Annotated[str | None, typer.Option(envvar="SWARM_TOKEN", help="its token, if it has one")] = None,
+    seed: Annotated[int, typer.Option(help="of the order of the prompts")] = 0,
+    report: Annotated[Path | None, typer.Option(help="folder for report.json and report.png")] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="earlier report (folder or file) to draw beside this one")
+    ] = None,
+    label: Annotated[str, typer.Option(help="name of this run in the table and the plot")] = "run",
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON, no progress bar")] = False,
+) -> None:
+    """Send a dataset through an application and report reward by step, latency and failures."""
+    import asyncio
+
+    from gateway.cli.output import print_json
+    from gateway.cli.replaying import ReplayBar, Target, run
+    from gateway.replay.report import read_report, write_report
+    from gateway.replay.run import ReplayConfig
+    from gateway.replay.table import print_report
+    from swarm.errors import ConfigError
+
+    if until_step is not None and swarm_url is None:
+        raise ConfigError("--until-step needs --swarm-url to see the steps")
+    others = [read_report(path) for path in compare or []]
+    target = Target(base_url, api_key, command, model, max_tokens, request_timeout, swarm_url, swarm_token)
+    config = ReplayConfig(
+        data=data,
+        target=command or base_url,
+        label=label,
+        concurrency=concurrency,
+        epochs=None if until_step is not None or requests is not None else epochs,
+        max_requests=requests,
+        until_step=until_step,
+        time_limit=time_limit,
+        seed=seed,
+    )
+    with ReplayBar(visible=not as_json) as bar:
+        result = asyncio.run(run(config, target, bar))
+    if report is not None:
+        write_report(result, report, others)
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        print_report(result, bar.console, others)
+        if report is not None:
+            typer.echo(f"report: {report}")
+    if result.interrupted:
+        raise typer.Exit(130)
+    if result.requests and not result.answered and result.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,165 @@
+"""The report of a replay: what was sent, what failed and why, how long it took, and the reward by training step.
+
+Invariant: a failure is counted under its kind, and what was not measured is absent, never zero.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.replay.senders import Outcome
+from swarm.errors import ConfigError
+from swarm.types import Model, StepResult
+
+REPORT_FILE = "report.json"
+PLOT_FILE = "report.png"
+_EDGE = 3
+
+
+class StepPoint(Model):
+    """One training step: rewards over all its episodes, sampled tokens per episode, seconds of the step."""
+
+    step: int
+    reward_mean: float
+    reward_std: float | None = None
+    response_tokens: float | None = None
+    seconds: float | None = None
+
+
+class Failure(Model):
+    """One kind of failure: how often, and what the first one said."""
+
+    count: int
+    example: str
+
+
+class Latency(Model):
+    """Seconds of the requests that were answered."""
+
+    mean: float
+    p50: float
+    p95: float
+
+
+class Report(Model):
+    """One replay. ``steps`` come from the swarm server, or from the answers' headers where none was given."""
+
+    label: str
+    data: str
+    target: str
+    model: str
+    seed: int
+    concurrency: int
+    seconds: float
+    interrupted: bool = False
+    stopped_because: str = ""
+    requests: int
+    answered: int
+    cancelled: int
+    failures: dict[str, Failure]
+    latency: Latency | None
+    steps: list[StepPoint]
+
+    @property
+    def failed(self) -> int:
+        return sum(failure.count for failure in self.failures.values())
+
+    def mean_of_first(self, count: int = _EDGE) -> float | None:
+        """Mean reward of the first ``count`` steps; None without any step."""
+        return _mean(self.steps[:count])
+
+    def mean_of_last(self, count: int = _EDGE) -> float | None:
+        """Mean reward of the last ``count`` steps; None without any step."""
+        return _mean(self.steps[-count:])
+
+
+def _mean(points: Sequence[StepPoint]) -> float | None:
+    return statistics.fmean(point.reward_mean for point in points) if points else None
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the ``ordered`` values lie (nearest rank)."""
+    return ordered[max(0, min(len(ordered) - 1, round(share * len(ordered) + 0.5) - 1))]
+
+
+def latency_of(outcomes: Iterable[Outcome]) -> Latency | None:
+    """Latency of the answered requests; None if there are none."""
+    seconds = sorted(outcome.seconds for outcome in outcomes if not outcome.failure)
+    if not seconds:
+        return None
+    return Latency(mean=statistics.fmean(seconds), p50=percentile(seconds, 0.5), p95=percentile(seconds, 0.95))
+
+
+def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
+    """The failures by kind, the most frequent first."""
+    found: dict[str, Failure] = {}
+    for outcome in outcomes:
+        if outcome.failure:
+            before = found.get(outcome.failure)
+            found[outcome.failure] = Failure(
+                count=before.count + 1 if before else 1, example=before.example if before else outcome.detail
+            )
+    return dict(sorted(found.items(), key=lambda item: -item[1].count))
+
+
+def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
+    """The steps that carry a reward, as the swarm server reports them."""
+    return [
+        StepPoint(
+            step=step.step,
+            reward_mean=step.metrics["swarm/reward_mean"],
+            reward_std=step.metrics.get("swarm/reward_std"),
+            response_tokens=step.metrics.get("swarm/response_tokens_mean"),
+            seconds=step.seconds,
+        )
+        for step in steps
+        if "swarm/reward_mean" in step.metrics
+    ]
+
+
+def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
+    """Rewards by the policy version that answered: weights of version v collect the batch of step v + 1."""
+    groups: dict[int, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.reward is not None and outcome.policy_version is not None:
+            groups.setdefault(outcome.policy_version + 1, []).append(outcome)
+    return [
+        StepPoint(step=step, reward_mean=statistics.fmean(o.reward for o in group if o.reward is not None))
+        for step, group in sorted(groups.items())
+    ]
+
+
+def write_report(report: Report, folder: Path, others: Sequence[Report] = ()) -> None:
+    """``report.json`` and, if there are steps, ``report.png`` in ``folder``; ``others`` are drawn beside it.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    from gateway.replay.plot import draw
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REPORT_FILE).write_text(report.model_dump_json(indent=1) + "\n")
+        if report.steps:
+            draw([report, *others], folder / PLOT_FILE)
+    except OSError as exc:
+        raise ConfigError(f"cannot write the report to {folder}: {exc.strerror or exc}") from exc
+
+
+def read_report(path: Path) -> Report:
+    """A report from its file, or from the folder that holds it.
+
+    Raises:
+        ConfigError: there is none, or it is something else.
+    """
+    file = path / REPORT_FILE if path.is_dir() else path
+    try:
+        return Report.model_validate_json(file.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"cannot read the report {file}: {exc.strerror or exc}") from exc
+    except ValidationError as exc:
+        raise ConfigError(f"{file} is not a report of `swarm-gateway replay`: {exc.errors()[0]['msg']}") from exc

@@ -1,0 +1,218 @@
+"""The replay itself: a bounded number of requests at once, until the prompts, the steps, the time or hope run out.
+
+Invariant: every request that was begun is in the report as answered, failed or cancelled; whatever ends the replay,
+the report of what was done so far is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from gateway.replay.prompts import Prompt, ordered, read_prompts
+from gateway.replay.report import Report, failures_of, latency_of, points_of_answers, points_of_steps
+from gateway.replay.senders import Outcome, Sender
+from swarm.client import AsyncSwarmClient
+from swarm.errors import SwarmGatewayError
+from swarm.protocol import ServerStatus
+from swarm.types import Model, StepResult
+
+_POLL = 1.0
+_FAILURE_PAUSE = 0.5
+
+
+class ReplayConfig(Model):
+    """What to send and when to stop; times in seconds.
+
+    ``epochs`` None sends the prompts again and again until ``until_step`` or ``max_requests``.
+    """
+
+    data: Path
+    target: str = Field(description="what people read in the report: the base_url or the command")
+    model: str = ""
+    label: str = "run"
+    concurrency: int = Field(default=4, ge=1, le=1024)
+    epochs: int | None = Field(default=1, ge=1)
+    max_requests: int | None = Field(default=None, ge=1)
+    until_step: int | None = Field(default=None, ge=1)
+    time_limit: float | None = Field(default=None, gt=0)
+    max_failures_in_a_row: int = Field(default=50, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _ends(self) -> ReplayConfig:
+        if self.epochs is None and self.until_step is None and self.max_requests is None:
+            raise ValueError("it would never end: give epochs, requests or until_step")
+        return self
+
+
+@dataclass
+class Progress:
+    """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 before the first."""
+
+    total: int | None
+    begun: int = 0
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    cancelled: int = 0
+    first_step: int | None = None
+    step: int = 0
+    steps: dict[int, StepResult] = field(default_factory=dict[int, StepResult])
+    engine: str = ""
+
+    def see(self, status: ServerStatus) -> None:
+        """Take over what the swarm server tells; steps from before the first status belong to somebody else."""
+        self.engine = str(status.engine.engine_status).removeprefix("ENGINE.")
+        self.step = max((step.step for step in status.steps), default=0)
+        if self.first_step is None:
+            self.first_step = self.step
+        self.steps |= {step.step: step for step in status.steps if step.step > self.first_step}
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward of the last step, or of the latest answers where no server tells."""
+        if self.steps:
+            return self.steps[max(self.steps)].metrics.get("swarm/reward_mean")
+        latest = [outcome.reward for outcome in self.outcomes[-20:] if outcome.reward is not None]
+        return sum(latest) / len(latest) if latest else None
+
+
+class _Ended(Exception):
+    """Carries why the replay ends before the prompts do."""
+
+
+async def replay(
+    config: ReplayConfig,
+    sender: Sender,
+    swarm: AsyncSwarmClient | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Report:
+    """Send the prompts of ``config.data`` through ``sender`` and report.
+
+    Args:
+        config: what to send and when to stop; ``until_step`` needs ``swarm``.
+        sender: sends one prompt.
+        swarm: the swarm server, for the rewards by step.
+        on_progress: called after each request and each poll of the server.
+
+    Cancelling it (Ctrl-C under ``asyncio.run``) ends it with the report of what was done; ``interrupted`` is set.
+
+    Raises:
+        ConfigError: the data cannot be read.
+        SwarmGatewayError: the swarm server does not answer at the start.
+    """
+    prompts = read_prompts(config.data)
+    endless = ordered(prompts, config.seed, config.epochs)
+    queue = itertools.islice(endless, config.max_requests)
+    known = len(prompts) * config.epochs if config.epochs else config.max_requests
+    progress = Progress(min(known, config.max_requests or known) if known else None)
+    began = time.monotonic()
+    because, interrupted = "", False
+    try:
+        async with asyncio.timeout(config.time_limit):
+            if swarm is not None:
+                await _look(swarm, progress)
+            await _run(config, queue, sender, swarm, progress, on_progress)
+        because = "all prompts sent"
+    except TimeoutError:
+        because = f"the time limit of {config.time_limit:.0f} s was reached"
+    except _Ended as exc:
+        because = str(exc)
+    except asyncio.CancelledError:
+        because, interrupted = "interrupted", True
+    if swarm is not None:
+        with contextlib.suppress(SwarmGatewayError, TimeoutError):
+            async with asyncio.timeout(5.0):
+                await _look(swarm, progress)
+    outcomes = progress.outcomes
+    steps = [progress.steps[step] for step in sorted(progress.steps)]
+    return Report(
+        label=config.label,
+        data=config.data.name,
+        target=config.target,
+        model=config.model,
+        seed=config.seed,
+        concurrency=config.concurrency,
+        seconds=time.monotonic() - began,
+        interrupted=interrupted,
+        stopped_because=because,
+        requests=progress.begun,
+        answered=sum(1 for outcome in outcomes if not outcome.failure),
+        cancelled=progress.cancelled,
+        failures=failures_of(outcomes),
+        latency=latency_of(outcomes),
+        steps=points_of_steps(steps) if swarm is not None else points_of_answers(outcomes),
+    )
+
+
+async def _run(
+    config: ReplayConfig,
+    queue: Iterator[Prompt],
+    sender: Sender,
+    swarm: AsyncSwarmClient | None,
+    progress: Progress,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Return when the queue is empty; raise ``_Ended`` when something else ends the replay."""
+    ended: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_watch(config, swarm, progress, on_progress)) if swarm is not None else None
+            workers = [
+                group.create_task(_work(config, queue, sender, progress, on_progress))
+                for _ in range(config.concurrency)
+            ]
+            await asyncio.wait(workers)
+            if watcher is not None:
+                watcher.cancel()
+    except* _Ended as endings:
+        # raised in here it would come out as a group
+        ended = endings.exceptions[0]
+    if ended is not None:
+        raise ended
+
+
+async def _work(
+    config: ReplayConfig,
+    queue: Iterator[Prompt],
+    sender: Sender,
+    progress: Progress,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    for prompt in queue:
+        progress.begun += 1
+        try:
+            outcome = await sender.send(prompt)
+        except asyncio.CancelledError:
+            progress.cancelled += 1
+            raise
+        progress.outcomes.append(outcome)
+        on_progress(progress)
+        if outcome.failure:
+            latest = progress.outcomes[-config.max_failures_in_a_row :]
+            if len(latest) == config.max_failures_in_a_row and all(one.failure for one in latest):
+                raise _Ended(f"the last {len(latest)} requests all failed, the latest with: {outcome.failure}")
+            # a server that is down must not be hammered
+            await asyncio.sleep(max(_FAILURE_PAUSE, outcome.retry_after))
+
+
+async def _watch(
+    config: ReplayConfig, swarm: AsyncSwarmClient, progress: Progress, on_progress: Callable[[Progress], None]
+) -> None:
+    while True:
+        with contextlib.suppress(SwarmGatewayError):
+            await _look(swarm, progress)
+            on_progress(progress)
+        if config.until_step is not None and progress.step >= config.until_step:
+            raise _Ended(f"step {progress.step} is done")
+        await asyncio.sleep(_POLL)
+
+
+async def _look(swarm: AsyncSwarmClient, progress: Progress) -> None:
+    progress.see(await swarm.status())
