@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import httpx
@@ -48,7 +48,6 @@ class Gateway:
         timeout = httpx.Timeout(config.sample_timeout_seconds, connect=5.0)
         # an episode's address is the swarm server's own: no proxy of the environment leads there
         self.engine_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS, trust_env=False)
-        self.fallback_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS)
         self.client = AsyncSwarmClient(
             config.swarm_url, config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
         )
@@ -62,7 +61,11 @@ class Gateway:
             self.background,
             self.stats,
         )
-        fallback = Fallback(self.fallback_http, config.fallback) if config.fallback is not None else None
+        self.fallback_http: httpx.AsyncClient | None = None
+        fallback: Fallback | None = None
+        if config.fallback is not None:
+            self.fallback_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS)
+            fallback = Fallback(self.fallback_http, config.fallback)
         self.chat = ChatRoute(config, self.episodes, fan_out, fallback, self.stats)
 
 
@@ -77,7 +80,7 @@ def create_app(config: GatewayConfig) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
         gateway = Gateway(config, hooks)
-        async with gateway.fallback_http, gateway.engine_http, gateway.client, gateway.background:
+        async with gateway.fallback_http or nullcontext(), gateway.engine_http, gateway.client, gateway.background:
             yield {"gateway": gateway}
 
     return Starlette(

@@ -1,6 +1,11 @@
 """``POST /v1/chat/completions``: through the swarm, else through the fallback, else a 503 that says when to come back.
 
 Invariant: an error answer means that nothing of the request was trained.
+
+What became of the request's group is told in headers of a plain answer (``x-swarm-policy-version``, ``x-swarm-reward``,
+``x-swarm-reward-mean``, ``x-swarm-trained``: ``true``, ``false``, or ``pending`` while the swarm server has not yet
+acknowledged, and ``x-swarm-drop-reason``). A stream's headers leave before that is known, so there it is the ``swarm``
+object of the chunk that carries the last ``finish_reason``; clients skip a field that they do not know.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ def run_app(app: ASGIApp, sock: socket.socket, *, shutdown_seconds: int = 10, lo
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_seconds,
     )
-    server = uvicorn.Server(config)
     try:
-        server.run(sockets=[sock])
+        uvicorn.Server(config).run(sockets=[sock])
     except KeyboardInterrupt:
         # uvicorn raises the captured SIGINT again once everything is shut down
         logger.debug("interrupted")
+    except SystemExit as exc:
+        # uvicorn's way to say that the app's startup failed
+        raise ConfigError("the server did not start; the log above says why") from exc
     finally:
         sock.close()
-    if not server.started:
-        raise ConfigError("the server did not start; the log above says why")

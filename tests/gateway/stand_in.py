@@ -87,8 +87,8 @@ class Swarm:
             ]
         )
 
-    async def until(self, condition: Callable[[], object], timeout: float = 5.0) -> None:
-        async with asyncio.timeout(timeout), self.changed:
+    async def until(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
+        async with asyncio.timeout(seconds), self.changed:
             await self.changed.wait_for(condition)
 
     async def set_state(self, state: EngineState) -> None:
@@ -175,9 +175,18 @@ class Swarm:
 
 
 class _Server(uvicorn.Server):
+    """Leaves signals to pytest and ends at once instead of at its next tick."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.over = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
+
+    async def main_loop(self) -> None:
+        await self.over.wait()
 
 
 @asynccontextmanager
@@ -190,5 +199,5 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
         # the socket listens already: connections wait in its backlog until the app has started
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.over.set()
         await running

@@ -211,7 +211,7 @@ async def test_a_submission_is_offered_again_until_acknowledged(swarm: Swarm, ga
     swarm.end_status = [503] * 4
     response = await gateway.post(CHAT, json=BODY)
     assert response.headers["x-swarm-trained"] == "pending"
-    await swarm.until(lambda: swarm.ends, timeout=10)
+    await swarm.until(lambda: swarm.ends, seconds=10)
     assert not swarm.aborted
 
 
@@ -268,9 +268,7 @@ async def test_a_disconnect_cancels_every_sample_and_aborts_every_episode(
     assert not swarm.ends
 
 
-async def test_a_disconnect_while_waiting_for_episodes_leaks_none(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
+async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
     asking = asyncio.create_task(gateway.post(CHAT, json=BODY))
     await swarm.until(lambda: swarm.claims)

@@ -85,9 +85,7 @@ async def test_the_fallback_answers_plain(swarm: Swarm, upstream: Upstream, open
 
 
 async def test_the_fallback_streams_its_own_bytes(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
-    async with open_gateway(
-        swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": upstream.url}
-    ) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": upstream.url}) as http:
         response = await http.post(CHAT, json={**BODY, "stream": True})
     assert response.content == STREAM
     assert response.headers["x-swarm-trained"] == "false"
@@ -99,9 +97,7 @@ async def test_the_fallbacks_own_errors_pass_through(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
 ) -> None:
     upstream.status = 429
-    async with open_gateway(
-        swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": upstream.url}
-    ) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": upstream.url}) as http:
         response = await http.post(CHAT, json={**BODY, "stream": stream})
     assert (response.status_code, response.json()["error"]["message"]) == (429, "fallback is full")
     assert response.headers["retry-after"] == "7"
@@ -145,9 +141,7 @@ async def test_a_request_at_fault_does_not_go_to_the_fallback(
 
 
 async def test_an_unreachable_fallback_is_a_503(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    async with open_gateway(
-        swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": f"{NOWHERE}/v1"}
-    ) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": f"{NOWHERE}/v1"}) as http:
         response = await http.post(CHAT, json=BODY)
     assert response.status_code == 503
     assert "fallback" in response.json()["error"]["message"]

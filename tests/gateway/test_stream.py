@@ -114,9 +114,7 @@ async def test_a_disconnect_cancels_every_sample_and_aborts_every_episode(
         assert (status["in_flight"], status["groups"]["dropped"]) == (0, {"request_cancelled": 1})
 
 
-async def test_a_syncing_engine_keeps_the_stream_alive_until_it_rolls(
-    swarm: Swarm, open_gateway: OpenGateway
-) -> None:
+async def test_a_syncing_engine_keeps_the_stream_alive_until_it_rolls(swarm: Swarm, open_gateway: OpenGateway) -> None:
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
     async with open_gateway(keepalive_seconds=0.05) as http, http.stream("POST", CHAT, json=BODY) as response:
         lines = response.aiter_lines()
