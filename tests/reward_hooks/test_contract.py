@@ -1,0 +1,37 @@
+"""Group scores and the finiteness of rewards."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from reward_hooks import GroupScore, Reward
+
+
+def score(*values: float) -> GroupScore:
+    return GroupScore(rewards=[Reward(value=value) for value in values])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_rewards_and_components_are_finite(value: float) -> None:
+    with pytest.raises(ValidationError):
+        Reward(value=value)
+    with pytest.raises(ValidationError):
+        Reward(value=0.0, components={"x": value})
+
+
+def test_best_is_the_first_among_equals() -> None:
+    assert score(0.1, 0.9, 0.9).best == 1
+    assert score(0.5, 0.5).best == 0
+    assert score(-2.0, -1.0, -3.0).best == 1
+
+
+def test_only_differing_rewards_inform() -> None:
+    assert score(0.0, 1.0).informative
+    assert not score(0.3, 0.1 + 0.2).informative
+    assert not score(1.0).informative
+
+
+def test_mean_and_values() -> None:
+    assert score(0.0, 1.0, 0.5).mean == pytest.approx(0.5)
+    assert score(0.0, 1.0).values == [0.0, 1.0]
