@@ -102,15 +102,20 @@ class EpisodePool:
         episode.in_flight += 1
         episode.last_active = self._clock()
 
-    def end_call(self, episode: Episode, call: ModelCall | None = None, quarantine: str = "") -> None:
-        """An LLM call is over: recorded, or without a trace, or with the reason why its episode cannot be trained."""
+    def end_call(self, episode: Episode) -> None:
+        """An LLM call is over, whatever came of it."""
         episode.in_flight -= 1
         episode.last_active = self._clock()
-        if call is not None:
-            episode.calls.append(call)
-        if quarantine and not episode.quarantine_reason:
-            logger.warning("episode %s is quarantined: %s", episode.episode_uuid, quarantine)
-            episode.quarantine_reason = quarantine
+
+    def record(self, episode: Episode, call: ModelCall) -> None:
+        """Keep what a completed call sampled."""
+        episode.calls.append(call)
+
+    def quarantine(self, episode: Episode, reason: str) -> None:
+        """Never train this episode; the first reason stays."""
+        if not episode.quarantine_reason:
+            logger.warning("episode %s is quarantined: %s", episode.episode_uuid, reason)
+            episode.quarantine_reason = reason
 
     def end(self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], *, as_group: bool = False) -> str:
         """End episodes of one task, all or none; a repetition is answered like the first time.

@@ -1,0 +1,179 @@
+"""What the caller asked for, and the body that goes to vLLM for it.
+
+Invariant: unknown fields are forwarded as they are; a train episode samples from the policy itself (the trainer's
+temperature, no truncation, no penalties) unless the job says ``sampling: app``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from swarm.errors import NotFoundError, RequestError
+from swarm.job import TrainJob
+from swarm.protocol import EpisodeType
+
+#: Neutral values, sent explicitly: a model's generation_config.json would set its own where a field is absent.
+_POLICY_SAMPLING: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+#: ``seed`` would make all answers of a group equal, and a group of equal answers teaches nothing.
+_NOT_SAMPLING_FROM_POLICY = ("seed", "use_beam_search", "length_penalty")
+
+#: What a continuation through /v1/completions shares with the chat request.
+_CONTINUED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "priority",
+    "user",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What the caller asked to see; the rest of what we ask vLLM for is taken out of the answer."""
+
+    stream: bool
+    token_ids: bool
+    logprobs: bool
+    usage_chunk: bool
+    reasoning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One chat call: ``body`` is for vLLM, ``model_name`` is what the answer calls the model."""
+
+    body: dict[str, Any]
+    wants: Wants
+    model_name: str
+    samples: int
+    record: bool
+    continuable: bool
+
+    def continuation(self, prompt_ids: list[int], response_ids: list[int]) -> dict[str, Any]:
+        """The /v1/completions body that samples on exactly after ``response_ids``."""
+        body = {key: self.body[key] for key in _CONTINUED if key in self.body}
+        done = len(response_ids)
+        return body | {
+            "model": self.body["model"],
+            "prompt": [*prompt_ids, *response_ids],
+            "max_tokens": self.max_tokens - done,
+            "min_tokens": max(0, int(self.body.get("min_tokens") or 0) - done),
+            "logprobs": self.body["top_logprobs"],
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens the answer may have."""
+        return int(self.body["max_tokens"])
+
+
+def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, engine_model: str) -> ChatCall:
+    """Read the caller's chat body and build vLLM's.
+
+    Args:
+        body: as the caller sent it.
+        episode_type: train episodes sample as the trainer assumes, eval episodes as the caller asks.
+        job: gives the served name, lengths and temperature.
+        engine_model: the name under which vLLM serves.
+
+    Raises:
+        NotFoundError: an unknown model.
+        RequestError: no messages, or several answers per call in a train episode.
+    """
+    name = body.get("model")
+    if name is not None and name not in (job.model_name, engine_model):
+        raise NotFoundError(
+            f"the model {name!r} does not exist here; this swarm serves {job.model_name!r}",
+            code="model_not_found",
+            param="model",
+        )
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages: a non-empty list of messages is required", param="messages")
+    train = episode_type == "train"
+    samples = body.get("n") or 1
+    if train and samples != 1:
+        raise RequestError("n: a train episode gives one answer per call; claim one episode for each answer", param="n")
+    options = _mapping(body.get("stream_options"))
+    wants = Wants(
+        stream=body.get("stream") is True,
+        token_ids=body.get("return_token_ids") is True,
+        logprobs=body.get("logprobs") is True,
+        usage_chunk=options.get("include_usage") is True,
+        reasoning=body.get("include_reasoning") is not False,
+    )
+    ours: dict[str, Any] = {
+        "model": engine_model,
+        "return_token_ids": True,
+        "logprobs": True,
+        # null would make vLLM leave the log-probabilities out
+        "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
+        # with a reasoning parser, hiding the reasoning would hide the token ids as well
+        "include_reasoning": True,
+    }
+    sent = {**body, **ours}
+    if wants.stream:
+        sent["stream_options"] = {**options, "include_usage": True}
+    _limit_length(sent, job)
+    if train and job.sampling == "trainer":
+        sent |= {"temperature": job.temperature, **_POLICY_SAMPLING}
+        for key in _NOT_SAMPLING_FROM_POLICY:
+            sent.pop(key, None)
+    return ChatCall(
+        body=sent,
+        wants=wants,
+        model_name=job.model_name,
+        samples=samples if isinstance(samples, int) else 1,
+        record=train,
+        continuable=samples == 1 and _plain_text(body),
+    )
+
+
+def _limit_length(sent: dict[str, Any], job: TrainJob) -> None:
+    """verl sizes its tensors by ``max_response_length``; vLLM's own default would be the whole context."""
+    asked = sent.get("max_completion_tokens")
+    if asked is None:
+        asked = sent.get("max_tokens")
+    if asked is None:
+        asked = job.max_response_length
+    if isinstance(asked, int):  # of anything else vLLM says what is wrong with it
+        sent.pop("max_completion_tokens", None)
+        sent["max_tokens"] = min(asked, job.max_response_length)
+
+
+def _plain_text(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is free text: no tool or grammar state would be lost between two requests."""
+    tools = body.get("tools") and body.get("tool_choice") != "none"
+    kind = _mapping(body.get("response_format")).get("type", "text")
+    constrained = any(body.get(key) for key in ("structured_outputs", "guided_json", "guided_regex", "guided_choice"))
+    return not tools and kind == "text" and not constrained and not body.get("echo")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,53 @@
+"""Server-sent events, both ways.
+
+Invariant: events survive any cut of the byte stream; lines end at LF, CR or CRLF only (``str.splitlines`` would also
+cut at U+2028 and friends, which stand unescaped in JSON).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+
+
+def encode_event(data: Any) -> bytes:
+    """One ``data:`` event that carries ``data`` as JSON."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n\n"
+
+
+class SseDecoder:
+    """Feed it bytes, get the ``data`` of each event that is complete."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of the events that ``chunk`` completes; comments and other fields are skipped."""
+        self._buffer += chunk
+        events: list[str] = []
+        while (line := self._next_line()) is not None:
+            if line:
+                name, _, value = line.partition(b":")
+                if name == b"data":
+                    self._data.append(value.removeprefix(b" "))
+            elif self._data:
+                events.append(b"\n".join(self._data).decode(errors="replace"))
+                self._data.clear()
+        return events
+
+    def _next_line(self) -> bytes | None:
+        ends = [i for i in (self._buffer.find(b"\n"), self._buffer.find(b"\r")) if i >= 0]
+        if not ends:
+            return None
+        end = min(ends)
+        after = end + 1
+        if self._buffer[end] == ord("\r"):
+            if after == len(self._buffer):
+                return None  # its LF may be in the next chunk
+            after += self._buffer[after] == ord("\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[:after]
+        return line

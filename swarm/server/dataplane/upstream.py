@@ -1,0 +1,153 @@
+"""The way to vLLM: pooled connections, a fixed replica per episode, and errors told apart by what helps.
+
+Invariant: whatever vLLM or the network does comes out as one of three errors: its own refusal (passed on as it is),
+something a retry may cure, or the end of the retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import zlib
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import httpx
+
+from swarm.errors import UpstreamError
+from swarm.server.dataplane.sse import SseDecoder
+
+#: vLLM's server drops idle connections after 5 s; reusing one in that moment would fail
+_KEEPALIVE_SECONDS = 4.0
+_RETRIED_STATUSES = frozenset({500, 502, 503, 504})
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+class UpstreamRefusalError(UpstreamError):
+    """vLLM refused the request (a context too long, a bad field): its status and body go to the caller."""
+
+    def __init__(self, status: int, payload: dict[str, Any]) -> None:
+        super().__init__(f"vLLM answered {status}")
+        self.status = status
+        self._payload = payload
+
+    def body(self) -> dict[str, Any]:
+        return self._payload
+
+
+class TransientError(UpstreamError):
+    """vLLM aborted, failed or could not be reached; the same request may succeed in a moment."""
+
+
+class Retries:
+    """The tries of one call: a cap, and pauses that double up to two seconds, with jitter."""
+
+    def __init__(self, attempts: int) -> None:
+        self._left = attempts
+        self._pause = _FIRST_PAUSE
+
+    async def after(self, error: TransientError) -> None:
+        """Pause before the next try.
+
+        Raises:
+            UpstreamError: that was the last one.
+        """
+        self._left -= 1
+        if self._left <= 0:
+            raise UpstreamError(f"the engine could not complete the call: {error.message}") from error
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+class Upstream:
+    """A client of vLLM's replicas; :meth:`close` it."""
+
+    def __init__(self) -> None:
+        # calls are bounded by the deadline around them: silence is normal while weights are synced
+        self._client = httpx.AsyncClient(
+            limits=httpx.Limits(max_keepalive_connections=512, keepalive_expiry=_KEEPALIVE_SECONDS),
+            timeout=httpx.Timeout(None, connect=5.0),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON answer to ``body``.
+
+        Raises:
+            UpstreamRefusalError: a 4xx.
+            TransientError: a 5xx or a broken connection.
+        """
+        try:
+            response = await self._client.post(url, json=body)
+        except httpx.TransportError as exc:
+            raise _unreachable(exc) from exc
+        if response.status_code != 200:
+            raise _failure(response)
+        try:
+            return response.json()
+        except ValueError as exc:
+            raise TransientError(f"vLLM's answer is not JSON: {exc}") from exc
+
+    async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The chunks of the streamed answer to ``body``; it ends after ``[DONE]``.
+
+        Raises:
+            UpstreamRefusalError: a 4xx, by status or as an error event.
+            TransientError: a 5xx, an error event, or a stream that breaks off.
+        """
+        try:
+            async with self._client.stream("POST", url, json=body) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise _failure(response)
+                decoder = SseDecoder()
+                async for data in response.aiter_bytes():
+                    for event in decoder.feed(data):
+                        if event == "[DONE]":
+                            return
+                        yield _chunk(event)
+        except httpx.TransportError as exc:
+            raise _unreachable(exc) from exc
+        raise TransientError("vLLM's stream broke off")
+
+
+def replica(addresses: tuple[str, ...], episode_uuid: str) -> str:
+    """The base URL that serves this episode: always the same one, which has its prefix cached."""
+    return f"http://{addresses[zlib.crc32(episode_uuid.encode()) % len(addresses)]}/v1"
+
+
+def _chunk(event: str) -> dict[str, Any]:
+    try:
+        chunk: Any = json.loads(event)
+    except ValueError as exc:
+        raise TransientError(f"vLLM sent a chunk that is not JSON: {exc}") from exc
+    if not isinstance(chunk, dict):
+        raise TransientError(f"vLLM sent a chunk that is no object: {event[:500]}")
+    shaped = cast("dict[str, Any]", chunk)
+    if "error" in shaped:
+        code: Any = shaped["error"].get("code") if isinstance(shaped["error"], dict) else None
+        if isinstance(code, int) and 400 <= code < 500:
+            raise UpstreamRefusalError(code, {"error": shaped["error"]})
+        raise TransientError(f"vLLM failed: {event[:500]}")
+    return shaped
+
+
+def _unreachable(exc: httpx.TransportError) -> TransientError:
+    return TransientError(f"the connection to vLLM failed: {type(exc).__name__}: {exc}")
+
+
+def _failure(response: httpx.Response) -> UpstreamError:
+    text = response.text
+    if response.status_code in _RETRIED_STATUSES:
+        return TransientError(f"vLLM answered {response.status_code}: {text[:500]}")
+    try:
+        payload: Any = response.json()
+    except ValueError:
+        payload = None
+    if not isinstance(payload, dict) or "error" not in payload:
+        payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
+    return UpstreamRefusalError(response.status_code, payload)

@@ -1,0 +1,79 @@
+"""Routes of the engine: its configuration, start, stop and status.
+
+Invariant: a command that cannot be carried out answers with an OpenAI-shaped error that says what to do, never 200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from swarm.errors import RequestError
+from swarm.http.asgi import read_model
+from swarm.job import parse_job
+from swarm.protocol import StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
+from swarm.server.concurrency import ClientGoneError, until_gone
+from swarm.server.config import ServerConfig
+from swarm.server.controller import MAX_STEPS, Controller
+from swarm.server.routes.answer import answer
+from swarm.server.supervisor import Supervisor, check_model
+from swarm.states import EngineState
+
+MAX_WAIT = 60.0
+
+
+@dataclass(frozen=True)
+class EngineRoutes:
+    """``/sync_train_config``, ``/start_engine``, ``/stop_engine``, ``/get_engine_status`` and ``/status``."""
+
+    config: ServerConfig
+    controller: Controller
+    supervisor: Supervisor
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/sync_train_config", self.sync_train_config, methods=["POST"]),
+            Route("/start_engine", self.start_engine, methods=["POST"]),
+            Route("/stop_engine", self.stop_engine, methods=["POST"]),
+            Route("/get_engine_status", self.get_engine_status, methods=["GET"]),
+            Route("/status", self.status, methods=["GET"]),
+        ]
+
+    async def sync_train_config(self, request: Request) -> Response:
+        wanted = await read_model(request, SyncTrainConfigRequest, self.config.max_body_bytes)
+        job = parse_job(wanted.yaml_as_string)
+        check_model(job)
+        self.controller.sync_job(job)
+        return answer(SuccessResponse(success=True))
+
+    async def start_engine(self, request: Request) -> Response:
+        return answer(StartEngineResponse(success=True, pid=await self.supervisor.start()))
+
+    async def stop_engine(self, request: Request) -> Response:
+        await self.supervisor.stop()
+        return answer(SuccessResponse(success=True))
+
+    async def get_engine_status(self, request: Request) -> Response:
+        return answer(self.controller.engine_status())
+
+    async def status(self, request: Request) -> Response:
+        """``?wait_state=ENGINE.ROLLING&wait_seconds=30`` answers once the engine is there, goes OFFLINE, or time is up;
+        ``?steps=10`` limits the history."""
+        query = request.query_params
+        try:
+            state = EngineState(query["wait_state"]) if "wait_state" in query else None
+            seconds = float(query.get("wait_seconds", "0"))
+            steps = int(query.get("steps", MAX_STEPS))
+        except ValueError as exc:
+            raise RequestError(f"/status: {exc}") from exc
+        if not 0 <= seconds <= MAX_WAIT or not 0 <= steps <= MAX_STEPS:
+            raise RequestError(f"/status: wait_seconds is at most {MAX_WAIT:g} and steps at most {MAX_STEPS}")
+        if state is not None and seconds:
+            try:
+                await until_gone(request.receive, self.controller.wait_for_state(state, seconds))
+            except ClientGoneError:
+                return Response(status_code=499)
+        return answer(self.controller.status(steps))

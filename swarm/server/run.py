@@ -1,0 +1,123 @@
+"""Serve the swarm server with uvicorn.
+
+Invariant: the port is bound before anything else happens, so a port in use is one clear error, port 0 works, and the
+server leaves only after the engine has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from swarm.errors import ConfigError
+from swarm.server.app import create_app
+from swarm.server.auth import check_exposure
+from swarm.server.config import ServerConfig
+
+#: how long answers in progress may take once the server is told to stop
+_DRAIN_SECONDS = 5
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket at ``host:port``.
+
+    Raises:
+        ConfigError: beyond loopback without a token, the port is in use, or the host is not this machine's.
+    """
+    check_exposure(config.host, config.token)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as exc:
+        raise ConfigError(f"cannot listen on {config.host}: {exc}", code="cannot_bind") from exc
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as exc:
+        listener.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {config.port} on {config.host} is in use: stop what runs there, or choose another port",
+                code="port_in_use",
+            ) from exc
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {exc.strerror}", code="cannot_bind") from exc
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which lets long polls go before it waits for connections to end."""
+
+    def __init__(self, config: uvicorn.Config, release: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._release = release
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._release()
+        await super().shutdown(sockets)
+
+
+async def serve(
+    config: ServerConfig,
+    *,
+    engine_command: Sequence[str] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    log_level: str = "warning",
+) -> None:
+    """Serve until SIGINT or SIGTERM, or until cancelled; then stop the engine.
+
+    Args:
+        on_ready: called with the server's URL once it listens (port 0 is resolved).
+
+    Raises:
+        ConfigError: see :func:`bind`.
+    """
+    listener = bind(config)
+    app = create_app(config, engine_command=engine_command)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_level=log_level,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+        ),
+        app.state.controller.close,
+    )
+    with contextlib.closing(listener):
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            if on_ready is not None:
+                # the socket listens already: whoever connects before uvicorn is up waits in its backlog
+                on_ready(url_of(config.host, listener))
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await task
+            raise
+
+
+def url_of(host: str, listener: socket.socket) -> str:
+    """The URL of a listening socket, with a host that can be connected to."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    port: int = listener.getsockname()[1]
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def run(
+    config: ServerConfig,
+    *,
+    engine_command: Sequence[str] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    log_level: str = "warning",
+) -> None:
+    """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level))
