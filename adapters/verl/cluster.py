@@ -5,6 +5,7 @@ Invariant: on one node a run never attaches to a cluster that it did not start, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ import psutil
 
 from adapters.verl.config import Device
 from adapters.verl.cpu import OBJECT_STORE_BYTES
+from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -79,7 +81,6 @@ def init_arguments(
     local: dict[str, Any] = {
         "address": "local",
         "_temp_dir": str(temp_dir),
-        # vLLM listens on the node's address, without authentication
         "_node_ip_address": "127.0.0.1",
         "num_cpus": LOGICAL_CPUS,
         "include_dashboard": False,
@@ -89,22 +90,28 @@ def init_arguments(
     return {**common, **local, **chosen}
 
 
-def kill_descendants(grace: float = 5.0) -> None:
-    """Terminate all processes below this one, and kill those that are left after ``grace`` seconds."""
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        _quietly(child.terminate)
-    _, alive = psutil.wait_procs(children, timeout=grace)
-    for child in alive:
-        _quietly(child.kill)
+def kill_processes(grace: float = 5.0) -> None:
+    """End every other process of this run: politely, then, after ``grace`` seconds, by force."""
+    victims = run_processes()
+    for victim in victims:
+        with contextlib.suppress(psutil.Error):
+            victim.terminate()
+    _, alive = psutil.wait_procs(victims, timeout=grace)
+    for victim in alive:
+        with contextlib.suppress(psutil.Error):
+            victim.kill()
     psutil.wait_procs(alive, timeout=grace)
 
 
-def _quietly(action: Any) -> None:
-    try:
-        action()
-    except psutil.Error:
-        pass
+def run_processes() -> list[psutil.Process]:
+    """The descendants of this process, and the run's processes whose parent is gone, known by their environment."""
+    found = psutil.Process().children(recursive=True)
+    run = os.environ.get(RUN_VARIABLE)
+    for process in psutil.process_iter() if run else ():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == run:
+                found.append(process)
+    return list(set(found))
 
 
 def remove_leftovers(temp_dir: Path, since: float) -> None:
@@ -112,28 +119,34 @@ def remove_leftovers(temp_dir: Path, since: float) -> None:
 
     Args:
         temp_dir: from :func:`ray_temp_dir`.
-        since: when the run began (epoch seconds); older segments, and those a living process maps, are not ours.
+        since: when the run began, in epoch seconds.
     """
     shutil.rmtree(temp_dir, ignore_errors=True)
     shm = Path("/dev/shm")
     if not shm.is_dir():
         return
-    found = [path for path in shm.iterdir() if path.name.startswith(SEGMENT_PREFIXES) and _born_after(path, since)]
-    mapped = _mapped_segments() if found else set()
+    now = time.time()
+    found = [path for path in shm.iterdir() if path.name.startswith(SEGMENT_PREFIXES) and is_leftover(path, since, now)]
+    mapped = mapped_segments() if found else set()
     for path in found:
         if str(path) not in mapped:
             path.unlink(missing_ok=True)
 
 
-def _born_after(path: Path, since: float) -> bool:
+def is_leftover(path: Path, since: float, now: float) -> bool:
+    """Whether a segment may be of the run that began at ``since``: it is this user's and not older.
+
+    A segment of the last second may be another run's that is about to map it.
+    """
     try:
         stat = path.stat()
     except FileNotFoundError:
         return False
-    return stat.st_uid == os.getuid() and stat.st_ctime >= since and time.time() - stat.st_ctime > 1.0
+    return stat.st_uid == os.getuid() and since <= stat.st_ctime < now - 1.0
 
 
-def _mapped_segments() -> set[str]:
+def mapped_segments() -> set[str]:
+    """Paths in /dev/shm that a living process has mapped."""
     mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:

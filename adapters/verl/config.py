@@ -1,12 +1,14 @@
 """From a ``TrainJob`` to verl's configuration, without importing verl, torch or Ray.
 
-Invariant: verl's defaults < what the job implies < the device's needs < ``job.overrides``; an override of a key that verl
-does not have is an error, never a silent no-op.
+Invariant: verl's defaults < what the job implies < the device's needs < ``job.overrides``; an override of a key that
+verl does not have is an error, never a silent no-op.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import importlib.util
 import logging
 from collections.abc import Mapping
@@ -47,8 +49,8 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
     Raises:
         ConfigError: verl is not installed, or an override names no key of verl or does not fit it.
     """
-    config = _defaults()
-    values = {**job_values(job, model, run_dir), **(cpu_values(job) if device == "cpu" else cuda_values(job))}
+    config = copy.deepcopy(_defaults())
+    values = {**job_values(job, model, run_dir), **(cpu_values(job, model) if device == "cpu" else cuda_values(job))}
     # our own keys may be absent from verl's YAML where its dataclasses have them
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
@@ -64,6 +66,7 @@ def as_plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
+@functools.cache
 def _defaults() -> DictConfig:
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:

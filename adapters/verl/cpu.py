@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import math
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,12 @@ from swarm.job import TrainJob
 KV_CACHE_GIB = 1
 #: bytes of Ray's object store: batches travel through it, weights do not
 OBJECT_STORE_BYTES = 256 * 2**20
-#: MiB of the shared-memory bucket that carries weights; the largest tensor (the embedding) must fit in one
-WEIGHT_BUCKET_MIB = 512
+#: MiB of the shared-memory bucket that carries weights, where the model's largest tensor is not known or is smaller
+MIN_WEIGHT_BUCKET_MIB = 64
+UNKNOWN_WEIGHT_BUCKET_MIB = 2048
 
 
-def cpu_values(job: TrainJob) -> dict[str, Any]:
+def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
     """verl keys for a CPU run: fp32 throughout, no compilation, nothing that needs CUDA."""
     actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
     fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -44,7 +48,7 @@ def cpu_values(job: TrainJob) -> dict[str, Any]:
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.max_num_batched_tokens": max(2048, length),
         f"{rollout}.max_num_seqs": min(256, max(32, job.slots)),
-        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": WEIGHT_BUCKET_MIB,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": weight_bucket_mib(Path(model)),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "transfer_queue.backend.SimpleStorage.total_storage_size": 16 * job.batch_size * job.num_repeat + 1000,
     }
@@ -68,6 +72,23 @@ def cpu_environment(run_dir: Path) -> dict[str, str]:
     if shim is not None:
         variables["PYTHONPATH"] = str(shim)
     return variables
+
+
+def weight_bucket_mib(model: Path) -> int:
+    """MiB of shared memory for one bucket of fp32 weights: verl cannot split a tensor over two.
+
+    Read from the headers of the safetensors files in ``model``; a hub name has none here.
+    """
+    largest = 0
+    for path in model.glob("*.safetensors"):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        largest = max([largest, *(math.prod(shape) for shape in shapes)])
+    if not largest:
+        return UNKNOWN_WEIGHT_BUCKET_MIB
+    return max(MIN_WEIGHT_BUCKET_MIB, math.ceil(largest * 4 / 2**20) + 1)
 
 
 def vllm_metadata(folder: Path) -> Path | None:

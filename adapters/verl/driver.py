@@ -8,21 +8,24 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.cluster import init_arguments, kill_descendants, ray_temp_dir, remove_leftovers
+from adapters.verl.cluster import init_arguments, kill_processes, ray_temp_dir, remove_leftovers
 from adapters.verl.deadline import passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE
-from swarm.errors import EngineError, SwarmGatewayError
+from swarm.errors import ConfigError, EngineError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
+#: seconds that a Stop leaves to the trainer
+STOP_GRACE = 3.0
 #: seconds for an orderly end; then the process goes and leaves the rest to the supervisor
 EXIT_GRACE = 20.0
 
@@ -41,7 +44,7 @@ def main() -> None:
             run.execute(parse_job(arguments.job.read_text(), str(arguments.job)))
             code = 0
         except SwarmGatewayError as exc:
-            error, code = exc.message, exc.status == 400 and 2 or 1
+            error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
         except Exception as exc:
             error = root_cause(exc)
         reason = passed_deadline(run_dir)
@@ -55,7 +58,7 @@ def main() -> None:
 
 def _server_lost() -> None:
     print("engine: the swarm server is gone", file=sys.stderr, flush=True)
-    kill_descendants(grace=1.0)
+    kill_processes(grace=1.0)
     os._exit(1)
 
 
@@ -67,6 +70,7 @@ class _Run:
         self._run_dir = run_dir
         self._began = time.time()
         self._temp_dir: Path | None = None
+        self._terminated = threading.Event()
 
     def execute(self, job: TrainJob) -> None:
         """Train until the end of the run or a Stop.
@@ -81,7 +85,7 @@ class _Run:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         model = resolve_model(job.model)
         device = resolve_device(job)
-        environment = self._environment(model, device)
+        environment = self._environment(job, model, device)
         config = verl_config(job, model, self._run_dir, device)
         self._link.send(ResolvedConfig(config=as_plain(config)))
         self._link.send(BootProgress(stage="starting Ray", detail=f"on {device}"))
@@ -92,6 +96,8 @@ class _Run:
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
         ray.init(**init_arguments(job, device, self._temp_dir, environment, given))
+        # Ray's own handler ends the process at once
+        signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from adapters.verl.task_runner import TaskRunner
@@ -109,7 +115,11 @@ class _Run:
                 ray.get(done)
                 return
             if isinstance(self._link.receive(timeout=0), Stop):
+                # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
+                ray.wait([done], timeout=STOP_GRACE)
                 return
+            if self._terminated.is_set():
+                raise EngineError("the engine was terminated")
 
     def clean_up(self) -> None:
         """End the cluster and all processes of the run and remove what they leave; bounded in time."""
@@ -120,12 +130,12 @@ class _Run:
             import ray
 
             ray.shutdown()
-        kill_descendants()
+        kill_processes()
         if self._temp_dir is not None:
             remove_leftovers(self._temp_dir, self._began)
         timer.cancel()
 
-    def _environment(self, model: str, device: str) -> dict[str, str]:
+    def _environment(self, job: TrainJob, model: str, device: str) -> dict[str, str]:
         """Variables for every process of the run; what the operator has set wins where it is a matter of taste."""
         from adapters.verl.cpu import cpu_environment
 
@@ -149,6 +159,10 @@ class _Run:
         if Path(model).is_dir():
             variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         forced = {RUN_VARIABLE: secrets.token_hex(4)}
+        if job.nnodes == 1:
+            # Ray's word for "this machine only": otherwise it puts everything, and vLLM with it, on the address that
+            # other machines see, without authentication
+            forced["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if device == "cpu":
             for name, value in cpu_environment(self._run_dir).items():
                 (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value

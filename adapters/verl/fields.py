@@ -61,8 +61,10 @@ def _sampled(trajectory: Trajectory) -> list[Timeline]:
 
 
 def timeline_fields(timeline: Timeline, *, uid: str, reward: float) -> dict[str, Any]:
-    """One row: ``prompts`` int64 [P], ``responses`` int64 [R], ``input_ids``/``position_ids`` int64 [P+R],
-    ``response_mask``/``loss_mask`` int64 [R], ``rollout_log_probs``/``rm_scores`` float32 [R] (reward on the last token).
+    """One row of verl's.
+
+    ``prompts`` int64 [P], ``responses`` int64 [R], ``input_ids`` and ``position_ids`` int64 [P+R], ``response_mask``
+    and ``loss_mask`` int64 [R], ``rollout_log_probs`` and ``rm_scores`` float32 [R] (the reward on the last token).
     """
     prompts = torch.tensor(timeline.prompt_ids, dtype=torch.int64)
     responses = torch.tensor(timeline.response_ids, dtype=torch.int64)

@@ -1,7 +1,6 @@
 """Where verl's vLLM replicas answer and which weights they have: verl and Ray internals, kept in this one file.
 
-Written against verl 0.9.1 (the exact version is pinned): neither the registry of servers nor the weight version of a
-server has a public accessor there.
+Written against verl 0.9.1 (the exact version is pinned): a server's weight version has no public accessor there.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ class Replicas:
     """The vLLM servers of one run.
 
     Args:
-        llm_client: verl's ``LLMServerClient``, from ``trainer.get_llm_client()``.
+        manager: verl's ``LLMServerManager``, which has started them.
     """
 
-    def __init__(self, llm_client: Any) -> None:
-        servers = ray.get(llm_client._load_balancer.get_all_servers.remote(), timeout=CALL_TIMEOUT)
+    def __init__(self, manager: Any) -> None:
         #: ``host:port`` of each replica's OpenAI server
-        self.addresses: list[str] = list(servers)
-        self._handles = [ray.get_actor(f"vllm_server_{rank}_0") for rank in range(len(self.addresses))]
+        self.addresses: list[str] = list(manager.server_addresses)
+        self._handles = list(manager.server_handles)
+        # verl's router for its own agent loops; the swarm server routes. It would hold 0.8 GB with its imports.
+        ray.kill(manager.global_load_balancer)
 
     def policy_version(self) -> int:
         """The training step whose weights all replicas have.

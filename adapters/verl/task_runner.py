@@ -40,7 +40,6 @@ class TaskRunner:
             from verl.utils.logging_utils import configure_verl_logging
 
             from adapters.verl.feed import BatchFeed, StopRequested
-            from adapters.verl.replicas import Replicas
             from adapters.verl.trainer import SwarmTrainer
 
         configure_verl_logging()
@@ -59,7 +58,6 @@ class TaskRunner:
             with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder), _announce_vllm(self._link):
                 trainer = SwarmTrainer(config, self._link, feed, folder)
                 trainer.init()
-                feed.attach(Replicas(trainer.get_llm_client()))
             trainer.fit(feed)
             succeeded = True
         except StopRequested:

@@ -5,9 +5,10 @@ Invariant: ``StepDone`` is sent only after vLLM has the step's weights.
 
 from __future__ import annotations
 
-import math
+import importlib
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,13 @@ from verl.utils.debug import marked_timer
 
 from adapters.verl import deadline
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
+from adapters.verl.replicas import Replicas
+from adapters.verl.steps import mini_batch_groups, plain_metrics
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, StepDone
 from swarm.types import StepResult
+
+VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 class SwarmTrainer(PPOTrainerSync):
@@ -38,7 +43,7 @@ class SwarmTrainer(PPOTrainerSync):
         self._link = link
         self._feed = feed
         self._run_dir = run_dir
-        # optimizer steps per training step, before balance_rows() adapts their size to the batch at hand
+        # optimizer steps per training step, before _balance_batch() adapts their size to the batch at hand
         self._mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         # what vLLM holds is freed for the trainer only where both share a device's memory
         self._keep_serving = not config.actor_rollout_ref.rollout.free_cache_engine
@@ -66,8 +71,11 @@ class SwarmTrainer(PPOTrainerSync):
         worker = SwarmCpuWorker if self.config.trainer.device == "cpu" else SwarmWorker
         self.role_worker_mapping = dict.fromkeys(self.role_worker_mapping, ray.remote(worker))
         self.stage("loading the model into the trainer", str(self.config.actor_rollout_ref.model.path))
+        # verl imports vLLM only when the model is loaded, which is in another process: do it meanwhile
+        threading.Thread(target=importlib.import_module, args=(VLLM_MODULE,), daemon=True).start()
 
     def on_init_end(self) -> None:
+        self._feed.attach(Replicas(self.llm_server_manager))
         self.stage("first weight sync", "trainer to vLLM")
         with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir):
             super().on_init_end()
@@ -120,31 +128,3 @@ class SwarmTrainer(PPOTrainerSync):
                 )
             )
         )
-
-
-def mini_batch_groups(rows: int, mini_batches: int, *, group_size: int, data_parallel: int) -> int:
-    """verl's ``ppo_mini_batch_size`` (in groups of ``group_size`` rows) that trains ``rows`` in ``mini_batches`` steps.
-
-    The rows of a mini-batch are a multiple of ``data_parallel``, as verl requires.
-    """
-    groups = math.ceil(rows / (mini_batches * group_size))
-    multiple = data_parallel // math.gcd(data_parallel, group_size)
-    return math.ceil(groups / multiple) * multiple
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are one finite number, as floats; how many were not finite is a metric of its own."""
-    plain: dict[str, float] = {}
-    dropped = 0
-    for name, value in metrics.items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
-        # JSON, in which people read them, has no NaN
-        if math.isfinite(number):
-            plain[name] = number
-        else:
-            dropped += 1
-    plain["swarm/non_finite_metrics"] = float(dropped)
-    return plain

@@ -16,8 +16,17 @@ import psutil
 
 from swarm.errors import LinkError
 from swarm.job import TrainJob, dump_job
-from swarm.link.messages import BatchReady, BootProgress, Finished, Message, ResolvedConfig, RolloutReady, Role, StepDone
-from swarm.link.messages import Stop
+from swarm.link.messages import (
+    BatchReady,
+    BootProgress,
+    Finished,
+    Message,
+    ResolvedConfig,
+    Role,
+    RolloutReady,
+    StepDone,
+    Stop,
+)
 from swarm.link.server import EngineLink
 from swarm.types import ModelCall, StepResult, Timeline, TrainBatch
 
@@ -67,13 +76,13 @@ class EngineProcess:
         await self.process.wait()
         await self.link.__aexit__(None, None, None)
 
-    async def expect(self, kind: type[M], timeout: float) -> M:
+    async def expect(self, kind: type[M], seconds: float) -> M:
         """The next message of ``kind``; boot progress is recorded on the way.
 
         Raises:
             AssertionError: the engine finished, or nothing came in time.
         """
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds):
             while True:
                 role, message = await self.link.receive()
                 self._note(role, message)
@@ -87,20 +96,20 @@ class EngineProcess:
         elif isinstance(message, ResolvedConfig):
             self.config = message.config
 
-    async def train(self, batch: TrainBatch, timeout: float) -> tuple[StepResult, RolloutReady | None]:
+    async def train(self, batch: TrainBatch, seconds: float) -> tuple[StepResult, RolloutReady | None]:
         """Send ``batch``; its result and, unless it was the last step, the announcement of the next one."""
         await self.link.send("rollout", BatchReady(batch=batch))
-        done = await self.expect(StepDone, timeout)
+        done = await self.expect(StepDone, seconds)
         if done.result.step >= self.job.total_training_steps:
             return done.result, None
-        return done.result, await self.expect(RolloutReady, timeout)
+        return done.result, await self.expect(RolloutReady, seconds)
 
-    async def stop(self, timeout: float = 30.0) -> Finished:
+    async def stop(self, seconds: float = 30.0) -> Finished:
         """Ask the engine to end, and wait until its main process has."""
         for role in self.link.roles:
             await self.link.send(role, Stop())
-        finished = await self.expect(Finished, timeout)
-        async with asyncio.timeout(timeout):
+        finished = await self.expect(Finished, seconds)
+        async with asyncio.timeout(seconds):
             await self.process.wait()
         return finished
 
@@ -130,9 +139,9 @@ class EngineProcess:
         return total
 
 
-async def until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Whether ``condition`` came true within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+async def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``condition`` came true within ``seconds``."""
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False

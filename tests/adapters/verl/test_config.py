@@ -131,6 +131,7 @@ def test_explicit_device_wins() -> None:
 
 
 def test_mapping_imports_neither_torch_nor_verl() -> None:
-    code = "import adapters.verl.driver, adapters.verl.config, sys; print({'torch','verl','ray','vllm'} & set(sys.modules))"
+    heavy = "{'torch', 'verl', 'ray', 'vllm'} & set(sys.modules)"
+    code = f"import adapters.verl.driver, adapters.verl.config, sys; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

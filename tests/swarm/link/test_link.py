@@ -38,8 +38,8 @@ async def link() -> AsyncIterator[EngineLink]:
         yield server
 
 
-async def receive(link: EngineLink, timeout: float = 5.0) -> tuple[Role, Message]:
-    async with asyncio.timeout(timeout):
+async def receive(link: EngineLink, seconds: float = 5.0) -> tuple[Role, Message]:
+    async with asyncio.timeout(seconds):
         return await link.receive()
 
 
@@ -144,7 +144,7 @@ async def test_silent_role_is_reported_once() -> None:
                 await receive(link)
             assert link.roles == frozenset()
             with pytest.raises(TimeoutError):
-                await receive(link, timeout=0.5)
+                await receive(link, seconds=0.5)
 
 
 async def test_heartbeats_keep_a_role_alive() -> None:
@@ -152,7 +152,7 @@ async def test_heartbeats_keep_a_role_alive() -> None:
         with EngineEnd("driver", link.address, TOKEN, heartbeat_interval=0.05):
             await hello(link)
             with pytest.raises(TimeoutError):
-                await receive(link, timeout=1.2)
+                await receive(link, seconds=1.2)
             assert link.roles == {"driver"}
 
 
@@ -163,7 +163,7 @@ async def test_silence_after_finished_is_no_error() -> None:
             driver.send(Finished())
         assert await receive(link) == ("driver", Finished())
         with pytest.raises(TimeoutError):
-            await receive(link, timeout=0.6)
+            await receive(link, seconds=0.6)
 
 
 async def test_close_delivers_what_was_sent(link: EngineLink) -> None:
@@ -177,9 +177,7 @@ async def test_engine_learns_that_the_server_is_lost() -> None:
     lost = threading.Event()
     link = EngineLink(TOKEN)
     async with link:
-        end = EngineEnd(
-            "driver", link.address, TOKEN, heartbeat_interval=0.05, server_timeout=0.5, on_lost=lost.set
-        )
+        end = EngineEnd("driver", link.address, TOKEN, heartbeat_interval=0.05, server_timeout=0.5, on_lost=lost.set)
         await hello(link)
         assert not end.lost
     try:

@@ -1,0 +1,52 @@
+"""Sizes of mini-batches, metrics for people."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.verl.steps import mini_batch_groups, plain_metrics
+
+
+@pytest.mark.parametrize(
+    ("rows", "mini_batches", "groups"),
+    [
+        (32, 1, 8),  # B=8, N=4, one timeline each: verl's own size
+        (32, 2, 4),
+        (35, 1, 9),  # three more timelines: padded by one row, not by a second optimizer step
+        (29, 1, 8),  # three trajectories are missing
+        (1, 4, 1),
+    ],
+)
+def test_size_for_groups_of_four(rows: int, mini_batches: int, groups: int) -> None:
+    assert mini_batch_groups(rows, mini_batches, group_size=4, data_parallel=1) == groups
+
+
+@given(st.integers(1, 5000), st.integers(1, 8), st.integers(2, 16), st.integers(1, 16))
+def test_number_of_optimizer_steps_is_never_exceeded(rows: int, mini_batches: int, n: int, dp: int) -> None:
+    size = mini_batch_groups(rows, mini_batches, group_size=n, data_parallel=dp) * n
+    assert size % dp == 0
+    assert math.ceil(rows / size) <= mini_batches
+
+
+class Scalar:
+    """What numpy and torch scalars look like."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+def test_metrics_become_floats_and_non_finite_ones_are_counted() -> None:
+    metrics: dict[str, Any] = {
+        "loss": Scalar(),
+        "rows": 3,
+        "grad_norm": math.nan,
+        "max": math.inf,
+        "note": "text",
+        "table": {"a": 1},
+    }
+    assert plain_metrics(metrics) == {"loss": 0.5, "rows": 3.0, "swarm/non_finite_metrics": 2.0}

@@ -1,0 +1,214 @@
+"""The production path on a tiny random model: real Ray, verl and vLLM, driven over the link by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from swarm.errors import LinkError
+from swarm.job import TrainJob
+from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
+from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from tests.engine import tiny_model
+from tests.engine.engine_process import EngineProcess, gather, sample, timeline, until
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytest.importorskip("verl", reason="needs the cpu extra")
+
+BOOT_TIMEOUT = 600.0
+STEP_TIMEOUT = 180.0
+FIXED = [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.build(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=120) as opened:
+        yield opened
+
+
+def make_job(model: Path, **changes: Any) -> TrainJob:
+    return TrainJob.model_validate(
+        {
+            "model": str(model),
+            "device": "cpu",
+            "batch_size": 2,
+            "num_repeat": 4,
+            "max_prompt_length": 128,
+            "max_response_length": 64,
+            "lr": 1e-3,
+            "total_training_steps": 10,
+        }
+        | changes
+    )
+
+
+async def two_turns(client: httpx.AsyncClient, ready: RolloutReady) -> list[Timeline]:
+    """Two timelines: a call continued token by token after an observation of three tokens, and a separate call."""
+    first = await sample(client, ready, "one", max_tokens=8, ignore_eos=True)
+    observed = [11, 12, 13]
+    answer = await client.post(
+        f"http://{ready.addresses[0]}/v1/completions",
+        json={
+            "model": ready.model,
+            "prompt": first.prompt_ids + first.response_ids + observed,
+            "max_tokens": 6,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "logprobs": 0,
+            "return_token_ids": True,
+        },
+    )
+    choice = answer.raise_for_status().json()["choices"][0]
+    ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    joined = Timeline(
+        prompt_ids=first.prompt_ids,
+        response_ids=[*first.response_ids, *observed, *ids],
+        response_mask=[1] * len(first.response_ids) + [0] * len(observed) + [1] * len(ids),
+        logprobs=[*first.logprobs, *[0.0] * len(observed), *logprobs],
+        min_policy_version=ready.policy_version,
+        max_policy_version=ready.policy_version,
+        num_calls=2,
+    )
+    return [joined, timeline(await sample(client, ready, "two", max_tokens=8))]
+
+
+async def make_batch(client: httpx.AsyncClient, ready: RolloutReady) -> TrainBatch:
+    """A full group, whose last trajectory has two timelines, and a group that lacks a trajectory."""
+    rewards = random.Random(ready.policy_version)
+
+    async def episode(task: str, number: int) -> Trajectory:
+        if (task, number) == ("a", 3):
+            timelines = await two_turns(client, ready)
+        else:
+            timelines = [timeline(await sample(client, ready, f"topic {task}", max_tokens=16))]
+        return Trajectory(
+            episode_uuid=uuid.uuid4().hex,
+            task_id=task,
+            reward=rewards.random(),
+            timelines=timelines,
+            num_calls=sum(line.num_calls for line in timelines),
+        )
+
+    groups = [
+        TrainGroup(task_id=task, trajectories=await gather(*[episode(task, i) for i in range(size)]))
+        for task, size in (("a", 4), ("b", 3))
+    ]
+    return TrainBatch(batch_id=uuid.uuid4().hex, groups=groups)
+
+
+async def served_logprobs(client: httpx.AsyncClient, ready: RolloutReady) -> list[float]:
+    """log p(FIXED[i] | FIXED[:i]) for i > 0, by vLLM."""
+    answer = await client.post(
+        f"http://{ready.addresses[0]}/v1/completions",
+        json={"model": ready.model, "prompt": FIXED, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
+    )
+    entries = answer.raise_for_status().json()["choices"][0]["prompt_logprobs"][1:]
+    return [entry[str(token)]["logprob"] for entry, token in zip(entries, FIXED[1:], strict=True)]
+
+
+def reference_logprobs(folder: Path) -> list[float]:
+    """The same by transformers, from a checkpoint in Hugging Face layout."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = network(torch.tensor([FIXED])).logits[0].log_softmax(-1)
+    return [logits[i, token].item() for i, token in enumerate(FIXED[1:])]
+
+
+def distance(left: list[float], right: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def segments() -> set[str]:
+    shm = Path("/dev/shm")
+    return {path.name for path in shm.iterdir()} if shm.is_dir() else set()
+
+
+async def test_trains_what_was_sampled_and_serves_what_was_trained(
+    model: Path, tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    before = segments()
+    contents = ["model", "optimizer", "extra", "hf_model"]
+    job = make_job(model, save_freq=2, overrides={"actor_rollout_ref.actor.checkpoint.save_contents": contents})
+    async with EngineProcess(job, tmp_path / "run") as engine:
+        ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
+        assert engine.config["actor_rollout_ref"]["rollout"]["n"] == 4
+        assert {"starting Ray", "starting vLLM", "first weight sync"} <= {stage for _, _, stage in engine.boot}
+        assert (ready.model, ready.policy_version, ready.next_step) == ("tiny", 0, 1)
+        assert all(address.startswith("127.0.0.1:") for address in ready.addresses)
+        assert distance(await served_logprobs(client, ready), reference_logprobs(model)) < 1e-3
+
+        for step in (1, 2):
+            batch = await make_batch(client, ready)
+            result, following = await engine.train(batch, STEP_TIMEOUT)
+            assert following is not None
+            ready = following
+            assert (result.step, result.batch_id, ready.policy_version) == (step, batch.batch_id, step)
+            # what the trainer computes for the sampled tokens is what vLLM sampled them with, masked tokens included
+            assert result.metrics["training/rollout_probs_diff_max"] < 1e-3
+            # 8 rows of 7 trajectories: one optimizer step, padded to the group size
+            assert (result.metrics["swarm/rows"], result.metrics["swarm/padding_rows"]) == (8, 0)
+            assert result.metrics["actor/grad_norm"] > 0
+
+        served = await served_logprobs(client, ready)
+        checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor" / "huggingface"
+        assert distance(served, reference_logprobs(checkpoint)) < 1e-3
+        assert distance(served, reference_logprobs(model)) > 1e-3, "two steps changed nothing"
+
+        # vLLM serves on while the trainer computes; the weight update ends what is in flight, openly
+        batch = await make_batch(client, ready)
+        await engine.link.send("rollout", BatchReady(batch=batch))
+        long = asyncio.create_task(sample(client, ready, "long", max_tokens=64, ignore_eos=True))
+        await engine.expect(StepDone, STEP_TIMEOUT)
+        assert (await long).finish_reason in ("length", "abort")
+        ready = await engine.expect(RolloutReady, STEP_TIMEOUT)
+        assert (await sample(client, ready, "after", max_tokens=4)).finish_reason in ("stop", "length")
+
+        assert await engine.stop() == Finished()
+        assert engine.process.returncode == 0
+        assert await until(lambda: not engine.processes(), seconds=10), engine.processes()
+        assert not (tmp_path / "run" / "ray").exists()
+        assert segments() <= before
+
+
+async def test_killed_driver_is_noticed_and_takes_its_cluster_along(model: Path, tmp_path: Path) -> None:
+    async with EngineProcess(make_job(model), tmp_path / "run") as engine:
+        await engine.expect(RolloutReady, BOOT_TIMEOUT)
+        engine.process.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(LinkError, match="silent"):
+            while True:
+                await engine.link.receive()
+        assert time.monotonic() - began < 7
+
+
+async def test_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    async with EngineProcess(make_job(tmp_path / "nowhere"), tmp_path / "run") as engine:
+        finished = await engine.expect(Finished, 60)
+        assert "there is no model folder" in finished.error and "nowhere" in finished.error
+        assert await engine.process.wait() == 2
+
+
+async def test_misspelt_override_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+    job = make_job(model, overrides={"actor_rollout_ref.actor.clip_ration": 0.2})
+    async with EngineProcess(job, tmp_path / "run") as engine:
+        finished = await engine.expect(Finished, 60)
+        assert "clip_ration" in finished.error
+        assert await engine.process.wait() == 2
