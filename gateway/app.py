@@ -30,8 +30,8 @@ from swarm.client.policy import RetryPolicy
 from swarm.errors import UnavailableError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
 
-#: An idle connection is dropped before the other side (75 s in our servers) closes it under a request.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0)
+#: An idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=3.0)
 #: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
 _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.

@@ -23,12 +23,15 @@ from gateway.episodes import Episodes, Serving, Waiting
 from gateway.exchange import Exchange, Reply, sse_headers
 from gateway.fallback import Fallback
 from gateway.fanout import FanOut, GroupResult
+from gateway.sampling import EpisodeLostError
 from gateway.stats import DropReason, Stats
 from swarm.errors import NotFoundError, OverloadedError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.asgi import read_json
 
 #: Events that go out in one write: a long answer is thousands of them.
 _EVENTS_PER_WRITE = 16
+#: Each lost group was aborted, so repeating costs samples but never trains twice.
+_GROUPS_PER_REQUEST = 3
 _SECRET_HEADERS = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
 
 
@@ -65,14 +68,24 @@ class ChatRoute:
             stats.in_flight -= 1
 
     async def _answer(self, call: LLMRequest, headers: dict[str, str]) -> Reply:
-        waited = Waiting(self._config)
         try:
-            serving = await self._episodes.wait_for_job(waited)
-            check_model(call.model, serving)
-            result = await self._fan_out.run(self._dialect, call, headers, waited, serving)
+            return self._reply(call, await self._run(call, headers))
         except (UnavailableError, UpstreamError) as exc:
             return await self._fall_back(call, exc)
-        return self._reply(call, result)
+
+    async def _run(self, call: LLMRequest, headers: dict[str, str]) -> GroupResult:
+        """Run a group; and another when it was lost as a whole to a weight sync or a restart of the engine."""
+        waited = Waiting(self._config)
+        for left in reversed(range(_GROUPS_PER_REQUEST)):
+            serving = await self._episodes.wait_for_job(waited)
+            check_model(call.model, serving)
+            try:
+                return await self._fan_out.run(self._dialect, call, headers, waited, serving)
+            except EpisodeLostError as exc:
+                if not left:
+                    raise
+                await waited.after(exc)
+        raise AssertionError("unreachable")
 
     def _reply(self, call: LLMRequest, result: GroupResult) -> Reply:
         answer_id = f"chatcmpl-{result.group_id}"

@@ -18,7 +18,7 @@ from adapters.dialects import Answer, ChatDialect, LLMRequest
 from gateway.background import Background
 from gateway.config import GatewayConfig
 from gateway.episodes import Episodes, Serving, Waiting
-from gateway.sampling import Sample, Sampler
+from gateway.sampling import EpisodeLostError, Sample, Sampler
 from gateway.stats import DropReason, Stats
 from gateway.submission import Submitter
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner, Submission, UserRequest
@@ -112,7 +112,8 @@ class FanOut:
 
         Raises:
             RequestError: more choices are asked for than the group has, or the engine refuses the request.
-            UnavailableError: no episodes in time; nothing was sampled.
+            EpisodeLostError: the whole group went away; another one may be run.
+            UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
             UpstreamError: not one answer could be sampled.
         """
         size = self._config.num_repeat or serving.num_repeat or 1
@@ -180,7 +181,7 @@ class FanOut:
 
         Raises:
             RequestError: the engine refused the request itself, everywhere.
-            UpstreamError: no sample succeeded.
+            UnavailableError, UpstreamError: no sample succeeded.
         """
         deadline = asyncio.get_running_loop().time() + self._config.sample_timeout_seconds
         async with asyncio.TaskGroup() as group:
@@ -194,8 +195,7 @@ class FanOut:
         for failure in failures:
             logger.warning("a sample failed: %s", failure.message)
         if not samples:
-            relayed = [failure for failure in failures if isinstance(failure, RelayedError)]
-            raise (relayed or failures)[0]
+            raise min(failures, key=_gravity)
         return samples
 
     async def _attempt(self, episode: EpisodeEndpoint, body: bytes, deadline: float) -> Sample | SwarmGatewayError:
@@ -228,6 +228,12 @@ class FanOut:
             )
             for episode, value, reward in zip(episodes, values, score.rewards, strict=True)
         }
+
+
+def _gravity(failure: SwarmGatewayError) -> int:
+    """Which of several failures to tell: the user's own mistake first, then what another group can cure."""
+    order = (RelayedError, EpisodeLostError)
+    return next((rank for rank, kind in enumerate(order) if isinstance(failure, kind)), len(order))
 
 
 def _candidate(index: int, sample: Sample) -> Candidate:

@@ -24,6 +24,16 @@ _NOT_NOW = frozenset({429, 503})
 #: Exceptions after which the request was certainly not read.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _LONGEST_PAUSE = 2.0
+#: Statuses by which the data plane says that the episode is over or not ours.
+_EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
+#: Codes of a 503 that no second try of this episode can cure.
+_GONE = frozenset({"episode_deleted", "engine_offline"})
+
+
+class EpisodeLostError(UnavailableError):
+    """The episode went away, or its address did: another group may serve the request, this episode never will."""
+
+    default_code = "episode_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,8 @@ class Sampler:
 
         Raises:
             RelayedError: the engine finds fault with the request.
-            UnavailableError: it cannot be served now and nothing was sampled, twice.
+            EpisodeLostError: the episode is over, e.g. because the engine stopped or went on to its next weights, or it
+                could not be served twice in a row.
             UpstreamError: anything else, the deadline included (status 504).
         """
         started = asyncio.get_running_loop().time()
@@ -59,9 +70,14 @@ class Sampler:
             async with asyncio.timeout_at(deadline):
                 try:
                     response = await self._post(episode, body)
+                except EpisodeLostError:
+                    raise
                 except UnavailableError as exc:
                     await asyncio.sleep(min(exc.retry_after or 0, _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
-                    response = await self._post(episode, body)
+                    try:
+                        response = await self._post(episode, body)
+                    except UnavailableError as again:
+                        raise EpisodeLostError(again.message) from again
         except TimeoutError:
             late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
             late.status = 504
@@ -84,7 +100,7 @@ class Sampler:
             raise UnavailableError(f"the episode's address cannot be reached: {exc}", retry_after=0.2) from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             reason = str(exc) or type(exc).__name__
-            raise UpstreamError(f"the connection to the engine failed: {reason}", code="connection_failed") from exc
+            raise EpisodeLostError(f"the connection to the episode broke: {reason}") from exc
         if response.status_code != 200:
             raise _error_of(response)
         return response
@@ -97,6 +113,8 @@ def _error_of(response: httpx.Response) -> SwarmGatewayError:
     if status in _CALLERS_FAULT:
         return RelayedError(status, error if isinstance(error, dict) else {"message": response.text[:500]})
     message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
+    if status in _EPISODE_OVER or (isinstance(error, dict) and error.get("code") in _GONE):
+        return EpisodeLostError(f"the episode cannot be used any more: {message}")
     if status in _NOT_NOW and response.headers.get("x-should-retry") != "false":
         pause = response.headers.get("retry-after", "")
         return UnavailableError(

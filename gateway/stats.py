@@ -15,6 +15,7 @@ class DropReason(StrEnum):
     REWARD_HOOK = "reward_hook_failed"
     SAMPLE = "sample_failed"
     TOO_SMALL = "group_smaller_than_job"
+    QUARANTINED = "quarantined"
     REFUSED = "submission_refused"
     SUBMIT_TIMEOUT = "submission_timed_out"
     CANCELLED = "request_cancelled"

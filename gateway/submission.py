@@ -51,8 +51,10 @@ class Submitter:
         pause = _RETRY_FIRST
         while True:
             try:
-                await self._client.end_group(task_id, outputs)
-                return None
+                note = await self._client.end_group(task_id, outputs)
+                if note:
+                    logger.warning("group %s is accepted but not trained: %s", task_id, note)
+                return DropReason.QUARANTINED if note else None
             except UnavailableError as exc:
                 logger.warning("group %s: %s; offering it again", task_id, exc.message)
             except SwarmGatewayError as exc:

@@ -67,6 +67,7 @@ class Swarm:
         self.step = 7
         self.answer: Answer = by_number
         self.end_status: list[int] = []
+        self.end_note: str | None = None
         self.claimed: dict[str, int] = {}
         self.claims: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -143,7 +144,7 @@ class Swarm:
             return error(self.end_status.pop(0), "scripted")
         self.ends.append(body)
         await self._notify()
-        return JSONResponse({"success": True, "error": None})
+        return JSONResponse({"success": True, "error": self.end_note})
 
     async def _abort_episode(self, request: Request) -> Response:
         self.aborted.add((await request.json())["episode_uuid"])

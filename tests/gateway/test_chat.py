@@ -223,6 +223,36 @@ async def test_a_refused_submission_is_counted(swarm: Swarm, gateway: httpx.Asyn
     assert not swarm.open_episodes
 
 
+async def test_a_quarantined_group_is_not_called_trained(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    swarm.end_note = "not trained: quarantined"
+    response = await gateway.post(CHAT, json=BODY)
+    assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "quarantined")
+
+
+async def test_a_group_lost_to_a_weight_sync_is_run_again(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    async def first_group_is_lost(body: dict[str, Any], number: int) -> Response:
+        if len(swarm.claimed) == 4:
+            return error(409, "the episode was deleted with its engine phase")
+        return JSONResponse(completion("second"))
+
+    swarm.answer = first_group_is_lost
+    response = await gateway.post(CHAT, json=BODY)
+    assert response.json()["choices"][0]["message"]["content"] == "second"
+    assert response.headers["x-swarm-trained"] == "true"
+    assert swarm.aborted == {"e0", "e1", "e2", "e3"} and len(swarm.ends) == 1
+
+
+async def test_groups_lost_again_and_again_are_a_503(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    async def lost(body: dict[str, Any], number: int) -> Response:
+        return error(404, "no such episode")
+
+    swarm.answer = lost
+    response = await gateway.post(CHAT, json=BODY)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "episode_lost")
+    assert len(swarm.claims) == 3
+    await swarm.until(lambda: not swarm.open_episodes)
+
+
 async def test_shutdown_waits_for_submissions_under_way(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway() as http:
         swarm.end_status = [503] * 3
