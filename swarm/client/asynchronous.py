@@ -91,14 +91,18 @@ class AsyncSwarmClient:
             claiming.add_done_callback(self._hand_back)
             raise
 
-    async def end_group(self, task_id: str, outputs: Mapping[str, WorkflowOutput]) -> None:
+    async def end_group(self, task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to its result. Idempotent.
+
+        Returns:
+            Why the server will not train the group although it took the end, or an empty string.
 
         Raises:
             UnavailableError: no server within the policy's bound.
             RequestError: the server refuses, e.g. because an episode is no longer ours (``code`` says why).
         """
-        await self._run(self._flows.perform(wire.end_group_call(self.client_uuid, task_id, outputs)))
+        answer = await self._run(self._flows.perform(wire.end_group_call(self.client_uuid, task_id, outputs)))
+        return answer.error or ""
 
     async def abort(self, episode_uuids: Iterable[str]) -> None:
         """Give up episodes. Never raises: what cannot be told to the server falls to its idle timeout (logged).

@@ -110,7 +110,7 @@ class Flows:
             headers["content-type"] = "application/json"
         send = Send(
             call.method,
-            wire.at_server(self.server_url, call.path),
+            f"{wire.at_server(self.server_url, call.path)}{'?' if call.query else ''}{httpx.QueryParams(call.query)}",
             headers,
             call.content,
             httpx.Timeout(seconds, connect=min(5.0, seconds)),
@@ -175,7 +175,11 @@ class Flows:
             rounds = rounds + 1 if now - asked < poll / 2 else 0
             if rounds:
                 # answered before its time: it does not long-poll, or the state it waits in has just changed
-                yield Pause(min(self.policy.delay(min(rounds, 4)), max(0.0, deadline - now)))
+                yield Pause(self._breath(rounds, deadline - now))
+
+    def _breath(self, rounds: int, remaining: float) -> float:
+        """Seconds to wait after so many polls in a row that came back before their time."""
+        return min(self.policy.delay(min(rounds, 4)), remaining)
 
     def _why(self, cause: str, deadline: float) -> Flow[str]:
         for phrase, code in _PHRASE_CODES.items():
@@ -192,10 +196,14 @@ class Flows:
             UnavailableError: not within ``wait_seconds``.
         """
         deadline = self.clock() + wait_seconds
-        polls = 0
         seen = ""
+        rounds = 0
         while True:
-            status = yield from self.perform(wire.STATUS)
+            asked = self.clock()
+            poll = min(LONG_POLL, max(0.0, deadline - asked))
+            # the first look is at once: a server that waits for one state would wait past the others
+            call = wire.wait_status_call(states[0], poll if seen and len(states) == 1 else 0.0)
+            status = yield from self.perform(call)
             engine = status.engine
             doing = " ".join(filter(None, (engine.engine_status, status.boot_stage, engine.engine_status_detail)))
             if doing != seen:
@@ -205,14 +213,13 @@ class Flows:
                 return status
             if engine.engine_status is EngineState.OFFLINE:
                 raise EngineError("\n".join([f"the engine is offline: {doing}", *status.last_lines]))
-            polls += 1
-            pause = min(1.0, 0.1 * 2 ** min(polls, 5))
-            if self.clock() + pause > deadline:
-                wanted = " or ".join(states)
-                raise UnavailableError(
-                    f"the engine is not {wanted} after {wait_seconds:g} s: {doing}", code="not_ready"
-                )
-            yield Pause(pause)
+            now = self.clock()
+            if now >= deadline:
+                message = f"the engine is not {' or '.join(states)} after {wait_seconds:g} s: {doing}"
+                raise UnavailableError(message, code="not_ready")
+            rounds = rounds + 1 if now - asked < poll / 2 else 0
+            if rounds:
+                yield Pause(self._breath(rounds, deadline - now))
 
     def start_engine(self, wait_seconds: float) -> Flow[int | None]:
         """Start the engine with the synced job and wait until it is ROLLING; returns its process id."""

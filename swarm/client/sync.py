@@ -53,7 +53,7 @@ class Episode:
         self.api_key = endpoint.api_key
         self.ended = False
 
-    def end(self, task: Task, workflow_output: WorkflowOutput) -> None:
+    def end(self, task: Task, workflow_output: WorkflowOutput) -> str:
         """Hand in the result; see :meth:`SwarmClient.end_episode`.
 
         Raises:
@@ -61,8 +61,9 @@ class Episode:
         """
         if self.ended:
             raise StateError(f"episode {self.episode_uuid} has been ended already")
-        self._client.end_episode(task, self.episode_uuid, workflow_output)
+        dropped = self._client.end_episode(task, self.episode_uuid, workflow_output)
         self.ended = True
+        return dropped
 
 
 class SwarmClient:
@@ -129,16 +130,20 @@ class SwarmClient:
         self._open.add(endpoint.episode_uuid)
         return endpoint.episode_uuid, endpoint
 
-    def end_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> None:
+    def end_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
         """Hand in the result of an episode; repeating it changes nothing.
+
+        Returns:
+            Why the server will not train the episode although it took the end, or an empty string.
 
         Raises:
             UnavailableError: no server within the policy's bound.
             RequestError: the episode is no longer ours, e.g. after its idle timeout.
         """
         call = wire.end_episode_call(self.client_uuid, episode_uuid, task.task_id, workflow_output)
-        self._run(self._flows.perform(call))
+        answer = self._run(self._flows.perform(call))
         self._open.discard(episode_uuid)
+        return answer.error or ""
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Give an episode up. Never raises for the server's sake: its idle timeout does the rest (logged)."""

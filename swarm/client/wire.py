@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
 import httpx
@@ -27,13 +27,14 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.job import TrainJob, dump_job
+from swarm.states import EngineState
 from swarm.types import Model, WorkflowOutput
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 AnswerT_co = TypeVar("AnswerT_co", bound=BaseModel, covariant=True)
 
-#: Seconds a claim may take beyond the time that it was asked to wait.
-CLAIM_GRACE = 10.0
+#: Seconds a long poll may take beyond the time that it was asked to wait.
+WAIT_GRACE = 10.0
 #: Long polls hold a connection each; idle ones go before the server's own 5 s end them under a request.
 LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=128, keepalive_expiry=3.0)
 
@@ -63,6 +64,7 @@ class Call(Generic[AnswerT_co]):
     answer: type[AnswerT_co]
     body: BaseModel | None = None
     timeout: float | None = None
+    query: Mapping[str, str | int | float] = field(default_factory=dict[str, str | int | float])
 
     @property
     def content(self) -> bytes | None:
@@ -78,6 +80,12 @@ POOL = Call("GET", "/get_current_batch_rollout_pool_information", protocol.PoolI
 # commands answer when the thing is done: stopping waits for the engine's grace period
 START_ENGINE = Call("POST", "/start_engine", protocol.StartEngineResponse, timeout=60.0)
 STOP_ENGINE = Call("POST", "/stop_engine", protocol.SuccessResponse, timeout=120.0)
+
+
+def wait_status_call(state: EngineState, wait_seconds: float) -> Call[protocol.ServerStatus]:
+    """The status once the engine is in ``state``, goes OFFLINE, or the time is over; without the history of steps."""
+    query = {"wait_state": str(state), "wait_seconds": wait_seconds, "steps": 0}
+    return Call("GET", "/status", protocol.ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
 
 
 def claim_call(
@@ -96,7 +104,7 @@ def claim_call(
         "throttle_policy": None if throttle_policy is None else dict(throttle_policy),
         "wait_seconds": wait_seconds,
     }
-    timeout = wait_seconds + CLAIM_GRACE
+    timeout = wait_seconds + WAIT_GRACE
     if count is None:
         one = protocol.ClaimEpisodeRequest(**fields)
         return Call("POST", "/claim_episode", protocol.ClaimEpisodeResponse, one, timeout)
