@@ -1,0 +1,179 @@
+"""``AsyncSwarmClient`` over real sockets: groups, cancellation, and aborts that are carried through."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from swarm.client import AsyncSwarmClient
+from swarm.errors import EngineError, RequestError, UnavailableError
+from swarm.protocol import NO_EPISODES, POST_ROLLING
+from swarm.states import EngineState
+from swarm.types import WorkflowOutput
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
+from tests.swarm.client.test_sync import engine, not_yet, status
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 30.0
+
+
+def group(*uuids: str) -> dict[str, Any]:
+    episodes = [
+        {"episode_uuid": uuid, "openai_base_url": f"http://10.9.8.7:1/episodes/{uuid}/v1", "openai_api_key": "key"}
+        for uuid in uuids
+    ]
+    return {"success": True, "client_uuid": "me", "episodes": episodes}
+
+
+@pytest.fixture
+async def client(server: ScriptedServer, anyio_backend: str) -> AsyncIterator[AsyncSwarmClient]:
+    async with AsyncSwarmClient(server.url, client_uuid="me", policy=QUICK) as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - the scripted server lives in another thread
+            await asyncio.sleep(0.002)
+
+
+async def test_a_group_is_claimed_as_one(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/claim_group", group("a", "b"))
+    episodes = await client.claim_group(2, 3.0, discard_episode_timeout=9)
+    assert [one.base_url for one in episodes] == [f"{server.url}/episodes/{uuid}/v1" for uuid in "ab"]
+    [body] = server.bodies("/claim_group")
+    assert (body["count"], body["discard_episode_timeout"], body["client_uuid"]) == (2, 9, "me")
+    assert 2 < body["wait_seconds"] <= 3
+
+
+async def test_a_claim_waits_and_retries(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/claim_group", not_yet(POST_ROLLING), DROP, Answer({}, 503), not_yet(NO_EPISODES), group("a"))
+    assert len(await client.claim_group(1, 10.0)) == 1
+
+
+async def test_a_claim_without_patience_tries_once(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/claim_group", not_yet(POST_ROLLING))
+    with pytest.raises(UnavailableError, match="could not claim 4 episodes within 0 s") as caught:
+        await client.claim_group(4)
+    assert caught.value.code == "engine_post_rolling"
+    assert len(server.requests) == 1
+
+
+async def test_why_a_claim_failed_is_asked_when_the_phrase_is_unknown(
+    server: ScriptedServer, client: AsyncSwarmClient
+) -> None:
+    server.script("/claim_group", not_yet("something new"))
+    server.script("/get_engine_status", engine(EngineState.BOOTING))
+    with pytest.raises(UnavailableError) as caught:
+        await client.claim_group(1)
+    assert caught.value.code == "engine_booting"
+
+
+async def test_too_many_episodes_are_refused_at_once(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/claim_group", Answer({"error": {"message": "only 8 slots", "param": "count"}}, 400))
+    with pytest.raises(RequestError, match="only 8 slots") as caught:
+        await client.claim_group(9, 60.0)
+    assert caught.value.param == "count"
+
+
+async def test_no_server_is_told_within_the_wait(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.stop()
+    with pytest.raises(UnavailableError) as caught:
+        await client.claim_group(1, 0.05)
+    assert caught.value.code == "server_unreachable"
+
+
+async def test_a_group_end_is_repeated_after_a_lost_reply(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/end_group", DROP, {"success": True})
+    outputs = {"a": WorkflowOutput(reward=1.0), "b": WorkflowOutput(reward=0.0)}
+    assert await client.end_group("t", outputs) == ""
+    first, second = server.bodies("/end_group")
+    assert first == second
+    assert [(end["episode_uuid"], end["workflow_output"]["reward"]) for end in first["ends"]] == [("a", 1), ("b", 0)]
+
+
+async def test_a_group_end_tells_what_is_not_trained(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/end_group", {"success": True, "error": "not trained: quarantined"})
+    assert await client.end_group("t", {"a": WorkflowOutput(reward=1.0)}) == "not trained: quarantined"
+
+
+async def test_many_are_aborted_and_nothing_is_raised(
+    server: ScriptedServer, client: AsyncSwarmClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script("/abort_episode", {"success": True}, Answer({"error": {"message": "unknown"}}, 404), DROP)
+    await client.abort(["a", "b", "c"])
+    await client.abort([])
+    assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b", "c"}
+    assert caplog.text.count("falls to its idle timeout") == 2
+
+
+async def test_an_abort_goes_on_when_its_caller_is_cancelled(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    held = threading.Event()
+    server.script("/abort_episode", Answer(wait=held, drop=True), {"success": True})
+    caller = asyncio.ensure_future(client.abort(["a"]))
+    await until(lambda: len(server.requests) == 1)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    held.set()
+    # the reply was lost; the abort is repeated though nobody waits for it
+    await until(lambda: len(server.requests) == 2)
+
+
+async def test_episodes_granted_to_a_caller_that_left_are_handed_back(
+    server: ScriptedServer, client: AsyncSwarmClient
+) -> None:
+    held = threading.Event()
+    server.script("/claim_group", Answer(group("a", "b"), wait=held))
+    server.script("/abort_episode", {"success": True})
+    caller = asyncio.ensure_future(client.claim_group(2, 5.0))
+    await until(lambda: len(server.requests) == 1)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    held.set()
+    await client.close()
+    assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b"}
+
+
+async def test_a_claim_that_was_given_up_is_not_polled_again(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    held = threading.Event()
+    server.script("/claim_group", Answer(not_yet(NO_EPISODES), wait=held))
+    caller = asyncio.ensure_future(client.claim_group(2, 60.0))
+    await until(lambda: len(server.requests) == 1)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    held.set()
+    await client.close()
+    assert [one.path for one in server.requests] == ["/claim_group"]
+
+
+async def test_close_is_bounded(
+    server: ScriptedServer, client: AsyncSwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.client.asynchronous.CLOSE_GRACE", 0.02)
+    held = threading.Event()
+    server.script("/abort_episode", Answer(wait=held))
+    aborting = asyncio.ensure_future(client.abort(["a"]))
+    await until(lambda: len(server.requests) == 1)
+    async with asyncio.timeout(PATIENCE):
+        await client.close()
+        await aborting
+    held.set()
+
+
+async def test_waiting_for_a_state(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+    server.script("/status", status(EngineState.BOOTING), status(EngineState.ROLLING))
+    assert (await client.wait_for_state(EngineState.ROLLING, wait_seconds=10)).engine.engine_status == "ENGINE.ROLLING"
+    server.script("/status", status(EngineState.OFFLINE))
+    assert (await client.status()).engine.engine_status is EngineState.OFFLINE
+    await client.wait_for_state(EngineState.OFFLINE, wait_seconds=10)
+    with pytest.raises(EngineError, match="because"):
+        await client.wait_for_state(EngineState.ROLLING, wait_seconds=10)

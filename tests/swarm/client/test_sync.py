@@ -1,0 +1,458 @@
+"""``SwarmClient`` over real sockets: retries, aborts, waiting, and the engine's states."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from swarm.client import RetryPolicy, SwarmClient
+from swarm.client.flows import differences
+from swarm.errors import (
+    AuthenticationError,
+    ConflictError,
+    EngineError,
+    NotFoundError,
+    RequestError,
+    StateError,
+    UnavailableError,
+)
+from swarm.job import TrainJob, parse_job
+from swarm.protocol import NO_EPISODES, SYNCING
+from swarm.states import EngineState
+from swarm.types import Task, WorkflowOutput
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
+
+TASK = Task(task_id="t")
+OUTPUT = WorkflowOutput(reward=0.5)
+JOB = TrainJob(model="tiny", batch_size=4)
+
+
+def claimed(uuid: str = "e1") -> dict[str, Any]:
+    return {
+        "success": True,
+        "client_uuid": "me",
+        "episode_uuid": uuid,
+        "openai_base_url": f"http://10.9.8.7:1/episodes/{uuid}/v1",
+        "openai_api_key": "key",
+    }
+
+
+def not_yet(cause: str) -> dict[str, Any]:
+    return {"success": False, "client_uuid": "me", "fail_cause": cause}
+
+
+def engine(state: EngineState, detail: str = "", step: int = 0) -> dict[str, Any]:
+    return {"engine_status": state, "engine_status_detail": detail, "global_step": step}
+
+
+def status(state: EngineState, job: TrainJob | None = None, **fields: Any) -> dict[str, Any]:
+    return {"engine": engine(state, "because"), "job": job.model_dump(mode="json") if job else None, **fields}
+
+
+# -- episodes
+
+
+def test_begin_claims_and_rewrites_the_host(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed())
+    uuid, api = client.begin_episode(discard_episode_timeout=60, episode_type="eval", throttle_policy={"ratio": 2})
+    assert (uuid, api.episode_uuid, api.api_key) == ("e1", "e1", "key")
+    assert api.base_url == f"{server.url}/episodes/e1/v1"
+    [body] = server.bodies("/claim_episode")
+    assert body["wait_seconds"] > 0
+    assert {key: body[key] for key in ("client_uuid", "episode_type", "discard_episode_timeout")} == {
+        "client_uuid": "me",
+        "episode_type": "eval",
+        "discard_episode_timeout": 60,
+    }
+    assert body["throttle_policy"] == {"ratio": 2}
+
+
+def test_begin_waits_through_refusals_and_failures(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script(
+        "/claim_episode",
+        not_yet(SYNCING),
+        DROP,
+        Answer({}, 503),
+        not_yet(NO_EPISODES),
+        not_yet("Engine is booting"),
+        claimed(),
+    )
+    server.script("/get_engine_status", engine(EngineState.BOOTING))
+    assert client.begin_episode()[0] == "e1"
+    assert len(server.bodies("/claim_episode")) == 6
+
+
+def test_begin_ends_at_its_bound(server: ScriptedServer) -> None:
+    server.script("/claim_episode", not_yet(NO_EPISODES))
+    with (
+        SwarmClient(server.url, begin_timeout=0.05, policy=QUICK) as client,
+        pytest.raises(UnavailableError, match=r"could not claim an episode within 0.05 s: No available") as caught,
+    ):
+        client.begin_episode()
+    assert caught.value.code == "no_episodes"
+
+
+def test_begin_does_not_wait_for_an_offline_engine(
+    server: ScriptedServer, client: SwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.client.flows.OFFLINE_GRACE", 0.0)
+    server.script("/claim_episode", not_yet("Engine is offline (crashed)"))
+    server.script("/get_engine_status", engine(EngineState.OFFLINE))
+    with pytest.raises(UnavailableError, match="crashed") as caught:
+        client.begin_episode()
+    assert caught.value.code == "engine_offline"
+
+
+def test_an_end_whose_reply_is_lost_is_repeated_as_it_was(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/end_episode", DROP, Answer({}, 502), {"success": True})
+    assert client.end_episode(TASK, "e1", OUTPUT) == ""
+    first, *others = server.bodies("/end_episode")
+    assert first["workflow_output"]["reward"] == 0.5
+    assert others == [first, first]
+
+
+def test_an_end_that_is_not_trained_says_so(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/end_episode", {"success": True, "error": "not trained: quarantined"})
+    assert client.end_episode(TASK, "e1", OUTPUT) == "not trained: quarantined"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (Answer({"error": {"message": "gone"}}, 404), NotFoundError),
+        (Answer({"error": {"message": "too late"}}, 409), ConflictError),
+        (Answer({"error": {"message": "no"}}, 503, {"x-should-retry": "false"}), UnavailableError),
+        (Answer({"success": False, "error": "no"}), ConflictError),
+    ],
+)
+def test_a_refused_end_is_not_repeated(
+    server: ScriptedServer, client: SwarmClient, answer: Answer, kind: type[Exception]
+) -> None:
+    server.script("/end_episode", answer)
+    with pytest.raises(kind):
+        client.end_episode(TASK, "e1", OUTPUT)
+    assert len(server.requests) == 1
+
+
+def test_retries_are_bounded(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/end_episode", DROP)
+    with pytest.raises(UnavailableError, match=r"no swarm server answers at .* \(5 tries .*swarm start"):
+        client.end_episode(TASK, "e1", OUTPUT)
+    assert len(server.requests) == 5
+
+
+def test_retry_after_beyond_the_bound_is_not_waited_for(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/end_episode", Answer({"error": {"message": "later"}}, 503, {"retry-after": "3600"}))
+    with pytest.raises(UnavailableError, match="later") as caught:
+        client.end_episode(TASK, "e1", OUTPUT)
+    assert caught.value.retry_after == 3600
+    assert len(server.requests) == 1
+
+
+def test_no_server_at_all_says_what_to_do(server: ScriptedServer, client: SwarmClient) -> None:
+    server.stop()
+    with pytest.raises(UnavailableError, match="start one with `swarm-gateway swarm start`") as caught:
+        client.get_engine_status()
+    assert caught.value.code == "server_unreachable"
+
+
+def test_an_end_survives_a_server_restart(server: ScriptedServer) -> None:
+    failed = threading.Event()
+
+    class Patient(RetryPolicy):
+        def delay(self, failures: int, retry_after: float = 0.0) -> float:
+            if failures == 3:
+                failed.set()
+            return 0.005
+
+    server.script("/end_episode", {"success": True})
+    server.stop()
+    with SwarmClient(server.url, policy=Patient(attempts=10_000, total=30.0)) as client, ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(client.end_episode, TASK, "e1", OUTPUT)
+        assert failed.wait(30)
+        server.start()
+        assert ending.result(30) == ""
+    assert len(server.bodies("/end_episode")) == 1
+
+
+def test_abort_never_raises(server: ScriptedServer, client: SwarmClient, caplog: pytest.LogCaptureFixture) -> None:
+    server.script("/abort_episode", Answer({"error": {"message": "who?"}}, 404))
+    client.abort_episode("e1")
+    assert "falls to its idle timeout" in caplog.text
+
+
+def test_can_continue(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/can_continue_episode", {"can_continue": True}, {"can_continue": False})
+    assert client.can_continue_episode("e1") is True
+    assert client.can_continue_episode("e1") is False
+
+
+def test_the_token_is_sent_and_a_wrong_one_told(
+    server: ScriptedServer, client: SwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script("/get_engine_status", Answer({"error": {"message": "wrong key"}}, 401), engine(EngineState.ROLLING))
+    with pytest.raises(AuthenticationError, match="SWARM_TOKEN"):
+        client.get_engine_status()
+    monkeypatch.setenv("SWARM_TOKEN", "secret")
+    with SwarmClient(server.url) as other:
+        other.get_engine_status()
+    assert [one.headers.get("authorization") for one in server.requests] == [None, "Bearer secret"]
+
+
+# -- the context manager
+
+
+def test_an_ended_episode_is_not_aborted(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/end_episode", {"success": True})
+    with client.episode() as episode:
+        assert episode.api_key == "key"
+        episode.end(TASK, OUTPUT)
+        with pytest.raises(StateError, match="ended already"):
+            episode.end(TASK, OUTPUT)
+    assert [one.path for one in server.requests] == ["/claim_episode", "/end_episode"]
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+def test_an_episode_that_fails_is_aborted(server: ScriptedServer, client: SwarmClient, error: BaseException) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/abort_episode", {"success": True})
+    with pytest.raises(type(error)), client.episode():
+        raise error
+    assert server.bodies("/abort_episode") == [{"client_uuid": "me", "episode_uuid": "e1"}]
+
+
+def test_an_episode_that_is_never_ended_is_aborted(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/abort_episode", {"success": True})
+    with client.episode():
+        pass
+    assert len(server.bodies("/abort_episode")) == 1
+
+
+# -- many episodes
+
+
+def test_runs_return_in_order_from_a_generator(client: SwarmClient) -> None:
+    tasks = (number for number in range(20))
+    assert client.run_episodes_until_all_complete(tasks, lambda n: n * n, max_workers=4) == [n * n for n in range(20)]
+
+
+def test_runs_use_at_most_max_workers(client: SwarmClient) -> None:
+    running: list[int] = []
+    barrier = threading.Barrier(3, timeout=30)
+
+    def func(_: int) -> int:
+        running.append(1)
+        barrier.wait()  # opens only when three run at once
+        most = len(running)
+        barrier.wait()
+        running.pop()
+        return most
+
+    assert max(client.run_episodes_until_all_complete(range(6), func, max_workers=3) or [], key=int) == 3
+
+
+@pytest.mark.parametrize(("auto_retry", "tries"), [(True, 3), (False, 1), (2, 2)])
+def test_a_failing_task_is_tried_so_often_and_its_episodes_aborted(
+    server: ScriptedServer, client: SwarmClient, auto_retry: bool | int, tries: int
+) -> None:
+    server.script("/claim_episode", *(claimed(f"e{number}") for number in range(9)))
+    server.script("/abort_episode", {"success": True})
+
+    def func(task: str) -> str:
+        if task == "bad":
+            client.begin_episode()
+            raise ValueError("broken")
+        return task
+
+    results = client.run_episodes_until_all_complete(["good", "bad"], func, max_workers=1, auto_retry=auto_retry)
+    assert results == ["good", None]
+    assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == [f"e{n}" for n in range(tries)]
+
+
+def test_a_task_that_recovers_is_no_failure(client: SwarmClient) -> None:
+    tries: list[int] = []
+
+    def func(task: str) -> str:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return task
+
+    assert client.run_episodes_until_all_complete(["t"], func) == ["t"]
+
+
+def test_forgotten_episodes_are_aborted_and_ended_ones_are_not(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed("kept"), claimed("forgotten"))
+    server.script("/end_episode", {"success": True})
+    server.script("/abort_episode", {"success": True})
+
+    def func(task: str) -> None:
+        uuid, _ = client.begin_episode()
+        if task == "end":
+            client.end_episode(TASK, uuid, OUTPUT)
+
+    client.run_episodes_until_all_complete(["end", "forget"], func, max_workers=1)
+    assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == ["forgotten"]
+
+
+def test_all_tasks_failing_is_an_error(client: SwarmClient) -> None:
+    def func(task: int) -> None:
+        raise ValueError(task)
+
+    with pytest.raises(ExceptionGroup, match="all 2 tasks failed") as caught:
+        client.run_episodes_until_all_complete([1, 2], func, auto_retry=False)
+    assert sorted(str(error) for error in caught.value.exceptions) == ["1", "2"]
+
+
+def test_an_error_that_no_retry_helps_is_final(client: SwarmClient) -> None:
+    tries: list[int] = []
+
+    def func(task: int) -> None:
+        tries.append(task)
+        raise AuthenticationError("wrong key")
+
+    with pytest.raises(ExceptionGroup):
+        client.run_episodes_until_all_complete([1], func)
+    assert tries == [1]
+
+
+def test_a_broken_task_source_and_an_exit_end_the_run(client: SwarmClient) -> None:
+    def source() -> Any:
+        yield 1
+        raise RuntimeError("no more data")
+
+    with pytest.raises(RuntimeError, match="no more data"):
+        client.run_episodes_until_all_complete(source(), lambda task: task, max_workers=2)
+
+    done: list[int] = []
+
+    def leave(task: int) -> None:
+        done.append(task)
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        client.run_episodes_until_all_complete(range(1000), leave, max_workers=1)
+    assert done == [0]
+
+
+# -- engine
+
+
+def test_states_steps_and_pool_are_read(server: ScriptedServer, client: SwarmClient) -> None:
+    pool = {
+        "batch_size": 2,
+        "num_repeat": 4,
+        "slots": 8,
+        "completed_tasks": 1,
+        "completed_episodes": 4,
+        "running_episodes": 2,
+        "quarantined_episodes": 0,
+        "dropped_episodes": 0,
+        "tasks": {"t": 4},
+    }
+    server.script("/get_engine_status", engine(EngineState.ROLLING, step=7))
+    server.script("/get_current_batch_rollout_pool_information", pool)
+    server.script("/status", status(EngineState.ROLLING, JOB, pool=pool))
+    assert client.get_engine_status().engine_status is EngineState.ROLLING
+    assert client.get_global_step() == 7
+    assert client.get_rollout_stat().tasks == {"t": 4}
+    assert client.status().job == JOB
+
+
+def test_an_offline_engine_is_started_with_the_job(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script(
+        "/status",
+        status(EngineState.OFFLINE),
+        status(EngineState.BOOTING, boot_stage="loading"),
+        status(EngineState.ROLLING),
+    )
+    server.script("/sync_train_config", {"success": True})
+    server.script("/start_engine", {"success": True, "pid": 42})
+    client.auto_sync_train_config_and_start_engine(JOB)
+    paths = [one.path for one in server.requests]
+    assert paths == ["/status", "/sync_train_config", "/start_engine", "/status", "/status"]
+    [body] = server.bodies("/sync_train_config")
+    assert parse_job(body["yaml_as_string"]) == JOB
+
+
+@pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.WEIGHT_SYNCING, EngineState.ROLLING_POST])
+def test_a_busy_engine_is_waited_for(server: ScriptedServer, client: SwarmClient, state: EngineState) -> None:
+    server.script("/status", status(state, JOB), status(state, JOB), status(EngineState.ROLLING, JOB))
+    client.auto_sync_train_config_and_start_engine(JOB)
+    assert {one.path for one in server.requests} == {"/status"}
+
+
+def test_a_rolling_engine_with_another_job_is_left_alone_unless_forced(
+    server: ScriptedServer, client: SwarmClient
+) -> None:
+    other = JOB.model_copy(update={"lr": 1e-3, "seed": 9})
+    server.script("/status", status(EngineState.ROLLING, other))
+    with pytest.raises(ConflictError, match=r"differs in lr, seed.*force_restart=True"):
+        client.auto_sync_train_config_and_start_engine(JOB)
+    server.script(
+        "/status", status(EngineState.ROLLING, other), status(EngineState.OFFLINE), status(EngineState.ROLLING, JOB)
+    )
+    for path in ("/stop_engine", "/sync_train_config", "/start_engine"):
+        server.script(path, {"success": True})
+    server.requests.clear()
+    client.auto_sync_train_config_and_start_engine(JOB, force_restart=True)
+    commands = [one.path for one in server.requests if one.path != "/status"]
+    assert commands == ["/stop_engine", "/sync_train_config", "/start_engine"]
+
+
+def test_two_clients_may_start_the_engine_at_once(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script(
+        "/status", status(EngineState.OFFLINE), status(EngineState.BOOTING, JOB), status(EngineState.ROLLING, JOB)
+    )
+    server.script("/sync_train_config", Answer({"error": {"message": "not offline"}}, 409))
+    client.auto_sync_train_config_and_start_engine(JOB)
+
+
+def test_a_refused_job_is_told(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/status", status(EngineState.OFFLINE))
+    server.script("/sync_train_config", Answer({"error": {"message": "no such model"}}, 400))
+    with pytest.raises(RequestError, match="no such model"):
+        client.auto_sync_train_config_and_start_engine(JOB)
+
+
+def test_an_engine_that_dies_while_booting_shows_its_last_lines(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/status", status(EngineState.BOOTING), status(EngineState.OFFLINE, last_lines=["Traceback", "OOM"]))
+    server.script("/start_engine", {"success": True, "pid": 1})
+    with pytest.raises(EngineError, match="because\nTraceback\nOOM"):
+        client.start_engine()
+
+
+def test_start_without_waiting_returns_the_pid(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/start_engine", {"success": True, "pid": 42})
+    assert client.start_engine(wait=False) == 42
+    assert len(server.requests) == 1
+
+
+def test_waiting_for_a_state_is_bounded(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/status", status(EngineState.BOOTING))
+    with pytest.raises(UnavailableError, match=r"not ENGINE.ROLLING or ENGINE.OFFLINE after 0.05 s"):
+        client.wait_for_state(EngineState.ROLLING, EngineState.OFFLINE, wait_seconds=0.05)
+
+
+def test_jobs_are_compared_by_what_the_model_is_called() -> None:
+    resolved = JOB.model_copy(update={"model": "/cache/models/tiny"})
+    assert differences(JOB, resolved) == []
+    assert differences(JOB, JOB.model_copy(update={"model": "other"})) == ["model"]
+
+
+def test_one_client_serves_many_threads(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/end_episode", {"success": True})
+
+    def func(_: int) -> str:
+        uuid, _api = client.begin_episode()
+        return client.end_episode(TASK, uuid, OUTPUT)
+
+    assert client.run_episodes_until_all_complete(range(40), func, max_workers=8) == [""] * 40
+    assert len(server.bodies("/end_episode")) == 40

@@ -1,0 +1,121 @@
+"""Addresses and answers: host rewriting, tolerance of newer servers, and the error each refusal becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swarm.client import wire
+from swarm.client.policy import Reply
+from swarm.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    PayloadTooLargeError,
+    RequestError,
+    SwarmGatewayError,
+    UnavailableError,
+    UpstreamError,
+)
+from swarm.protocol import ClaimEpisodeResponse, ClaimGroupResponse, EngineStatus
+
+
+def reply(body: Any, status: int = 200, **headers: str) -> Reply:
+    return Reply(
+        status,
+        {name.replace("_", "-"): value for name, value in headers.items()},
+        body if isinstance(body, bytes) else json.dumps(body).encode(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "status_url"),
+    [
+        ("http://127.0.0.1:10086", "http://127.0.0.1:10086/status"),
+        ("http://127.0.0.1:10086/", "http://127.0.0.1:10086/status"),
+        ("swarm.example:10086", "http://swarm.example:10086/status"),
+        ("https://example.com/swarm/", "https://example.com/swarm/status"),
+        ("http://[::1]:10086", "http://[::1]:10086/status"),
+    ],
+)
+def test_server_addresses(given: str, status_url: str) -> None:
+    assert wire.at_server(wire.parse_server_url(given), "/status") == status_url
+
+
+@pytest.mark.parametrize("given", ["", "ftp://host", "http://", "http://host:notaport", "zmq://127.0.0.1:1"])
+def test_wrong_addresses_are_told(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:10086"):
+        wire.parse_server_url(given)
+
+
+def test_episodes_are_reached_where_the_server_was() -> None:
+    one = {"episode_uuid": "e", "openai_base_url": "http://10.0.0.5:9999/episodes/e/v1", "openai_api_key": "k"}
+    url = wire.parse_server_url("https://gate.example/swarm")
+    expected = wire.EpisodeEndpoint(episode_uuid="e", base_url="https://gate.example/swarm/episodes/e/v1", api_key="k")
+    assert wire.endpoints(ClaimEpisodeResponse(success=True, client_uuid="c", **one), url) == [expected]
+    group = ClaimGroupResponse.model_validate({"success": True, "client_uuid": "c", "episodes": [one, one]})
+    assert wire.endpoints(group, url) == [expected, expected]
+
+
+def test_fields_of_a_newer_server_are_ignored() -> None:
+    answer = wire.read_answer(wire.ENGINE_STATUS, reply({"engine_status": "ENGINE.ROLLING", "mood": "good"}))
+    assert answer == EngineStatus.model_validate({"engine_status": "ENGINE.ROLLING"})
+
+
+@pytest.mark.parametrize("body", [b"<html>", [], {"engine_status": "ENGINE.DREAMING"}, {}, b"\xff"])
+def test_an_answer_that_is_none_is_told(body: Any) -> None:
+    with pytest.raises(UpstreamError, match="is that a swarm server"):
+        wire.read_answer(wire.ENGINE_STATUS, reply(body))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, RequestError),
+        (401, AuthenticationError),
+        (403, AuthenticationError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (413, PayloadTooLargeError),
+        (422, RequestError),
+        (500, UpstreamError),
+        (502, UpstreamError),
+        (503, UnavailableError),
+    ],
+)
+def test_statuses_become_errors(status: int, kind: type[SwarmGatewayError]) -> None:
+    error = wire.error_of(wire.STOP_ENGINE, reply({"error": {"message": "no", "code": "c", "param": "p"}}, status))
+    assert type(error) is kind
+    assert "/stop_engine: no" in error.message
+    assert error.code == "c"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"success": False, "error": "not now"}, "not now"),
+        ({"detail": "from another framework"}, "from another framework"),
+        (b"plain text", "plain text"),
+        (b"", "HTTP 400"),
+        ([1], "[1]"),
+    ],
+)
+def test_any_error_body_is_quoted(body: Any, said: str) -> None:
+    assert said in wire.error_of(wire.STOP_ENGINE, reply(body, 400)).message
+
+
+def test_a_wrong_token_says_where_it_comes_from() -> None:
+    assert "SWARM_TOKEN" in wire.error_of(wire.STATUS, reply({}, 401)).message
+
+
+def test_retry_after_is_kept() -> None:
+    assert wire.error_of(wire.STATUS, reply({}, 503, retry_after="9")).retry_after == 9.0
+
+
+def test_success_false_is_a_conflict_and_a_note_on_success_is_not() -> None:
+    with pytest.raises(ConflictError, match="/stop_engine: because"):
+        wire.read_answer(wire.STOP_ENGINE, reply({"success": False, "error": "because"}))
+    assert wire.read_answer(wire.STOP_ENGINE, reply({"success": True, "error": "note"})).error == "note"
