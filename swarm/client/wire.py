@@ -35,8 +35,8 @@ AnswerT_co = TypeVar("AnswerT_co", bound=BaseModel, covariant=True)
 
 #: Seconds a long poll may take beyond the time that it was asked to wait.
 WAIT_GRACE = 10.0
-#: Long polls hold a connection each; idle ones go before the server's own 5 s end them under a request.
-LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=128, keepalive_expiry=3.0)
+#: Long polls hold a connection each; idle ones go well before the server closes them under a request (75 s).
+LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=128, keepalive_expiry=30.0)
 
 _STATUS_ERRORS: dict[int, type[RequestError]] = {
     401: AuthenticationError,

@@ -1,0 +1,187 @@
+"""Both clients against the real swarm server over real sockets; the engine's part is played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from swarm.client import AsyncSwarmClient, EpisodeEndpoint, SwarmClient
+from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError, UnavailableError
+from swarm.job import TrainJob
+from swarm.link.messages import RolloutReady
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from swarm.server.controller import Controller
+from swarm.states import EngineState
+from swarm.types import ModelCall, Task, WorkflowOutput
+from tests.swarm.client.conftest import QUICK
+
+pytestmark = pytest.mark.anyio
+
+JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
+READY = RolloutReady(addresses=["127.0.0.1:9"], model="tiny", policy_version=3, next_step=4)
+OUTPUT = WorkflowOutput(reward=0.5)
+PATIENCE = 30.0
+
+
+@dataclass
+class Swarm:
+    """A server without an engine process, and how to play the engine."""
+
+    url: str
+    controller: Controller
+
+    def roll(self) -> None:
+        self.controller.sync_job(JOB)
+        self.controller.boot()
+        self.controller.rollout_ready(READY)
+
+    def sample(self, episode: EpisodeEndpoint) -> None:
+        """Record one model call, as the data plane does."""
+        pool = self.controller.pool
+        call = ModelCall(
+            call_id="c",
+            prompt_ids=[1],
+            response_ids=[2],
+            logprobs=[-0.5],
+            min_policy_version=3,
+            max_policy_version=3,
+            finish_reason="stop",
+        )
+        pool.record(pool.open(episode.episode_uuid, episode.api_key), call)
+
+    async def claim_is_waiting(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not self.controller._waiters:  # noqa: ASYNC110 - what a client does over the socket sets no event
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Swarm]:
+    app = create_app(ServerConfig(run_dir=tmp_path, token="secret"))
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield Swarm(f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.controller)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+async def client(swarm: Swarm) -> AsyncIterator[AsyncSwarmClient]:
+    async with AsyncSwarmClient(swarm.url, token="secret", policy=QUICK) as client:
+        yield client
+
+
+async def test_a_group_goes_through_and_its_end_may_be_repeated(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    swarm.roll()
+    episodes = await client.claim_group(2)
+    assert all(one.base_url == f"{swarm.url}/episodes/{one.episode_uuid}/v1" for one in episodes)
+    for episode in episodes:
+        swarm.sample(episode)
+    outputs = {one.episode_uuid: OUTPUT for one in episodes}
+    assert await client.end_group("t", outputs) == ""
+    assert await client.end_group("t", outputs) == ""
+    status = await client.status()
+    assert status.pool is not None
+    assert (status.pool.tasks, status.pool.running_episodes) == ({"t": 2}, 0)
+    assert (status.job, status.engine.global_step) == (JOB, 3)
+    # too late to take it back
+    await client.abort(outputs)
+    assert swarm.controller.pool.information().tasks == {"t": 2}
+
+
+async def test_a_group_that_sampled_nothing_is_not_trained(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    swarm.roll()
+    episodes = await client.claim_group(2)
+    dropped = await client.end_group("t", {one.episode_uuid: OUTPUT for one in episodes})
+    assert dropped.startswith("not trained: ")
+
+
+async def test_a_claim_waits_until_the_engine_rolls(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    swarm.controller.sync_job(JOB)
+    swarm.controller.boot()
+    claim = asyncio.ensure_future(client.claim_group(2, PATIENCE))
+    await swarm.claim_is_waiting()
+    swarm.controller.rollout_ready(READY)
+    assert len(await claim) == 2
+
+
+async def test_refusals_say_why(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    with pytest.raises(UnavailableError, match="Engine is offline") as caught:
+        await client.claim_group(2)
+    assert caught.value.code == "engine_offline"
+    swarm.roll()
+    with pytest.raises(RequestError, match="the job has 4 slots"):
+        await client.claim_group(5, PATIENCE)
+    await client.claim_group(4)
+    with pytest.raises(UnavailableError) as caught:
+        await client.claim_group(1)
+    assert caught.value.code == "no_episodes"
+    with pytest.raises(NotFoundError):
+        await client.end_group("t", {"unknown": OUTPUT})
+
+
+async def test_a_wrong_token_is_no_client(swarm: Swarm) -> None:
+    async with AsyncSwarmClient(swarm.url, token="wrong", policy=QUICK) as stranger:
+        with pytest.raises(AuthenticationError, match="SWARM_TOKEN"):
+            await stranger.status()
+
+
+async def test_a_claim_given_up_leaves_no_episode_behind(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    swarm.roll()
+    held = await client.claim_group(4)
+    claim = asyncio.ensure_future(client.claim_group(2, PATIENCE))
+    await swarm.claim_is_waiting()
+    claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    await client.abort([one.episode_uuid for one in held])
+    await client.close()
+    assert swarm.controller.pool.information().running_episodes == 0
+
+
+async def test_waiting_for_a_state_returns_as_it_comes(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    swarm.controller.sync_job(JOB)
+    swarm.controller.boot()
+    waiting = asyncio.ensure_future(client.wait_for_state(EngineState.ROLLING, wait_seconds=PATIENCE))
+    await asyncio.sleep(0)
+    swarm.controller.rollout_ready(READY)
+    assert (await waiting).engine.engine_status is EngineState.ROLLING
+
+
+async def test_threads_run_episodes_and_failures_come_back(swarm: Swarm) -> None:
+    swarm.roll()
+
+    def everything() -> list[str | None]:
+        with SwarmClient(swarm.url, token="secret", policy=QUICK, begin_timeout=PATIENCE) as client:
+            # already rolling with this job
+            client.auto_sync_train_config_and_start_engine(JOB)
+            with pytest.raises(ConflictError, match="differs in seed"):
+                client.auto_sync_train_config_and_start_engine(JOB.model_copy(update={"seed": 1}))
+
+            def rollout(task: Task) -> str:
+                uuid, _ = client.begin_episode(episode_type="eval")
+                assert client.can_continue_episode(uuid)
+                if task.task_id == "bad":
+                    raise ValueError("broken")
+                client.end_episode(task, uuid, OUTPUT)
+                assert not client.can_continue_episode(uuid)
+                return task.task_id
+
+            names = [*(f"t{number}" for number in range(8)), "bad"]
+            tasks = (Task(task_id=name) for name in names)
+            done = client.run_episodes_until_all_complete(tasks, rollout, max_workers=6, auto_retry=2)
+            assert client.get_rollout_stat().running_episodes == 0
+            assert client.get_global_step() == 3
+            return done
+
+    assert await asyncio.to_thread(everything) == [*(f"t{number}" for number in range(8)), None]
