@@ -132,7 +132,7 @@ class ChatSession:
                         shaped = shaper.continued(chunk)
                         if _finish_of(chunk) not in (None, "abort"):
                             attempt.ends.append(shaped)
-                        elif _says_something(shaped):
+                        else:
                             yield _without_finish(shaped)
                 cut = TransientError("vLLM aborted the call")
             except TransientError as exc:

@@ -1,0 +1,249 @@
+"""The episode endpoint over a real socket, with a scripted vLLM behind it: plain calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from tests.swarm.server.conftest import Rig, ready
+from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, logprob, plain, status
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_plain_call_is_answered_and_recorded(rig: Rig) -> None:
+    rig.vllm.script.append(plain([5, 6]))
+    episode = await rig.claim()
+    response = await episode.chat(model="tiny", temperature=0.1, top_k=3, seed=7, unknown_field={"a": 1})
+    assert response.status_code == 200
+    assert response.headers["x-swarm-policy-version"] == "0"
+    assert response.headers["x-request-id"]
+    answer = response.json()
+    assert answer["model"] == "tiny"
+    assert answer["choices"][0]["message"]["content"] == "t5 t6"
+    assert answer["choices"][0]["logprobs"] is None
+    assert "prompt_token_ids" not in answer
+    assert "token_ids" not in answer["choices"][0]
+    (call,) = episode.calls
+    assert (call.prompt_ids, call.response_ids, call.logprobs) == (PROMPT, [5, 6], [logprob(5), logprob(6)])
+    assert call.finish_reason == "stop"
+    path, sent = rig.vllm.requests[0]
+    assert path == "/v1/chat/completions"
+    assert sent["model"] == ENGINE_MODEL
+    assert sent["unknown_field"] == {"a": 1}
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_tokens"]) == (0.9, 1.0, -1, 100)
+    assert sent["return_token_ids"] is sent["logprobs"] is True
+    assert sent["top_logprobs"] == 0
+    assert "seed" not in sent
+
+
+async def test_eval_episode_keeps_the_callers_sampling_and_is_not_recorded(rig: Rig) -> None:
+    episode = await rig.claim(episode_type="eval")
+    assert (await episode.chat(temperature=0.1, top_k=3, seed=7, n=1)).status_code == 200
+    sent = rig.vllm.requests[0][1]
+    assert (sent["temperature"], sent["top_k"], sent["seed"]) == (0.1, 3, 7)
+    assert episode.calls == []
+
+
+async def test_asked_for_fields_are_delivered(rig: Rig) -> None:
+    episode = await rig.claim()
+    answer = (await episode.chat(logprobs=True, top_logprobs=2, return_token_ids=True)).json()
+    assert answer["prompt_token_ids"] == PROMPT
+    assert answer["choices"][0]["token_ids"] == [1, 2]
+    assert len(answer["choices"][0]["logprobs"]["content"]) == 2
+    assert rig.vllm.requests[0][1]["top_logprobs"] == 2
+
+
+async def test_abort_is_repeated_and_never_delivered(rig: Rig) -> None:
+    rig.vllm.script.extend([plain([1], "abort"), plain([], "abort"), plain([7, 8])])
+    episode = await rig.claim()
+    answer = (await episode.chat()).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert [call.response_ids for call in episode.calls] == [[7, 8]]
+    assert len(rig.vllm.requests) == 3
+
+
+async def test_server_errors_and_broken_connections_are_repeated(rig: Rig) -> None:
+    class Breaks(Response):
+        async def __call__(self, *_: Any) -> None:
+            return None
+
+    rig.vllm.script.extend([status(500, {"error": {"message": "boom"}}), lambda body: Breaks()])
+    episode = await rig.claim()
+    assert (await episode.chat()).status_code == 200
+    assert len(rig.vllm.requests) == 3
+
+
+@pytest.mark.parametrize("overrides", [{"call_attempts": 2}])
+async def test_repeated_failure_ends_in_one_clear_error(rig: Rig) -> None:
+    rig.vllm.default = status(503, {"error": {"message": "no room"}})
+    episode = await rig.claim()
+    response = await episode.chat()
+    assert response.status_code == 502
+    assert "no room" in response.json()["error"]["message"]
+    assert response.headers["x-should-retry"] == "false"
+    assert episode.calls == []
+
+
+async def test_refusals_of_vllm_pass_through(rig: Rig) -> None:
+    payload = {
+        "error": {"message": "context too long", "type": "BadRequestError", "param": "input_tokens", "code": 400}
+    }
+    rig.vllm.script.append(status(400, payload))
+    episode = await rig.claim()
+    response = await episode.chat()
+    assert (response.status_code, response.json()) == (400, payload)
+    rig.vllm.script.append(status(422, "odd"))
+    response = await episode.chat()
+    assert response.status_code == 422
+    assert "odd" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": [5]},
+        {"token_ids": None},
+        {"logprobs": None},
+        {"logprobs": {"content": [{"token": "a", "logprob": -9999.0}, {"token": "b", "logprob": -1.0}]}},
+        {"prompt_token_ids": [1]},
+        {"prompt_token_ids": None},
+        {"usage": {"prompt_tokens": 3, "completion_tokens": 5}},
+    ],
+)
+async def test_disagreeing_tokens_quarantine_the_episode_but_reach_the_caller(
+    rig: Rig, changes: dict[str, Any]
+) -> None:
+    rig.vllm.script.append(plain([5, 6], **changes))
+    episode = await rig.claim()
+    response = await episode.chat()
+    assert response.json()["choices"][0]["message"]["content"] == "t5 t6"
+    ended = await episode.end()
+    assert ended["success"]
+    assert "quarantined" in ended["error"]
+    assert rig.controller.pool.information().quarantined_episodes == 1
+
+
+async def test_wrong_key_dead_key_and_foreign_key(rig: Rig) -> None:
+    episode, other = await rig.claim(), await rig.claim()
+    response = await rig.client.post(f"{episode.base_url}/chat/completions", json={})
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    episode.key, other.key = other.key, episode.key
+    assert (await episode.chat()).status_code == 401
+    episode.key, other.key = other.key, episode.key
+    await episode.end()
+    assert (await episode.chat()).status_code == 401
+    headers = {"x-api-key": other.key}
+    assert (await rig.client.get(f"{other.base_url}/models", headers=headers)).json()["data"][0]["id"] == "tiny"
+    assert (await rig.client.get(f"{other.base_url}/models")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"model": "gpt-4"}, 404, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": "hello"}, 400, "messages"),
+        ({"n": 2}, 400, "n"),
+    ],
+)
+async def test_bad_requests(rig: Rig, body: dict[str, Any], code: int, param: str) -> None:
+    response = await (await rig.claim()).chat(**body)
+    assert response.status_code == code
+    assert response.json()["error"]["param"] == param
+    assert rig.vllm.requests == []
+
+
+@pytest.mark.parametrize("overrides", [{"max_body_bytes": 2048}])
+async def test_malformed_and_oversized_bodies(rig: Rig) -> None:
+    episode = await rig.claim()
+    url, headers = f"{episode.base_url}/chat/completions", {"authorization": f"Bearer {episode.key}"}
+    response = await rig.client.post(url, content=b'{"messages": [', headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_json")
+    response = await rig.client.post(url, content=b"[" * 5000, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
+
+
+async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(body: dict[str, Any]) -> Response:
+        await both.wait()
+        reply = plain([1])(body)
+        assert isinstance(reply, JSONResponse)
+        return reply
+
+    rig.vllm.default = meet
+    episode = await rig.claim()
+    async with asyncio.timeout(10):
+        first, second = await asyncio.gather(episode.chat(), episode.chat())
+    assert first.status_code == second.status_code == 200
+    assert len(episode.calls) == 2
+
+
+async def test_a_caller_that_leaves_cancels_its_call_and_leaves_no_record(rig: Rig) -> None:
+    asked = asyncio.Event()
+    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await asyncio.wait_for(asked.wait(), 10)
+    call.cancel()
+    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
+    await asyncio.gather(call, return_exceptions=True)
+    assert episode.calls == []
+
+
+def _started(asked: asyncio.Event, reply: Any) -> Any:
+    asked.set()
+    return reply
+
+
+async def test_an_episode_that_ends_takes_its_calls_with_it(rig: Rig) -> None:
+    asked = asyncio.Event()
+    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await asyncio.wait_for(asked.wait(), 10)
+    await rig.post("/abort_episode", client_uuid="me", episode_uuid=episode.uuid)
+    response: httpx.Response = await asyncio.wait_for(call, 10)
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_aborted")
+    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
+
+
+async def test_calls_of_a_dying_engine_are_told_so(rig: Rig) -> None:
+    asked = asyncio.Event()
+    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
+    call = asyncio.create_task((await rig.claim()).chat())
+    await asyncio.wait_for(asked.wait(), 10)
+    rig.controller.offline("the engine process was killed by SIGKILL")
+    response: httpx.Response = await asyncio.wait_for(call, 10)
+    assert response.status_code == 503
+    assert "SIGKILL" in response.json()["error"]["message"]
+    assert response.headers["retry-after"]
+
+
+async def test_policy_versions_span_the_call(rig: Rig) -> None:
+    async def sync_meanwhile(body: dict[str, Any]) -> Response:
+        rig.controller.rollout_ready(ready(rig.vllm_address, version=4))
+        reply = plain([1])(body)
+        assert isinstance(reply, Response)
+        return reply
+
+    rig.vllm.script.append(sync_meanwhile)
+    episode = await rig.claim()
+    assert (await episode.chat()).headers["x-swarm-policy-version"] == "4"
+    (call,) = episode.calls
+    assert (call.min_policy_version, call.max_policy_version) == (0, 4)
+
+
+@pytest.mark.parametrize("overrides", [{"call_timeout": 0.2}])
+async def test_a_call_has_a_deadline(rig: Rig) -> None:
+    rig.vllm.script.append(rig.vllm.hang())
+    response = await (await rig.claim()).chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
+    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)

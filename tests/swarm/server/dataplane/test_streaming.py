@@ -1,0 +1,302 @@
+"""Streamed calls over a real socket: chunks as they come, exact continuation over an abort, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.swarm.server.conftest import Claimed, Rig, ready
+from tests.swarm.server.vllm import (
+    PROMPT,
+    chat_chunk,
+    completion_chunk,
+    logprob,
+    role_chunk,
+    status,
+    streamed,
+    token_chunk,
+    usage_chunk,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def read(episode: Claimed, **body: Any) -> list[Any]:
+    """All events of a streamed call; ``[DONE]`` as a string."""
+    response = await episode.rig.client.send(episode.request(stream=True, **body), stream=True)
+    assert response.status_code == 200, await response.aread()
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events: list[Any] = []
+    buffer = b"".join([data async for data in response.aiter_bytes()]).decode()
+    for block in buffer.split("\n\n"):
+        if block:
+            data = block.removeprefix("data: ")
+            events.append(data if data == "[DONE]" else json.loads(data))
+    await response.aclose()
+    return events
+
+
+def text(events: list[Any]) -> str:
+    return "".join(c["delta"].get("content") or "" for e in events if e != "[DONE]" for c in e["choices"])
+
+
+async def test_stream_is_passed_through_and_recorded(rig: Rig) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), token_chunk([6], "stop"), usage_chunk(2)))
+    episode = await rig.claim()
+    events = await read(episode)
+    assert events[-1] == "[DONE]"
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert text(events) == "t5 t6 "
+    chunks = events[:-1]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None, None, "stop"]
+    assert {c["model"] for c in chunks} == {"tiny"}
+    assert all("prompt_token_ids" not in c and "usage" not in c for c in chunks)
+    assert all("token_ids" not in c["choices"][0] and c["choices"][0]["logprobs"] is None for c in chunks)
+    (call,) = episode.calls
+    assert (call.prompt_ids, call.response_ids, call.logprobs) == (PROMPT, [5, 6], [logprob(5), logprob(6)])
+    assert rig.vllm.requests[0][1]["stream_options"] == {"include_usage": True}
+
+
+async def test_asked_for_fields_are_delivered(rig: Rig) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
+    events = await read(await rig.claim(), logprobs=True, return_token_ids=True, stream_options={"include_usage": True})
+    assert events[0]["prompt_token_ids"] == PROMPT
+    assert events[1]["choices"][0]["token_ids"] == [5]
+    assert events[1]["choices"][0]["logprobs"]["content"][0]["logprob"] == logprob(5)
+    assert events[2]["choices"] == []
+    assert events[2]["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+
+
+async def test_line_separators_inside_json_do_not_cut_events(rig: Rig) -> None:
+    odd = token_chunk([5], delta={"content": "a\u2028b\x85c"})
+    rig.vllm.script.append(streamed(role_chunk(), odd, token_chunk([6], "stop"), usage_chunk(2)))
+    assert text(await read(await rig.claim())) == "a\u2028b\x85ct6 "
+
+
+async def test_chunks_come_as_they_are_sampled(rig: Rig) -> None:
+    go_on = asyncio.Event()
+    rig.vllm.script.append(
+        streamed(role_chunk(), token_chunk([5]), go_on.wait, token_chunk([6], "stop"), usage_chunk(2))
+    )
+    episode = await rig.claim()
+    async with asyncio.timeout(10):
+        response = await rig.client.send(episode.request(stream=True), stream=True)
+        received = b""
+        parts = response.aiter_bytes()
+        while b"t5" not in received:
+            received += await anext(parts)
+        assert response.headers["x-swarm-policy-version"] == "0"
+        go_on.set()
+        async for part in parts:
+            received += part
+    assert received.endswith(b"data: [DONE]\n\n")
+
+
+async def test_the_call_is_recorded_before_the_caller_sees_its_end(rig: Rig) -> None:
+    hold = asyncio.Event()
+    rig.vllm.script.append(
+        streamed(role_chunk(), token_chunk([5]), token_chunk([6], "stop"), usage_chunk(2), hold.wait)
+    )
+    episode = await rig.claim()
+    response = await rig.client.send(episode.request(stream=True), stream=True)
+    received = b""
+    async with asyncio.timeout(10):
+        parts = response.aiter_bytes()
+        while b"t5" not in received:
+            received += await anext(parts)
+        hold.set()
+        while b'"stop"' not in received:
+            received += await anext(parts)
+    assert len(episode.calls) == 1
+    await response.aclose()
+
+
+@pytest.mark.parametrize(
+    "aborted",
+    [
+        # before its first token, vLLM 0.28 sends the role, no finish reason and a usage of 0
+        streamed(role_chunk(), usage_chunk(0)),
+        streamed(role_chunk(), token_chunk([9, 9], "abort"), usage_chunk(2)),
+        streamed(role_chunk(), done=False),
+        streamed(chat_chunk(None, error={"message": "internal", "code": 500})),
+        status(503, {"error": {"message": "sleeping"}}),
+    ],
+)
+async def test_a_cut_before_anything_was_delivered_repeats_the_call(rig: Rig, aborted: Any) -> None:
+    whole = streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1))
+    rig.vllm.script.extend([aborted, whole])
+    episode = await rig.claim()
+    events = await read(episode)
+    assert text(events) == "t5 "
+    assert sum("role" in e["choices"][0]["delta"] for e in events[:-1]) == 1
+    assert [call.response_ids for call in episode.calls] == [[5]]
+
+
+async def test_a_cut_stream_continues_exactly_from_its_tokens(rig: Rig) -> None:
+    rig.vllm.script.extend(
+        [
+            streamed(role_chunk(), token_chunk([5]), token_chunk([6], "abort"), usage_chunk(2)),
+            streamed(completion_chunk([], "abort", [*PROMPT, 5, 6]), usage_chunk(0, 5)),
+            streamed(completion_chunk([7], None, [*PROMPT, 5, 6]), completion_chunk([8], "stop"), usage_chunk(2, 5)),
+        ]
+    )
+    episode = await rig.claim()
+    rig_sync = rig.controller
+    events = await read(
+        episode, max_tokens=50, stop=["END"], logprobs=True, top_logprobs=1, stream_options={"include_usage": True}
+    )
+    assert text(events) == "t5 t6 t7 t8 "
+    assert [e["choices"][0]["finish_reason"] for e in events[:-2]][-1] == "stop"
+    assert "abort" not in json.dumps(events)
+    assert {e["id"] for e in events[:-1]} == {"chatcmpl-s"}
+    assert {e["object"] for e in events[:-1]} == {"chat.completion.chunk"}
+    assert events[-2]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    sampled = [x for e in events[:-2] for c in e["choices"] for x in (c["logprobs"] or {"content": []})["content"]]
+    assert [x["token"] for x in sampled] == ["t5", "t6", "t7", "t8"]
+    assert sampled[-1]["top_logprobs"][0]["logprob"] == logprob(8)
+    path, body = rig.vllm.requests[2]
+    assert path == "/v1/completions"
+    assert body["prompt"] == [*PROMPT, 5, 6]
+    assert (body["max_tokens"], body["stop"], body["temperature"], body["logprobs"]) == (48, ["END"], 0.9, 1)
+    (call,) = episode.calls
+    assert (call.prompt_ids, call.response_ids) == (PROMPT, [5, 6, 7, 8])
+    assert call.logprobs == [logprob(t) for t in (5, 6, 7, 8)]
+    assert rig_sync.pool.information().quarantined_episodes == 0
+
+
+async def test_versions_span_a_continuation(rig: Rig) -> None:
+    async def new_weights() -> None:
+        rig.controller.rollout_ready(ready(rig.vllm_address, version=3))
+
+    rig.vllm.script.extend(
+        [
+            streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort")),
+            streamed(new_weights, completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
+        ]
+    )
+    episode = await rig.claim()
+    assert text(await read(episode)) == "t5 t7 "
+    (call,) = episode.calls
+    assert (call.min_policy_version, call.max_policy_version) == (0, 3)
+
+
+async def test_a_cut_at_the_length_limit_is_finished(rig: Rig) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), token_chunk([6], "abort")))
+    episode = await rig.claim()
+    events = await read(episode, max_tokens=2, stream_options={"include_usage": True})
+    assert events[-3]["choices"][0]["finish_reason"] == "length"
+    assert events[-2]["usage"]["completion_tokens"] == 2
+    assert [call.response_ids for call in episode.calls] == [[5, 6]]
+
+
+async def test_a_continuation_after_another_prompt_is_quarantined(rig: Rig) -> None:
+    rig.vllm.script.extend(
+        [
+            streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort")),
+            streamed(completion_chunk([7], "stop", [*PROMPT, 4]), usage_chunk(1, 4)),
+        ]
+    )
+    episode = await rig.claim()
+    await read(episode)
+    assert "another prompt" in (await episode.end())["error"]
+
+
+TOOL_DELTA = {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "delta"),
+    [
+        ({}, TOOL_DELTA),
+        ({}, {"reasoning": "hm"}),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, {"content": "t5 "}),
+        ({"response_format": {"type": "json_object"}}, {"content": "{"}),
+    ],
+)
+async def test_what_cannot_be_continued_ends_with_an_error_and_is_not_trained(
+    rig: Rig, body: dict[str, Any], delta: dict[str, Any]
+) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], delta=delta), token_chunk([], "abort")))
+    episode = await rig.claim()
+    events = await read(episode, **body)
+    assert events[-1]["error"]["code"] == "stream_cut"
+    assert "[DONE]" not in events
+    assert "quarantined" in (await episode.end())["error"]
+    assert len(rig.vllm.requests) == 1
+
+
+async def test_text_held_back_by_a_parser_is_not_continued_as_text(rig: Rig) -> None:
+    held = token_chunk([6], delta={})
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), held, token_chunk([], "abort")))
+    assert (await read(await rig.claim()))[-1]["error"]["code"] == "stream_cut"
+
+
+async def test_refusal_before_the_first_chunk_has_its_status(rig: Rig) -> None:
+    payload = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
+    for step in (status(400, payload), streamed(payload)):
+        rig.vllm.script.append(step)
+        response = await rig.client.send((await rig.claim()).request(stream=True))
+        assert (response.status_code, response.json()) == (400, payload)
+        assert response.headers["x-should-retry"] == "false"
+        assert response.headers["x-request-id"]
+
+
+async def test_tokens_that_disagree_are_delivered_but_not_trained(rig: Rig) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(2)))
+    episode = await rig.claim()
+    assert text(await read(episode)) == "t5 "
+    assert "1 token ids" in (await episode.end())["error"]
+
+
+async def test_a_caller_that_leaves_cancels_its_stream_and_leaves_no_record(rig: Rig) -> None:
+    rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
+    episode = await rig.claim()
+    response = await rig.client.send(episode.request(stream=True), stream=True)
+    async with asyncio.timeout(10):
+        async for part in response.aiter_bytes():
+            if b"t5" in part:
+                break
+        await response.aclose()
+        await rig.vllm.cancelled.wait()
+    assert episode.calls == []
+    assert not rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
+
+
+async def test_an_episode_that_ends_cuts_its_stream_with_an_error(rig: Rig) -> None:
+    rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
+    episode = await rig.claim()
+    response: httpx.Response = await rig.client.send(episode.request(stream=True), stream=True)
+    received = b""
+    async with asyncio.timeout(10):
+        async for part in response.aiter_bytes():
+            received += part
+            if b"t5" in part:
+                await rig.post("/abort_episode", client_uuid="me", episode_uuid=episode.uuid)
+        await rig.vllm.cancelled.wait()
+    assert b'"episode_aborted"' in received
+    assert b"[DONE]" not in received
+
+
+async def test_several_answers_of_an_eval_episode(rig: Rig) -> None:
+    def of(index: int, chunk: dict[str, Any]) -> dict[str, Any]:
+        chunk["choices"][0]["index"] = index
+        return chunk
+
+    rig.vllm.script.append(
+        streamed(
+            role_chunk(),
+            of(1, role_chunk()),
+            of(0, token_chunk([5], "stop")),
+            of(1, token_chunk([6])),
+            of(1, token_chunk([7], "length")),
+            usage_chunk(3),
+        )
+    )
+    events = await read(await rig.claim(episode_type="eval"), n=2)
+    finishes = {e["choices"][0]["index"]: e["choices"][0]["finish_reason"] for e in events[:-1]}
+    assert finishes == {0: "stop", 1: "length"}
+    assert text(events) == "t6 t5 t7 "
