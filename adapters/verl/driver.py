@@ -12,13 +12,14 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 from adapters.verl.cluster import init_arguments, kill_processes, ray_temp_dir, remove_leftovers
 from adapters.verl.deadline import passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE
-from swarm.errors import ConfigError, EngineError, SwarmGatewayError
+from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
@@ -36,28 +37,41 @@ def main() -> None:
     parser.add_argument("job", type=Path, help="TrainJob as YAML")
     arguments = parser.parse_args()
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
-    code = 1
-    with EngineEnd.from_environment("driver", on_lost=_server_lost) as link:
+    try:
+        connected = EngineEnd.from_environment("driver", on_lost=_server_lost)
+    except LinkError as exc:
+        sys.exit(_complain(exc.message, 2))
+    code, error = 0, ""
+    with connected as link:
         run = _Run(link, run_dir)
-        error = ""
         try:
-            run.execute(parse_job(arguments.job.read_text(), str(arguments.job)))
-            code = 0
+            run.execute(_read_job(arguments.job))
         except SwarmGatewayError as exc:
             error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
         except Exception as exc:
-            error = root_cause(exc)
-        reason = passed_deadline(run_dir)
-        error = reason or error
+            traceback.print_exc()
+            error, code = passed_deadline(run_dir) or root_cause(exc), 1
         if error:
-            print(f"engine: {error}", file=sys.stderr, flush=True)
+            _complain(error, code)
         link.send(Finished(error=error))
         run.clean_up()
     sys.exit(code)
 
 
+def _complain(message: str, code: int) -> int:
+    print(f"engine: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _read_job(path: Path) -> TrainJob:
+    try:
+        return parse_job(path.read_text(), str(path))
+    except OSError as exc:
+        raise ConfigError(f"cannot read the job {path}: {exc.strerror}") from exc
+
+
 def _server_lost() -> None:
-    print("engine: the swarm server is gone", file=sys.stderr, flush=True)
+    _complain("the swarm server is gone", 1)
     kill_processes(grace=1.0)
     os._exit(1)
 

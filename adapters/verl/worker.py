@@ -5,7 +5,9 @@ Invariant: two runs on one machine never share the socket that carries weights f
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from typing import Any
 
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
@@ -16,7 +18,20 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from adapters.verl.weights_socket import private_handle
 
-EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"])(FSDPEngineWithLMHead)
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"])
+class CpuEngine(FSDPEngineWithLMHead):
+    """verl's FSDP engine on the CPU."""
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        # verl keeps a forward-only model (the reference of the KL loss) in pinned host memory, which torch has only
+        # beside an accelerator; here it is in host memory anyway
+        config = self.engine_config
+        self.engine_config = dataclasses.replace(config, forward_only=False)
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config = config
 
 
 class SwarmWorker(ActorRolloutRefWorker):

@@ -44,11 +44,15 @@ class EngineProcess:
         self.boot: list[tuple[float, Role, str]] = []
         self.config: dict[str, Any] = {}
 
+    def job_text(self) -> str:
+        """What the engine reads as its job."""
+        return dump_job(self.job)
+
     async def __aenter__(self) -> Self:
         await self.link.__aenter__()
         self.run_dir.mkdir(parents=True, exist_ok=True)
         path = self.run_dir / "job.yaml"
-        path.write_text(dump_job(self.job))
+        path.write_text(self.job_text())
         self.began = time.monotonic()
         with (self.run_dir / "engine.log").open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(

@@ -77,7 +77,9 @@ def test_descendants_that_ignore_sigterm_are_killed() -> None:
 
 
 def test_orphans_are_known_by_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)'], stdout=subprocess.DEVNULL"
+    sleeper = (
+        "[sys.executable, '-c', 'import time; time.sleep(60)'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    )
     orphan = f"import subprocess, sys; print(subprocess.Popen({sleeper}).pid)"
     monkeypatch.setenv(cluster.RUN_VARIABLE, f"test-{os.getpid()}")
     done = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True)

@@ -1,0 +1,80 @@
+"""The engine's main process, up to the point where it would start Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.job import TrainJob
+from swarm.link.messages import Finished
+from tests.engine.engine_process import EngineProcess
+
+pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
+ray_exceptions = pytest.importorskip("ray.exceptions", reason="needs the cpu or gpu extra")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+async def refusal(job: TrainJob, run_dir: Path) -> str:
+    """The error with which the engine finishes; it must be a configuration error (exit code 2)."""
+    async with EngineProcess(job, run_dir) as engine:
+        finished = await engine.expect(Finished, 60)
+        assert await engine.process.wait() == 2, engine.tail()
+    return finished.error
+
+
+@pytest.mark.anyio
+async def test_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    error = await refusal(TrainJob(model=str(tmp_path / "nowhere"), device="cpu"), tmp_path / "run")
+    assert "there is no model folder" in error and "nowhere" in error
+
+
+@pytest.mark.anyio
+async def test_misspelt_override_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+    job = TrainJob(model=str(model), device="cpu", overrides={"actor_rollout_ref.actor.clip_ration": 0.2})
+    assert "clip_ration" in await refusal(job, tmp_path / "run")
+
+
+@pytest.mark.anyio
+async def test_unreadable_job_is_reported(tmp_path: Path) -> None:
+    class Broken(EngineProcess):
+        def job_text(self) -> str:
+            return "modle: tiny\n"
+
+    async with Broken(TrainJob(model="m"), tmp_path / "run") as engine:
+        finished = await engine.expect(Finished, 60)
+    assert "modle" in finished.error
+
+
+def test_started_by_hand_says_how_it_is_started(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "adapters.verl", str(tmp_path / "job.yaml")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "started by the swarm server" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_root_cause_looks_through_rays_wrappers() -> None:
+    from adapters.verl.driver import root_cause
+
+    inner = ValueError("first line\nmax_model_len (18000) is larger than the model's 8192")
+    task = ray_exceptions.RayTaskError("run", "a long remote traceback", inner)
+    assert root_cause(task) == "ValueError: max_model_len (18000) is larger than the model's 8192"
+    assert root_cause(task.as_instanceof_cause()).startswith("ValueError: max_model_len")
+    assert root_cause(RuntimeError()) == "RuntimeError: no message"
