@@ -45,9 +45,9 @@ class Gateway:
         self.config = config
         self.stats = Stats()
         self.background = Background(grace_seconds=min(config.submit_timeout_seconds, _LAST_SECONDS))
-        timeout = httpx.Timeout(config.sample_timeout_seconds, connect=5.0)
-        # an episode's address is the swarm server's own: no proxy of the environment leads there
-        self.engine_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS, trust_env=False)
+        # an episode's address is the swarm server's own: no proxy of the environment leads there; reads have the
+        # deadline of the whole sample
+        self.engine_http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False)
         self.client = AsyncSwarmClient(
             config.swarm_url, config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
         )
@@ -64,7 +64,9 @@ class Gateway:
         self.fallback_http: httpx.AsyncClient | None = None
         fallback: Fallback | None = None
         if config.fallback is not None:
-            self.fallback_http = httpx.AsyncClient(timeout=timeout, limits=_LIMITS)
+            self.fallback_http = httpx.AsyncClient(
+                timeout=httpx.Timeout(config.sample_timeout_seconds, connect=5.0), limits=_LIMITS
+            )
             fallback = Fallback(self.fallback_http, config.fallback)
         self.chat = ChatRoute(config, self.episodes, fan_out, fallback, self.stats)
 

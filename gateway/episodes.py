@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that what the server said of itself is believed.
 _STATUS_AGE = 2.0
 #: Longest single long-poll: a claim whose caller is gone holds its place in the queue no longer than this.
-_POLL_SECONDS = 10.0
+_POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
 

@@ -68,16 +68,7 @@ class Sampler:
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(deadline):
-                try:
-                    response = await self._post(episode, body)
-                except EpisodeLostError:
-                    raise
-                except UnavailableError as exc:
-                    await asyncio.sleep(min(exc.retry_after or 0, _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
-                    try:
-                        response = await self._post(episode, body)
-                    except UnavailableError as again:
-                        raise EpisodeLostError(again.message) from again
+                response = await self._post_twice(episode, body)
         except TimeoutError:
             late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
             late.status = 504
@@ -88,6 +79,19 @@ class Sampler:
             latency=asyncio.get_running_loop().time() - started,
             policy_version=int(version) if version.isdigit() else None,
         )
+
+    async def _post_twice(self, episode: EpisodeEndpoint, body: bytes) -> httpx.Response:
+        try:
+            return await self._post(episode, body)
+        except EpisodeLostError:
+            raise
+        except UnavailableError as exc:
+            pause = min(exc.retry_after or 0, _LONGEST_PAUSE)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        try:
+            return await self._post(episode, body)
+        except UnavailableError as exc:
+            raise EpisodeLostError(exc.message) from exc
 
     async def _post(self, episode: EpisodeEndpoint, body: bytes) -> httpx.Response:
         try:

@@ -1,0 +1,109 @@
+"""The gateway against the real swarm server and its data plane, with a scripted vLLM behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from tests.gateway.conftest import write_hooks
+from tests.gateway.stand_in import listening
+from tests.swarm.server import conftest as server
+from tests.swarm.server.vllm import plain, status
+
+pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")))
+    async with (
+        listening(create_app(config)) as url,
+        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http,
+    ):
+        yield http
+
+
+async def none_running(rig: server.Rig) -> None:
+    async with asyncio.timeout(5):
+        while rig.controller.pool.information().running_episodes:
+            await rig.client.get("/health")
+
+
+async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(
+    rig: server.Rig, gateway: httpx.AsyncClient
+) -> None:
+    rig.vllm.script.extend([plain([1]), plain([1, 2, 3])])
+    response = await gateway.post(CHAT, json={**BODY, "temperature": 0.0, "seed": 3, "odd": True})
+    assert response.headers["x-swarm-trained"] == "true"
+    choice = response.json()["choices"][0]
+    assert choice["message"]["content"] == "t1 t2 t3" and "token_ids" not in choice and choice["logprobs"] is None
+    assert [body["temperature"] for _, body in rig.vllm.requests] == [0.9, 0.9]
+    assert all(body["odd"] and "seed" not in body for _, body in rig.vllm.requests)
+    information = rig.controller.pool.information()
+    assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
+
+
+async def test_each_request_completes_one_task_of_the_batch(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    for _ in range(server.JOB.batch_size):
+        response = await gateway.post(CHAT, json=BODY)
+        assert response.headers["x-swarm-trained"] == "true"
+    assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
+
+
+async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(
+    rig: server.Rig, gateway: httpx.AsyncClient
+) -> None:
+    rig.vllm.script.append(plain([1, 2], token_ids=[1]))
+    response = await gateway.post(CHAT, json=BODY)
+    assert response.status_code == 200
+    assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "quarantined")
+    assert rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    refusal = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
+    rig.vllm.default = status(400, {"error": refusal})
+    response = await gateway.post(CHAT, json=BODY)
+    assert (response.status_code, response.json()["error"]) == (400, refusal)
+    await none_running(rig)
+
+
+async def test_a_disconnect_reaches_vllm_and_frees_the_episodes(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    asking = asyncio.create_task(gateway.post(CHAT, json={**BODY, "stream": True}))
+    async with asyncio.timeout(5):
+        while len(rig.vllm.requests) < 2:
+            await rig.client.get("/health")
+    asking.cancel()
+    async with asyncio.timeout(5):
+        await rig.vllm.cancelled.wait()
+    await none_running(rig)
+    assert rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_a_request_whose_engine_dies_waits_for_the_next_one(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(gateway.post(CHAT, json=BODY))
+        async with asyncio.timeout(5):
+            while len(rig.vllm.requests) < 2:
+                await rig.client.get("/health")
+        rig.vllm.default = plain([1, 2])
+        rig.controller.offline("killed by a test")
+        rig.controller.boot()
+        rig.controller.rollout_ready(server.ready(rig.vllm_address, 5))
+    response = asking.result()
+    assert response.status_code == 200
+    assert (response.headers["x-swarm-policy-version"], response.headers["x-swarm-trained"]) == ("5", "true")
