@@ -127,7 +127,7 @@ class EngineEnd:
         try:
             while not self._closing.is_set():
                 wait = max(0.0, beat + self._interval - time.monotonic())
-                ready = dict(poller.poll(wait * 1000))
+                ready = dict(poller.poll(round(wait * 1000)))
                 if self._wake_read.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_read.recv(4096)
