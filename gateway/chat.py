@@ -84,6 +84,8 @@ class ChatRoute:
             except EpisodeLostError as exc:
                 if not left:
                     raise
+                # sampling has taken its time; the wait for the next group is a new one
+                waited = Waiting(self._config)
                 await waited.after(exc)
         raise AssertionError("unreachable")
 

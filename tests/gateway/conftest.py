@@ -51,7 +51,7 @@ def open_gateway(swarm: Swarm, tmp_path: Path) -> OpenGateway:
         config = GatewayConfig(**{"swarm_url": swarm.url, "hooks": str(hooks), **settings})
         async with (
             listening(create_app(config)) as url,
-            httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http,
+            httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
         ):
             yield http
 

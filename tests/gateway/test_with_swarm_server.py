@@ -30,7 +30,7 @@ async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.Async
     config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")))
     async with (
         listening(create_app(config)) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http,
+        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
     ):
         yield http
 
