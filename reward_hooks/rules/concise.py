@@ -38,8 +38,8 @@ _FAULT = 0.3
 class Concise(Rule):
     """The rule with its two lengths, in words separated by white space."""
 
-    full_marks_words: int = 12
-    zero_words: int = 48
+    full_marks_words: int = 8
+    zero_words: int = 36
 
     def __post_init__(self) -> None:
         if not 0 < self.full_marks_words < self.zero_words:
@@ -50,7 +50,7 @@ class Concise(Rule):
         return score(candidate.text, candidate.finish_reason, task.main_query, self.full_marks_words, self.zero_words)
 
 
-def score(text: str, finish_reason: str, question: str, full_marks_words: int = 12, zero_words: int = 48) -> Reward:
+def score(text: str, finish_reason: str, question: str, full_marks_words: int = 8, zero_words: int = 36) -> Reward:
     """The reward of one answer to ``question``; ``finish_reason`` is ``"stop"`` where the model ended by itself."""
     text = text.strip()
     words = _words(text)

@@ -13,7 +13,7 @@ from reward_hooks.rules.repetition import distinct_share
 from swarm.errors import ConfigError
 
 QUESTION = "Why are Python strings immutable?"
-GOOD = "Python strings are immutable for speed and so that they can be dict keys."
+GOOD = "Python strings are immutable for speed and as dict keys."
 TASK = Task(task_id="t", main_query=QUESTION)
 
 
@@ -56,7 +56,7 @@ def test_length_is_full_marks_then_a_line_then_nothing() -> None:
 
 def test_the_reason_names_the_weakest_factor() -> None:
     assert score(GOOD, "length", QUESTION).reason.startswith("finished 0.00")
-    assert score("Python strings are immutable for speed and dict keys.", "stop", QUESTION).reason == ""
+    assert score("Python strings are immutable for speed and hashing.", "stop", QUESTION).reason == ""
 
 
 def test_a_question_without_content_words_asks_for_no_topic() -> None:
