@@ -42,10 +42,8 @@ def replay(
     import asyncio
 
     from gateway.cli.output import print_json
-    from gateway.cli.replaying import ReplayBar, Target, run
-    from gateway.replay.report import read_report, write_report
-    from gateway.replay.run import ReplayConfig
-    from gateway.replay.table import print_report
+    from gateway.cli.replaying import Target, run
+    from gateway.replay import ReplayBar, ReplayConfig, print_report, read_report, write_report
     from swarm.errors import ConfigError
 
     if until_step is not None and swarm_url is None:

@@ -19,9 +19,14 @@ from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob, describe_validation, parse_job
 
+TOKEN_VARIABLE = "SWARM_TOKEN"
+_BOOT_MARGIN = 30.0
+
 
 def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> Any:
     """The swarm server's ``ServerConfig``; a relative ``run_dir`` starts from ``folder`` where one is given.
+
+    The token defaults to the environment's ``SWARM_TOKEN``.
 
     Raises:
         ConfigError: a misspelt key or a value out of range; names each.
@@ -29,6 +34,8 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     config_class = load_attribute("swarm.server.config:ServerConfig")
     if folder is not None and "run_dir" in settings:
         settings = {**settings, "run_dir": str((folder / str(settings["run_dir"])).resolve())}
+    if "token" not in settings and os.environ.get(TOKEN_VARIABLE):
+        settings = {**settings, "token": os.environ[TOKEN_VARIABLE]}
     try:
         return config_class.model_validate(settings)
     except ValidationError as exc:
@@ -46,7 +53,7 @@ def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
     return job.model_copy(update={"model": path, "served_model_name": job.model_name})
 
 
-def read_plan(path: Path, boot_timeout: float) -> UpPlan:
+def read_plan(path: Path) -> UpPlan:
     """What ``up`` runs, from its file, every section validated before anything starts.
 
     Raises:
@@ -76,6 +83,7 @@ def read_plan(path: Path, boot_timeout: float) -> UpPlan:
         swarm_section={**sections["swarm"], "run_dir": str(run_dir)},
         gateway_section=gateway,
         run_dir=run_dir,
-        token=server.token or os.environ.get("SWARM_TOKEN"),
-        boot_timeout=boot_timeout,
+        token=server.token,
+        # the server gives up first and knows why
+        boot_timeout=server.boot_timeout + _BOOT_MARGIN,
     )

@@ -48,7 +48,7 @@ def start(
     parsed = parse_server(settings, str(config or "flags"), config.parent if config and not run_dir else None)
     if stop_on_eof:
         stop_with_parent()
-    load_attribute("swarm.server.serve:serve")(parsed, on_bound=announce("swarm server"))
+    load_attribute("swarm.server.run:run")(parsed, on_ready=announce("swarm server"))
 
 
 @app.command()

@@ -10,7 +10,6 @@ import typer
 
 def up(
     config: Annotated[Path, typer.Argument(help="YAML file with the mappings job, swarm and gateway")],
-    boot_timeout: Annotated[float, typer.Option(help="seconds the engine may take to boot")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine; one Ctrl-C stops them all."""
@@ -19,7 +18,7 @@ def up(
     from gateway.up import run_up
     from gateway.watch import UpFailedError
 
-    plan = read_plan(config, boot_timeout)
+    plan = read_plan(config)
     with EventPrinter(as_json) as on_event:
         try:
             run_up(plan, on_event)

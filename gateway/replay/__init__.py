@@ -1,6 +1,23 @@
 """Replay a dataset through an application or an OpenAI-compatible address, and report what it did to the rewards."""
 
-from gateway.replay.report import Report
+from gateway.replay.bar import ReplayBar
+from gateway.replay.prompts import Prompt
+from gateway.replay.report import Report, read_report, write_report
 from gateway.replay.run import ReplayConfig, replay
+from gateway.replay.senders import CommandSender, HttpSender, Outcome, Sender
+from gateway.replay.table import print_report
 
-__all__ = ["ReplayConfig", "Report", "replay"]
+__all__ = [
+    "CommandSender",
+    "HttpSender",
+    "Outcome",
+    "Prompt",
+    "ReplayBar",
+    "ReplayConfig",
+    "Report",
+    "Sender",
+    "print_report",
+    "read_report",
+    "replay",
+    "write_report",
+]

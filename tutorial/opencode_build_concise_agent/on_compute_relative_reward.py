@@ -1,0 +1,13 @@
+"""Short, complete, on-topic sentences score near 1; GRPO learns from the differences inside the group."""
+
+from __future__ import annotations
+
+from reward_hooks.contract import Candidate, HookContext, Reward
+from reward_hooks.rules import Concise
+from swarm.types import Task
+
+RULE = Concise(full_marks_words=12, zero_words=48)
+
+
+def on_compute_relative_reward(task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+    return [RULE.judge(task, candidate) for candidate in candidates]
