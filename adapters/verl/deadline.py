@@ -16,10 +16,9 @@ from pathlib import Path
 
 REASON_FILE = "engine-deadline.txt"
 
-#: seconds. Boot includes loading a large model from a slow disk; a step is bounded only against a hang.
+#: seconds; boot includes loading a large model from a slow disk
 BOOT = 1800.0
 WEIGHT_SYNC = 300.0
-STEP = 6 * 3600.0
 
 
 @contextmanager
