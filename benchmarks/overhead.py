@@ -13,7 +13,6 @@ import asyncio
 import json
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -25,8 +24,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from swarm.http.serve import bind, run_app
 from tests.gateway.stand_in import Swarm, completion
@@ -148,7 +145,3 @@ def main() -> None:
                 process.terminate()
             for process in processes:
                 process.join(timeout=20)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Measurements; nothing imports them."""
