@@ -51,6 +51,7 @@ class EngineProcess:
             OSError: the command cannot be started or the log cannot be written.
         """
         with (run_dir / LOG_NAME).open("ab") as log:
+            log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -59,7 +60,7 @@ class EngineProcess:
                 env=dict(environ),
                 start_new_session=True,
             )
-            return cls(process, environ[TOKEN_VARIABLE], run_dir, log.tell())
+            return cls(process, environ[TOKEN_VARIABLE], run_dir, log_start)
 
     @property
     def pid(self) -> int:

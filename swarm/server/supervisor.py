@@ -27,6 +27,8 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
+_LAST_WORDS_SECONDS = 0.3
+
 ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
 
 
@@ -88,10 +90,11 @@ class Supervisor:
                 try:
                     reason = await self._drive(link, process)
                 finally:
+                    asked_for = self._stop.is_set()
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
-                    if not self._stop.is_set():
-                        lines = process.last_lines()
+                    # what it wrote while it went down may hold the cause
+                    lines = [] if asked_for else process.last_lines()
         except OSError as exc:
             reason = f"the engine could not be started: {exc}"
         except asyncio.CancelledError:
@@ -145,20 +148,21 @@ class Supervisor:
 
     async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[str]) -> str:
         how = await process.wait()
-        # what the engine said last may still be in the socket, and says more than an exit code
-        await asyncio.wait([goodbye], timeout=0.5)
+        # what the engine said last may still be in the sockets: a step that is done, or more than an exit code says
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
         return goodbye.result() if goodbye.done() else how
 
     async def _listen(self, link: EngineLink, goodbye: asyncio.Future[str]) -> str:
         controller = self._controller
         loop = asyncio.get_running_loop()
-        boot_deadline = loop.time() + self._config.boot_timeout
+        deadline: float | None = loop.time() + self._config.boot_timeout
         while True:
-            booting = controller.state is EngineState.BOOTING
             try:
-                async with asyncio.timeout_at(boot_deadline if booting else None):
+                async with asyncio.timeout_at(deadline):
                     _, message = await link.receive()
             except TimeoutError:
+                if goodbye.done():
+                    return goodbye.result()
                 seconds = self._config.boot_timeout
                 return f"the engine did not boot within {seconds:g} s; it was at: {controller.boot_stage}"
             match message:
@@ -167,13 +171,15 @@ class Supervisor:
                 case ResolvedConfig(config=config):
                     controller.resolved_config = config
                 case RolloutReady():
+                    deadline = None
                     controller.rollout_ready(message)
                 case StepDone(result=result):
                     controller.step_done(result)
                 case Finished(error=error):
-                    reason = f"the engine failed: {error}" if error else "the training run is finished"
-                    goodbye.set_result(reason)
-                    return reason
+                    if not goodbye.done():
+                        goodbye.set_result(f"the engine failed: {error}" if error else "the training run is finished")
+                    # the other role's last message comes by another socket; normally the process exits first
+                    deadline = loop.time() + self._config.stop_grace
                 case _:
                     pass
 

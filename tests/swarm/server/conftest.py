@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -37,6 +39,12 @@ class Rig:
     @property
     def controller(self) -> Controller:
         return self.app.state.controller
+
+    async def eventually(self, condition: Callable[[], bool]) -> None:
+        """Give way to the server until ``condition`` holds."""
+        async with asyncio.timeout(10):
+            while not condition():
+                await anyio.lowlevel.checkpoint()
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
         response = await self.client.post(path, json=body)

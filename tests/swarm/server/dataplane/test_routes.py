@@ -90,9 +90,7 @@ async def test_repeated_failure_ends_in_one_clear_error(rig: Rig) -> None:
 
 
 async def test_refusals_of_vllm_pass_through(rig: Rig) -> None:
-    payload = {
-        "error": {"message": "context too long", "type": "BadRequestError", "param": "input_tokens", "code": 400}
-    }
+    payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
     rig.vllm.script.append(status(400, payload))
     episode = await rig.claim()
     response = await episode.chat()

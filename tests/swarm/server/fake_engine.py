@@ -1,0 +1,85 @@
+"""A stand-in engine process that speaks the real link: both roles, scripted by its arguments.
+
+``python fake_engine.py MODE JOB.yaml`` with MODE one of ``train`` (a step per batch), ``one_step`` (then Finished),
+``crash`` (traceback while booting), ``broken`` (Finished with an error), ``mute`` (never says Hello), ``silent`` (stops
+beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+
+from swarm.job import parse_job
+from swarm.link.engine import EngineEnd
+from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
+from swarm.types import StepResult
+
+BOUND = time.monotonic() + 60
+
+
+def main(mode: str, job_path: str) -> None:
+    job = parse_job(Path(job_path).read_text())
+    print("the engine starts", flush=True)
+    if mode == "mute":
+        time.sleep(60)
+    with EngineEnd.from_environment("driver") as driver, EngineEnd.from_environment("rollout") as rollout:
+        driver.send(ResolvedConfig(config={"lr": job.lr}))
+        driver.send(BootProgress(stage="loading the model", detail="shard 1/2"))
+        if mode == "crash":
+            raise RuntimeError("out of memory")
+        if mode == "broken":
+            driver.send(Finished(error="no such tokenizer"))
+            return
+        if mode == "stubborn":
+            leave_traces()
+        train(mode, driver, rollout)
+
+
+def train(mode: str, driver: EngineEnd, rollout: EngineEnd) -> None:
+    version = 0
+    rollout.send(ready(version))
+    if mode == "silent":
+        rollout.receive(timeout=1.0)  # by then the link's thread has sent the above
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while time.monotonic() < BOUND:
+        match rollout.receive(timeout=1.0):
+            case BatchReady(batch=batch):
+                version += 1
+                result = StepResult(step=version, batch_id=batch.batch_id, metrics={"loss": 0.25}, seconds=0.1)
+                rollout.send(StepDone(result=result))
+                if mode == "one_step":
+                    driver.send(Finished())
+                    return
+                rollout.send(ready(version))
+            case Stop() if mode != "stubborn":
+                driver.send(Finished())
+                return
+            case _:
+                pass
+
+
+def ready(version: int) -> RolloutReady:
+    return RolloutReady(addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1)
+
+
+def leave_traces() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run_dir = Path(os.environ["SWARM_RUN_DIR"])
+    # as Ray does: a daemon in a session of its own, whose parent is gone
+    spawn = "import subprocess as s; print(s.Popen(['sleep', '60'], stdout=s.DEVNULL, start_new_session=True).pid)"
+    daemon = subprocess.run([sys.executable, "-c", spawn], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    child = subprocess.Popen(["sleep", "60"])
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    resource_tracker.unregister(f"/{segment.name}", "shared_memory")
+    (run_dir / "ray" / "session_1").mkdir(parents=True)
+    (run_dir / "traces").write_text(f"{daemon} {child.pid} {segment.name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

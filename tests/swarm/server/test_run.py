@@ -1,0 +1,90 @@
+"""Serving: the port is bound first, its real number is told, and the server leaves no one waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob, dump_job
+from swarm.server.config import ServerConfig
+from swarm.server.run import bind, serve, url_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use") as error:
+            bind(ServerConfig(port=port, run_dir=tmp_path))
+    assert error.value.code == "port_in_use"
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
+def test_a_host_that_is_not_ours(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        bind(ServerConfig(host=host, port=0, token="t"))
+
+
+def test_beyond_loopback_without_a_token() -> None:
+    with pytest.raises(ConfigError, match="without a token"):
+        bind(ServerConfig(host="0.0.0.0", port=0))
+
+
+def test_the_url_can_be_connected_to() -> None:
+    with bind(ServerConfig(host="0.0.0.0", port=0, token="t")) as listener:
+        assert url_of("0.0.0.0", listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.anyio
+async def test_cancelling_releases_long_polls_and_stops_the_engine(tmp_path: Path) -> None:
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    config = ServerConfig(port=0, run_dir=tmp_path)
+    server = asyncio.create_task(serve(config, engine_command=command, on_ready=url.set_result))
+    async with httpx.AsyncClient(base_url=await url, trust_env=False, verify=False, timeout=30) as client:
+        job = dump_job(TrainJob(model="tiny", batch_size=1, num_repeat=2))
+        await client.post("/sync_train_config", json={"yaml_as_string": job})
+        pid = (await client.post("/start_engine")).json()["pid"]
+        claim = asyncio.create_task(client.post("/claim_episode", json={"client_uuid": "me", "wait_seconds": 60}))
+        await client.get("/status", params={"wait_state": "ENGINE.OFFLINE", "wait_seconds": "0"})
+        server.cancel()
+        assert "shutting down" in (await asyncio.wait_for(claim, 20)).json()["fail_cause"]
+    with pytest.raises(asyncio.CancelledError):
+        await server
+    assert not psutil.pid_exists(pid)
+
+
+def test_ctrl_c_ends_the_process_and_its_engine(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from swarm.server.config import ServerConfig; "
+        "from swarm.server.run import run; "
+        "run(ServerConfig(port=0, run_dir=Path(sys.argv[1])), on_ready=lambda url: print(url, flush=True), "
+        "engine_command=(sys.executable, '-c', 'import time; time.sleep(60)'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=dict(os.environ)
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30) as client:
+            job = dump_job(TrainJob(model="tiny", batch_size=1, num_repeat=2))
+            client.post("/sync_train_config", json={"yaml_as_string": job})
+            pid = client.post("/start_engine").json()["pid"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        assert not psutil.pid_exists(pid)
+    finally:
+        process.kill()
+        process.communicate()

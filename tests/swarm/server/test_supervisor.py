@@ -1,0 +1,190 @@
+"""The engine's life, with a stand-in engine process that speaks the real link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from swarm.errors import ConfigError, ConflictError, EngineError
+from swarm.job import TrainJob
+from swarm.server.config import ServerConfig
+from swarm.server.controller import Controller
+from swarm.server.supervisor import Supervisor, check_model
+from swarm.states import EngineState
+from tests.swarm.server.test_controller import JOB, claim, finish
+
+pytestmark = pytest.mark.anyio
+
+LONG = 30.0
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@asynccontextmanager
+async def engine(
+    tmp_path: Path, mode: str, command: tuple[str, ...] | None = None, **config: Any
+) -> AsyncGenerator[tuple[Controller, Supervisor]]:
+    controller = Controller(0.0)
+    controller.sync_job(JOB)
+    script = str(Path(__file__).parent / "fake_engine.py")
+    settings = ServerConfig(run_dir=tmp_path / "run", **{"stop_grace": 5.0} | config)
+    supervisor = Supervisor(settings, controller, command or (sys.executable, script, mode))
+    try:
+        yield controller, supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def reach(controller: Controller, state: EngineState) -> None:
+    await controller.wait_for_state(state, LONG)
+    assert controller.state is state, controller.status()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_boot_train_stop(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        pid = await supervisor.start()
+        assert (controller.state, controller.engine_pid) == (EngineState.BOOTING, pid)
+        with pytest.raises(ConflictError, match="stop it"):
+            await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        assert controller.resolved_config == {"lr": JOB.lr}
+        for step in (1, 2):
+            finish(controller, await claim(controller, 2, LONG), "a")
+            finish(controller, await claim(controller, 2, LONG), "b")
+            assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
+        assert [s.metrics["loss"] for s in controller.status().steps] == [0.25, 0.25]
+        assert controller.status().steps[-1].metrics["swarm/episodes"] == 4.0
+        await supervisor.stop()
+        status = controller.status()
+        assert (status.engine.engine_status, status.engine.engine_status_detail) == (EngineState.OFFLINE, "stopped")
+        assert status.engine_pid is None
+        assert not alive(pid)
+        assert (tmp_path / "run" / "job.yaml").is_file()
+        # and again
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+
+
+async def test_a_crash_while_booting_shows_the_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "engine.log").write_text("from an earlier run\n")
+    async with engine(tmp_path, "crash") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        assert "exited with code 1" in controller.status().engine.engine_status_detail
+        await supervisor.stop()
+        lines = controller.status().last_lines
+        assert lines[0] == "the engine starts"
+        assert lines[-1] == "RuntimeError: out of memory"
+
+
+async def test_the_engines_own_words_win_over_its_exit_code(tmp_path: Path) -> None:
+    async with engine(tmp_path, "broken") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        assert "no such tokenizer" in controller.status().engine.engine_status_detail
+
+
+async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
+    async with engine(tmp_path, "one_step") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        finish(controller, await claim(controller, 2), "a")
+        finish(controller, await claim(controller, 2), "b")
+        await reach(controller, EngineState.OFFLINE)
+        assert "the training run is finished" in controller.status().engine.engine_status_detail
+        assert len(controller.status().steps) == 1
+
+
+async def test_a_killed_engine_is_noticed_at_once(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        finish(controller, await claim(controller, 2), "a")
+        started = time.monotonic()
+        os.kill(pid, 9)
+        await reach(controller, EngineState.OFFLINE)
+        assert time.monotonic() - started < 5
+        assert "killed by SIGKILL" in controller.status().engine.engine_status_detail
+        assert controller.pool.information().completed_tasks == 1
+
+
+async def test_a_silent_engine_is_noticed_and_killed(tmp_path: Path) -> None:
+    async with engine(tmp_path, "silent", heartbeat_timeout=1.0, stop_grace=0.5) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await reach(controller, EngineState.OFFLINE)
+        assert "has been silent for" in controller.status().engine.engine_status_detail
+        await supervisor.stop()
+        assert not alive(pid)
+
+
+async def test_a_boot_has_a_deadline(tmp_path: Path) -> None:
+    async with engine(tmp_path, "mute", boot_timeout=0.2) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        assert "did not boot within 0.2 s" in controller.status().engine.engine_status_detail
+        await supervisor.stop()
+        assert not alive(pid)
+
+
+async def test_stop_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with engine(tmp_path, "stubborn", stop_grace=0.2) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        daemon, child, segment = (tmp_path / "run" / "traces").read_text().split()
+        assert alive(int(daemon)) and alive(int(child)) and segment in os.listdir("/dev/shm")
+        await supervisor.stop()
+        assert not any(alive(p) for p in (pid, int(daemon), int(child)))
+        assert segment not in os.listdir("/dev/shm")
+        assert not (tmp_path / "run" / "ray").exists()
+
+
+async def test_stop_while_booting(tmp_path: Path) -> None:
+    async with engine(tmp_path, "mute") as (controller, supervisor):
+        pid = await supervisor.start()
+        await asyncio.gather(supervisor.stop(), supervisor.stop())
+        assert controller.state is EngineState.OFFLINE
+        assert not alive(pid)
+
+
+async def test_a_command_that_cannot_run(tmp_path: Path) -> None:
+    async with engine(tmp_path, "", ("/nonexistent/engine",)) as (controller, supervisor):
+        with pytest.raises(EngineError, match="could not be started"):
+            await supervisor.start()
+        assert controller.state is EngineState.OFFLINE
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./model", "~/no-such-model", "a/b/c"])
+def test_a_model_path_that_is_not_there(model: str) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_model(TrainJob(model=model))
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_names_are_left_to_the_engine(model: str) -> None:
+    check_model(TrainJob(model=model))
+
+
+def test_a_model_folder(tmp_path: Path) -> None:
+    check_model(TrainJob(model=str(tmp_path)))
