@@ -88,6 +88,8 @@ async def serve(
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=_DRAIN_SECONDS,
+            # longer than clients keep idle connections, so that none is closed in the moment of its next request
+            timeout_keep_alive=75,
         ),
         app.state.controller.close,
     )

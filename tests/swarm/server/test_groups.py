@@ -1,4 +1,4 @@
-"""Groups and batches: first complete first out, a lost episode drops its group, a batch leaves when its step is done."""
+"""Groups and batches: first complete first out, a lost episode drops its group, a batch ends with its step."""
 
 from __future__ import annotations
 
