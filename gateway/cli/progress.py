@@ -16,9 +16,10 @@ def stage_bars(visible: bool = True) -> Generator[OnProgress]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
+    live = visible and console.is_terminal
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[amount]}"))
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not visible) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not live) as progress:
 
         def on_progress(stage: str, done: int, total: int | None, unit: str) -> None:
             if not visible:
@@ -28,7 +29,7 @@ def stage_bars(visible: bool = True) -> Generator[OnProgress]:
                     if not progress.tasks[task].finished:
                         progress.update(task, total=1, completed=1)
                 tasks[stage] = progress.add_task(stage, total=total, amount="")
-                if not console.is_terminal:
+                if not live:
                     console.print(f"{stage} ...")
             progress.update(tasks[stage], completed=done, total=total, amount=amount(done, total, unit))
 

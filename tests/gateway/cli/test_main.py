@@ -1,0 +1,109 @@
+"""The command line from outside: exit codes, one line on stderr, and what building it may import."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import main
+from gateway.cli.root import app
+
+
+def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of ``swarm-gateway ARGUMENTS`` in this process."""
+    monkeypatch.setattr(sys, "argv", ["swarm-gateway", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    code = caught.value.code
+    return code if isinstance(code, int) else 0
+
+
+def test_building_the_commands_imports_nothing_slow() -> None:
+    probe = "import sys, gateway.cli.root; print(sorted({'rich', 'pydantic', 'httpx', 'yaml'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in ("up", "serve", "replay", "swarm", "models"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up", "no-such-file.yaml"], "cannot read the config no-such-file.yaml"),
+        (["serve", "--hooks", "no/such/folder"], "no/such/folder"),
+        (["serve"], "hooks"),
+        (["swarm", "start", "--host", "0.0.0.0"], "token"),
+        (["swarm", "engine", "start", "no-such-job.yaml"], "cannot read the job"),
+        (["swarm", "status", "--url", "ftp://x"], "server_url"),
+        (["models", "pull", "no-such-model"], "known: smollm2-135m"),
+        (["replay", "--data", "x.jsonl", "--base-url", "nonsense"], "must look like http"),
+        (["replay", "--data", "x.jsonl", "--until-step", "3"], "needs --swarm-url"),
+        (["replay", "--data", "none.jsonl", "--model", "m"], "there is no file none.jsonl"),
+        (["replay", "--data", "x.jsonl", "--compare", "none"], "cannot read the report none"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("swarm-gateway: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("job: {model: m, batchsize: 4}\ngateway: {hooks: h}", "batchsize"),
+        ("jobs: {}\ngateway: {hooks: h}", "unknown section 'jobs'"),
+        ("job: {model: /no/such/model}\ngateway: {hooks: h}", "/no/such/model"),
+        ("gateway: {hooks: h}", "a section is missing"),
+        ("- a list", "must be a mapping"),
+        ("job: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_up_file_names_what_is_wrong(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "up.yaml").write_text(text)
+    assert run("up", str(tmp_path / "up.yaml"), monkeypatch=monkeypatch) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_option_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("replay", monkeypatch=monkeypatch) == 2
+
+
+def test_an_interrupt_is_exit_code_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(app), "__call__", interrupted)
+    assert run("models", "list", monkeypatch=monkeypatch) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_models_list_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_GATEWAY_HOME", str(tmp_path))
+    assert run("models", "list", "--json", monkeypatch=monkeypatch) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["cached"], row["licence"]) == ("smollm2-135m", False, "Apache-2.0")
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
+    assert run("--version", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == "swarm-gateway 1.2.3\n"

@@ -1,0 +1,26 @@
+import pytest
+
+from gateway.cli.progress import amount, stage_bars
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [((12_000_000, 93_000_000, "B"), "12/93 MB"), ((3, 272, "tensors"), "3/272 tensors"), ((0, None, "B"), "")],
+)
+def test_amounts_in_the_unit_people_read(values: tuple[int, int | None, str], text: str) -> None:
+    assert amount(*values) == text
+
+
+def test_a_pipe_gets_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with stage_bars() as on_progress:
+        on_progress("downloading", 0, None, "B")
+        on_progress("downloading", 5, 10, "B")
+        on_progress("converting", 1, 1, "tensors")
+    err = capsys.readouterr().err
+    assert err.count("downloading ...") == err.count("converting ...") == 1
+
+
+def test_json_output_stays_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    with stage_bars(visible=False) as on_progress:
+        on_progress("downloading", 5, 10, "B")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.sections import parse_server, read_plan, resolve_job
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+
+
+def project(folder: Path, text: str) -> Path:
+    """A folder with a model, a hook and the ``up`` file ``text``."""
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text("{}")
+    (folder / "hooks").mkdir()
+    (folder / "hooks" / "on_compute_relative_reward.py").write_text(
+        "def on_compute_relative_reward(task, candidates, context):\n    return [0.0 for _ in candidates]\n"
+    )
+    path = folder / "up.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
+    path = project(tmp_path, "job: {model: tiny}\nswarm: {run_dir: runs/a}\ngateway: {hooks: hooks}")
+    plan = read_plan(path)
+    assert (plan.job.model, plan.job.model_name) == (str(tmp_path / "tiny"), "tiny")
+    assert plan.run_dir == tmp_path / "runs" / "a"
+    assert plan.swarm_section["run_dir"] == str(tmp_path / "runs" / "a")
+    assert plan.gateway_section == {"hooks": str(tmp_path / "hooks")}
+
+
+def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
+    plan = read_plan(project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}"))
+    assert plan.run_dir.is_relative_to(tmp_path)
+    assert plan.token is None
+
+
+def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path) -> None:
+    path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
+    (tmp_path / "hooks" / "on_compute_relative_reward.py").write_text("def on_compute(\n")
+    with pytest.raises(ConfigError, match=r"on_compute_relative_reward\.py"):
+        read_plan(path)
+
+
+def test_the_server_gives_up_a_boot_before_we_do(tmp_path: Path) -> None:
+    plan = read_plan(project(tmp_path, "job: {model: tiny}\nswarm: {boot_timeout: 50}\ngateway: {hooks: hooks}"))
+    assert plan.boot_timeout > 50
+
+
+def test_the_token_comes_from_the_environment_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", "from-env")
+    assert parse_server({}, "flags", None).token == "from-env"
+    assert parse_server({"token": "given"}, "flags", None).token == "given"
+
+
+def test_a_misspelt_server_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="prot"):
+        parse_server({"prot": 1}, "flags", None)
+
+
+def test_the_served_name_survives_the_resolution(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text("{}")
+    job = resolve_job(TrainJob(model="checkpoint", served_model_name="assistant"), tmp_path)
+    assert (job.model, job.model_name) == (str(tmp_path / "checkpoint"), "assistant")

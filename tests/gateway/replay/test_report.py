@@ -1,0 +1,127 @@
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gateway.replay.plot import smooth
+from gateway.replay.report import (
+    Report,
+    StepPoint,
+    failures_of,
+    latency_of,
+    percentile,
+    points_of_steps,
+    read_report,
+    write_report,
+)
+from gateway.replay.senders import Outcome
+from gateway.replay.table import bar, print_report
+from swarm.errors import ConfigError
+from swarm.types import StepResult
+
+
+def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7, 0.8, 0.9)) -> Report:
+    steps = [StepPoint(step=n, reward_mean=reward, response_tokens=40.0) for n, reward in enumerate(rewards, 1)]
+    return Report(
+        label=label,
+        data="q.jsonl",
+        target="app",
+        model="tiny",
+        seed=0,
+        concurrency=4,
+        seconds=60.0,
+        stopped_because="all prompts sent",
+        requests=10,
+        answered=8,
+        cancelled=1,
+        failures=failures_of([Outcome(1.0, "timeout", "no answer")]),
+        latency=latency_of([Outcome(1.0), Outcome(3.0)]),
+        steps=steps,
+    )
+
+
+def test_first_and_last_three_steps() -> None:
+    assert report().mean_of_first() == pytest.approx(0.2)
+    assert report().mean_of_last() == pytest.approx(0.8)
+    assert report(rewards=()).mean_of_first() is None
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 50.0), (0.95, 95.0), (1.0, 100.0), (0.0, 1.0)])
+def test_percentiles_are_nearest_ranks(share: float, value: float) -> None:
+    assert percentile([float(n) for n in range(1, 101)], share) == value
+
+
+def test_only_answered_requests_count_for_the_latency() -> None:
+    latency = latency_of([Outcome(1.0), Outcome(99.0, "timeout")])
+    assert latency is not None
+    assert latency.p95 == 1.0
+    assert latency_of([Outcome(99.0, "timeout")]) is None
+
+
+def test_the_most_frequent_failure_comes_first_with_its_first_example() -> None:
+    outcomes = [Outcome(1.0, "a", "x"), Outcome(1.0, "b", "first"), Outcome(1.0, "b", "second"), Outcome(1.0)]
+    assert [(kind, one.count, one.example) for kind, one in failures_of(outcomes).items()] == [
+        ("b", 2, "first"),
+        ("a", 1, "x"),
+    ]
+
+
+def test_a_step_without_a_reward_is_absent_not_zero() -> None:
+    steps = [
+        StepResult(step=1, batch_id="a", metrics={}, seconds=1.0),
+        StepResult(step=2, batch_id="b", metrics={"swarm/reward_mean": 0.4}, seconds=1.0),
+    ]
+    [point] = points_of_steps(steps)
+    assert (point.step, point.reward_mean, point.response_tokens) == (2, 0.4, None)
+
+
+def test_a_report_is_written_drawn_and_read_back(tmp_path: Path) -> None:
+    write_report(report(), tmp_path / "out", [report("control")])
+    assert read_report(tmp_path / "out") == report()
+    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_steps_there_is_no_picture(tmp_path: Path) -> None:
+    write_report(report(rewards=()), tmp_path)
+    assert not (tmp_path / "report.png").exists()
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "cannot read the report"), ("{}", "is not a report")])
+def test_something_else_is_no_report(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_report(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the report"):
+        write_report(report(), tmp_path / "file")
+
+
+def test_the_table_shows_the_run_beside_its_control() -> None:
+    console = Console(record=True, width=120)
+    print_report(report(), console, [report("control", (0.5,))])
+    text = console.export_text()
+    assert "control" in text
+    assert "8 answered, 1 failed, 1 cancelled" in text
+    assert "1 x timeout: no answer" in text
+    assert "first three steps 0.200, last three 0.800 (+0.600)" in text
+
+
+def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
+    console = Console(record=True, width=120)
+    print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))), console)
+    rows = [line for line in console.export_text().splitlines() if "█" in line or line.strip().startswith("100 ")]
+    assert len(rows) <= 31
+    assert any(line.strip().startswith("100 ") for line in rows)
+
+
+def test_smoothing_keeps_length_and_constants() -> None:
+    assert smooth([0.5] * 30) == pytest.approx([0.5] * 30)
+    assert smooth([0.0, 3.0, 0.0]) == [1.5, 1.0, 1.5]
+
+
+def test_a_bar_is_as_long_as_its_value() -> None:
+    assert (bar(0.5, 0.0, 1.0, width=4), bar(0.0, 0.0, 1.0), bar(1.0, 1.0, 1.0)) == ("██", "", "")

@@ -1,0 +1,153 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.replay.prompts import Prompt
+from gateway.replay.run import Progress, ReplayConfig, replay
+from gateway.replay.senders import Outcome
+from swarm.client import AsyncSwarmClient, RetryPolicy
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(f'{{"question": "q{n}?"}}\n' for n in range(6)))
+    return path
+
+
+def config(data: Path, **fields: Any) -> ReplayConfig:
+    return ReplayConfig(data=data, target="test", concurrency=2, **fields)
+
+
+class Scripted:
+    """Answers after giving others a turn; counts how many run at once."""
+
+    def __init__(self, *failures: str) -> None:
+        self.failures = list(failures)
+        self.sent: list[str] = []
+        self.running = self.most = 0
+
+    async def send(self, prompt: Prompt) -> Outcome:
+        self.sent.append(prompt.text)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        failure = self.failures.pop(0) if self.failures else ""
+        return Outcome(1.0, failure, reward=None if failure else 0.5, policy_version=len(self.sent) // 4)
+
+
+class Hanging:
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+
+    async def send(self, prompt: Prompt) -> Outcome:
+        self.started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def swarm_with(*looks: int) -> AsyncSwarmClient:
+    """A server that at each look has done so many steps; the last look repeats."""
+    queue = list(looks)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        count = queue.pop(0) if len(queue) > 1 else queue[0]
+        steps = [
+            {"step": n, "batch_id": "b", "seconds": 1.0, "metrics": {"swarm/reward_mean": n / 10}}
+            for n in range(1, count + 1)
+        ]
+        return httpx.Response(200, json={"engine": {"engine_status": "ENGINE.ROLLING"}, "steps": steps})
+
+    return AsyncSwarmClient("http://swarm", policy=RetryPolicy(attempts=1), transport=httpx.MockTransport(handler))
+
+
+async def test_every_prompt_is_sent_once_and_no_more_than_allowed_at_a_time(data: Path) -> None:
+    sender = Scripted()
+    report = await replay(config(data), sender)
+    assert sorted(sender.sent) == [f"q{n}?" for n in range(6)]
+    assert sender.most == 2
+    assert (report.requests, report.answered, report.failed, report.cancelled) == (6, 6, 0, 0)
+    assert report.stopped_because == "all prompts sent"
+
+
+async def test_without_a_server_rewards_come_from_the_answers(data: Path) -> None:
+    report = await replay(config(data), Scripted())
+    assert [(point.step, point.reward_mean) for point in report.steps] == [(1, 0.5), (2, 0.5)]
+
+
+async def test_failures_are_counted_by_kind(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.replay.run._FAILURE_PAUSE", 0.0)
+    report = await replay(config(data), Scripted("timeout", "HTTP 503", "timeout"))
+    assert {kind: failure.count for kind, failure in report.failures.items()} == {"timeout": 2, "HTTP 503": 1}
+    assert (report.answered, report.failed) == (3, 3)
+
+
+async def test_requests_bound_an_endless_replay(data: Path) -> None:
+    sender = Scripted()
+    await replay(config(data, epochs=None, max_requests=15), sender)
+    assert len(sender.sent) == 15
+
+
+async def test_it_ends_when_the_step_is_done_and_counts_what_it_cancels(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.replay.run._POLL", 0.01)
+    async with swarm_with(0, 0, 1, 3) as swarm:
+        report = await replay(config(data, epochs=None, until_step=3), Hanging(), swarm)
+    assert report.stopped_because == "step 3 is done"
+    assert (report.requests, report.cancelled) == (2, 2)
+    assert [point.step for point in report.steps] == [1, 2, 3]
+
+
+async def test_steps_from_before_it_began_are_not_its_own(data: Path) -> None:
+    async with swarm_with(2, 2, 4) as swarm:
+        report = await replay(config(data), Scripted(), swarm)
+    assert [point.step for point in report.steps] == [3, 4]
+
+
+async def test_hope_ends_when_all_requests_fail(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.replay.run._FAILURE_PAUSE", 0.0)
+    sender = Scripted(*["connection"] * 1000)
+    report = await replay(config(data, epochs=None, max_requests=1000, max_failures_in_a_row=5), sender)
+    assert report.stopped_because == "the last 5 requests all failed, the latest with: connection"
+    assert report.answered == 0
+
+
+async def test_the_time_limit_ends_it(data: Path) -> None:
+    report = await replay(config(data, time_limit=0.05), Hanging())
+    assert "time limit" in report.stopped_because
+    assert (report.requests, report.cancelled) == (2, 2)
+
+
+async def test_an_interrupt_still_gives_the_report(data: Path) -> None:
+    sender = Hanging()
+    task = asyncio.create_task(replay(config(data), sender))
+    async with asyncio.timeout(30):
+        await sender.started.wait()
+    task.cancel()
+    report = await task
+    assert report.interrupted
+    assert report.cancelled == report.requests > 0
+
+
+async def test_progress_knows_its_total_and_the_reward(data: Path) -> None:
+    seen: list[tuple[int | None, int, float | None]] = []
+
+    def look(progress: Progress) -> None:
+        seen.append((progress.total, len(progress.outcomes), progress.reward))
+
+    await replay(config(data, epochs=2), Scripted(), on_progress=look)
+    assert seen[-1] == (12, 12, 0.5)
+
+
+def test_a_replay_that_could_not_end_is_refused(data: Path) -> None:
+    with pytest.raises(ValueError, match="never end"):
+        config(data, epochs=None)

@@ -1,0 +1,101 @@
+"""Stands in for the command line that ``up`` starts: a swarm server and a gateway that follow a script.
+
+    python -m tests.gateway.scripted_up SCRIPT swarm start --config FILE --stop-on-eof
+
+The script is a word: ``steps`` (boot, roll, two steps, serve on), ``engine-dies``, ``gateway-dies``, ``slow-stop``.
+Every command that the server gets is appended to ``RUN_DIR/commands``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+STEPS = [{"step": n, "batch_id": f"b{n}", "metrics": {"swarm/reward_mean": n / 10}, "seconds": 1.0} for n in (1, 2)]
+
+
+class Engine:
+    """The state that ``/status`` tells; every look at it takes it one step on."""
+
+    def __init__(self, script: str, commands: Path) -> None:
+        self.script = script
+        self.commands = commands
+        self.looks: int | None = None
+
+    def command(self, name: str) -> dict[str, Any]:
+        with self.commands.open("a") as file:
+            file.write(name + "\n")
+        if name == "/start_engine":
+            self.looks = 0
+        if name == "/stop_engine":
+            self.looks = None
+            if self.script == "slow-stop":
+                time.sleep(60)
+        return {"success": True}
+
+    def status(self) -> dict[str, Any]:
+        if self.looks is None:
+            return status("ENGINE.OFFLINE", "stopped")
+        self.looks += 1
+        if self.looks == 1:
+            return status("ENGINE.BOOTING", "loading the model", boot_stage="model")
+        if self.script == "engine-dies":
+            return status(
+                "ENGINE.OFFLINE", "the engine process exited with code 1", last_lines=["CUDA [out] of memory"]
+            )
+        return status("ENGINE.ROLLING", "", model="tiny", steps=STEPS[: self.looks - 2])
+
+
+def status(state: str, detail: str, **fields: Any) -> dict[str, Any]:
+    return {"engine": {"engine_status": state, "engine_status_detail": detail}, **fields}
+
+
+def serve_swarm(script: str, config: dict[str, Any]) -> None:
+    engine = Engine(script, Path(config["run_dir"]) / "commands")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(engine.status())
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.answer(engine.command(self.path))
+
+        def answer(self, body: dict[str, Any]) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    print(f"swarm server listening on http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+def main() -> None:
+    script, *arguments = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    config = yaml.safe_load(Path(arguments[arguments.index("--config") + 1]).read_text())
+    if arguments[0] == "swarm":
+        serve_swarm(script, config)
+        return
+    if script == "gateway-dies":
+        sys.exit("swarm-gateway: port 8000 on 127.0.0.1 is in use")
+    print("gateway listening on http://127.0.0.1:9", flush=True)
+    print(f"serving {config['swarm_url']}", flush=True)
+    signal.pause()
+
+
+main()

@@ -1,0 +1,80 @@
+"""Real child processes, each a line of Python."""
+
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.children import Child
+
+# says when its handlers are in place
+READY = "print('ready', flush=True); time.sleep(60)"
+
+
+def child(tmp_path: Path, code: str) -> Child:
+    return Child("child", [sys.executable, "-c", f"import os, signal, subprocess, sys, time\n{code}"], tmp_path / "log")
+
+
+def wait_for(one: Child, pattern: str) -> str:
+    poll = threading.Event()
+    for _ in range(600):
+        if match := one.find(pattern):
+            return match[0]
+        assert one.exit_code is None, one.last_lines()
+        poll.wait(0.05)
+    pytest.fail(f"no {pattern!r} in {one.last_lines()}")
+
+
+def test_a_polite_child_ends_by_itself(tmp_path: Path) -> None:
+    one = child(tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {READY}")
+    wait_for(one, "ready")
+    assert one.stop(grace=30)
+    assert one.exit_code == 0
+
+
+def test_a_deaf_child_is_killed_after_the_grace(tmp_path: Path) -> None:
+    one = child(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}")
+    wait_for(one, "ready")
+    assert not one.stop(grace=0.2)
+    assert one.exit_code == -9
+
+
+def test_hurry_cuts_the_grace(tmp_path: Path) -> None:
+    one = child(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}")
+    wait_for(one, "ready")
+    hurry = threading.Event()
+    hurry.set()
+    assert not one.stop(grace=3600, hurry=hurry)
+
+
+def test_a_grandchild_in_a_session_of_its_own_goes_too(tmp_path: Path) -> None:
+    one = child(
+        tmp_path,
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        f"print('pid', p.pid, flush=True); {READY}",
+    )
+    grandchild = psutil.Process(int(wait_for(one, r"pid \d+").split()[1]))
+    one.stop(grace=10)
+    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+def test_stdin_closes_when_the_child_is_stopped(tmp_path: Path) -> None:
+    one = child(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True)\nsys.stdin.read(); print('alone')",
+    )
+    wait_for(one, "ready")
+    assert one.stop(grace=30)
+    assert one.last_lines() == ["ready", "alone"]
+
+
+def test_the_last_lines_of_one_that_died(tmp_path: Path) -> None:
+    one = child(tmp_path, "print('a\\n\\nb'); sys.exit('the reason')")
+    poll = threading.Event()
+    while one.exit_code is None:
+        poll.wait(0.05)
+    one.stop(grace=30)
+    assert one.last_lines(2) == ["b", "the reason"]
+    assert one.exit_code == 1

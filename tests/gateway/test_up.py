@@ -1,0 +1,121 @@
+"""``run_up`` with scripted children: what it starts, tells, and leaves (nothing)."""
+
+import os
+import signal
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gateway.up import UpPlan, run_up
+from gateway.watch import UpFailedError
+from swarm.job import TrainJob
+
+
+class Run:
+    """Runs ``up`` in this thread; ``on`` maps an event to what happens then."""
+
+    def __init__(self, script: str, run_dir: Path, **on: Any) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.on = on
+        self.run_dir = run_dir
+        self.plan = UpPlan(
+            job=TrainJob(model="/models/tiny", total_training_steps=100),
+            swarm_section={"run_dir": str(run_dir), "port": 0},
+            gateway_section={"hooks": "x:y"},
+            run_dir=run_dir,
+            boot_timeout=60.0,
+            command=(sys.executable, "-m", "tests.gateway.scripted_up", script),
+        )
+
+    def __call__(self) -> list[str]:
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        try:
+            run_up(self.plan, self.tell)
+        finally:
+            left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+            assert not left, "up left processes behind"
+        return self.kinds
+
+    def tell(self, kind: str, values: dict[str, Any]) -> None:
+        self.events.append((kind, values))
+        if action := self.on.get(kind):
+            action(values)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+    @property
+    def commands(self) -> list[str]:
+        return (self.run_dir / "commands").read_text().split()
+
+
+def interrupt(number: signal.Signals = signal.SIGINT) -> Any:
+    return lambda values: os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_gateway_engine_and_server_in_this_order(tmp_path: Path, number: signal.Signals) -> None:
+    run = Run("steps", tmp_path, step=interrupt(number))
+    kinds = run()
+    assert [kind for kind in kinds if kind in ("boot", "ready", "step", "stopped")] == [
+        "boot",
+        "ready",
+        "step",
+        "stopped",
+    ]
+    assert [values["name"] for kind, values in run.events if kind == "stopping"] == [
+        "gateway",
+        "engine",
+        "swarm server",
+    ]
+    assert run.commands == ["/sync_train_config", "/start_engine", "/stop_engine"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_gateway_is_pointed_at_the_server(tmp_path: Path) -> None:
+    run = Run("steps", tmp_path, ready=interrupt())
+    run()
+    url = next(values["url"] for kind, values in run.events if kind == "listening" and values["name"] == "swarm server")
+    assert f"serving {url}" in (tmp_path / "logs" / "gateway.log").read_text()
+
+
+def test_a_signal_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    run = Run("steps", tmp_path, listening=interrupt())
+    kinds = run()
+    assert "ready" not in kinds
+    assert kinds[-1] == "stopped"
+
+
+def test_a_dead_engine_is_reported_and_the_rest_stopped(tmp_path: Path) -> None:
+    run = Run("engine-dies", tmp_path)
+    with pytest.raises(UpFailedError, match="exited with code 1") as caught:
+        run()
+    assert caught.value.last_lines == ["CUDA [out] of memory"]
+    assert run.kinds[-1] == "stopped"
+
+
+def test_a_dead_gateway_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(UpFailedError, match="the gateway ended with exit code 1") as caught:
+        Run("gateway-dies", tmp_path)()
+    assert caught.value.last_lines == ["swarm-gateway: port 8000 on 127.0.0.1 is in use"]
+
+
+def test_a_second_signal_does_not_wait_for_the_engine(tmp_path: Path) -> None:
+    def again(values: dict[str, Any]) -> None:
+        if values["name"] == "engine":
+            # once it waits for the engine, which here takes a minute
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    run = Run("slow-stop", tmp_path, ready=interrupt(), stopping=again)
+    assert run()[-1] == "stopped"
+
+
+def test_files_with_secrets_are_private(tmp_path: Path) -> None:
+    Run("steps", tmp_path, ready=interrupt())()
+    assert stat.S_IMODE((tmp_path / "gateway.yaml").stat().st_mode) == 0o600

@@ -1,0 +1,72 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.watch import EngineWatch, UpFailedError
+from swarm.protocol import EngineStatus, ServerStatus
+from swarm.states import EngineState
+from swarm.types import StepResult
+
+
+class Watched:
+    def __init__(self, run_dir: Path, total_steps: int = 2) -> None:
+        self.now = 0.0
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.watch = EngineWatch(
+            total_steps, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
+        )
+
+    def see(self, state: EngineState, detail: str = "", **fields: Any) -> list[str]:
+        """The kinds of the events that this status brings."""
+        before = len(self.events)
+        engine = EngineStatus(engine_status=state, engine_status_detail=detail)
+        self.watch.see(ServerStatus(engine=engine, **fields))
+        return [kind for kind, _ in self.events[before:]]
+
+
+def step(number: int) -> StepResult:
+    return StepResult(step=number, batch_id=f"b{number}", metrics={"swarm/reward_mean": 0.5}, seconds=1.0)
+
+
+def test_each_thing_is_told_once(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.see(EngineState.BOOTING, "loading", boot_stage="model") == ["boot", "state"]
+    assert watched.see(EngineState.BOOTING, "loading", boot_stage="model") == []
+    assert watched.see(EngineState.BOOTING, "vLLM", boot_stage="vllm") == ["boot"]
+    watched.now = 42.0
+    assert watched.see(EngineState.ROLLING, model="tiny") == ["ready", "state"]
+    assert watched.events[-2] == ("ready", {"model": "tiny", "seconds": 42.0})
+    assert watched.see(EngineState.WEIGHT_SYNCING, steps=[step(1)]) == ["state", "step"]
+    assert watched.see(EngineState.ROLLING, steps=[step(1)]) == ["state"]
+
+
+def test_the_resolved_configuration_is_kept_as_a_file(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert "config" in watched.see(EngineState.BOOTING, resolved_config={"trainer": {"nnodes": 1}})
+    assert '"nnodes": 1' in (tmp_path / "engine-config.json").read_text()
+    assert "config" not in watched.see(EngineState.BOOTING, resolved_config={"trainer": {"nnodes": 1}})
+
+
+def test_a_dead_engine_raises_with_its_reason_and_last_lines(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING, steps=[step(1)])
+    with pytest.raises(UpFailedError, match="went offline: out of memory") as caught:
+        watched.see(EngineState.OFFLINE, "out of memory", steps=[step(1)], last_lines=["Killed"])
+    assert caught.value.last_lines == ["Killed"]
+    assert caught.value.log == tmp_path / "engine.log"
+
+
+def test_an_engine_that_has_done_its_last_step_is_finished(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    assert watched.see(EngineState.OFFLINE, steps=[step(1), step(2)]) == ["state", "step", "step", "finished"]
+    assert watched.watch.finished
+
+
+def test_a_boot_that_never_ends_raises(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.BOOTING, "loading")
+    watched.now = 101.0
+    with pytest.raises(UpFailedError, match="not ready after 101 s, last: loading"):
+        watched.see(EngineState.BOOTING, "loading")

@@ -1,0 +1,200 @@
+"""The tutorial as it ships: its app against a stand-in server, its hooks, its data, its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import parse_config
+from gateway.replay import Report
+from gateway.replay.report import StepPoint
+from reward_hooks.contract import Candidate, HookContext, UserRequest
+from reward_hooks.loader import load_hooks
+from swarm.data import read_tasks
+from swarm.importer import load_file
+from swarm.job import parse_job
+
+FOLDER = Path(__file__).parents[2] / "tutorial" / "opencode_build_concise_agent"
+QUESTION = "Why are default values shared between objects?"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every chat completion with one sentence and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.status = 200
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        message = {"role": "assistant", "content": "They are made once."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        data = json.dumps({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+        self.send_response(self.server.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("x-should-retry", "false")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as one:
+        thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join()
+
+
+def app(server: Server, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
+    command = [sys.executable, str(FOLDER / "app.py"), *arguments]
+    return subprocess.run(command, env=env, input=typed, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_app_asks_one_question(server: Server) -> None:
+    done = app(server, QUESTION)
+    assert (done.returncode, done.stdout) == (0, "They are made once.\n")
+    assert server.bodies[0]["messages"][-1]["content"] == f"{QUESTION} Answer in one short sentence."
+
+
+def test_the_chat_remembers(server: Server) -> None:
+    done = app(server, typed=f"{QUESTION}\nSince when?\n\n")
+    assert done.stdout.count("They are made once.") == 2
+    assert [message["role"] for message in server.bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
+def test_an_error_is_one_line(server: Server) -> None:
+    server.status = 503
+    done = app(server, QUESTION)
+    assert done.returncode == 1
+    assert done.stderr.startswith("app: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_app_knows_nothing_of_training() -> None:
+    source = (FOLDER / "app.py").read_text()
+    assert not any(word in source for word in ("import swarm", "from swarm", "gateway", "reward"))
+
+
+@pytest.mark.anyio
+async def test_the_hooks_judge_the_question_without_the_apps_instruction() -> None:
+    hooks = load_hooks(FOLDER)
+    context = HookContext(num_repeat=3)
+    body = {"model": "m", "messages": [{"role": "user", "content": f"{QUESTION} Answer in one short sentence."}]}
+    assert hooks.submit is not None
+    submission: Any = hooks.submit(UserRequest(request_id="req_1", body=body), context)
+    assert (submission.task.task_id, submission.task.main_query) == ("req_1", QUESTION)
+    assert submission.requests == [body] * 3
+    answers = [
+        "Default values are created once and shared by all calls.",
+        "Sure! Here is a short sentence:",
+        "word " * 60,
+    ]
+    candidates = [Candidate(index=n, message={}, text=text) for n, text in enumerate(answers)]
+    rewards: Any = hooks.reward(submission.task, candidates, context)
+    values = [reward.value for reward in rewards]
+    assert values[0] > 0.9
+    assert max(values[1:]) < 0.5
+
+
+def test_the_hook_and_the_app_agree_on_the_instruction() -> None:
+    assert load_file(FOLDER / "app.py").STYLE == load_file(FOLDER / "on_user_submit_new_requests.py").INSTRUCTION
+
+
+def test_the_configuration_is_valid() -> None:
+    config = yaml.safe_load((FOLDER / "config.yaml").read_text())
+    job = parse_job(yaml.safe_dump(config["job"]))
+    assert job.model_name == "smollm2-135m"
+    gateway = parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER)
+    assert Path(gateway.hooks) == FOLDER
+
+
+def test_every_question_names_its_source_and_licence() -> None:
+    tasks = list(read_tasks(FOLDER / "questions.jsonl"))
+    assert len(tasks) > 150
+    assert all(task.main_query.endswith("?") and "PSF-2.0" in task.metadata["source"] for task in tasks)
+    assert "PSF License" in (FOLDER / "DATA.md").read_text()
+
+
+@pytest.fixture
+def demo() -> ModuleType:
+    return load_file(FOLDER / "demo.py")
+
+
+def report(*rewards: float) -> Report:
+    steps = [StepPoint(step=n, reward_mean=reward) for n, reward in enumerate(rewards, 1)]
+    return Report(
+        label="x",
+        data="q",
+        target="app",
+        model="m",
+        seed=0,
+        concurrency=4,
+        seconds=1.0,
+        requests=1,
+        answered=1,
+        cancelled=0,
+        failures={},
+        latency=None,
+        steps=steps,
+    )
+
+
+def test_the_demos_sentence_has_the_six_numbers(demo: ModuleType) -> None:
+    text = demo.sentence(report(0.1, 0.1, 0.1, 0.5, 0.5, 0.5), report(0.2, 0.2, 0.2, 0.1, 0.1, 0.1))
+    assert text == (
+        "Mean reward went from 0.100 (first three steps) to 0.500 (last three, +0.400) with the real rewards, "
+        "and from 0.200 (first three steps) to 0.100 (last three, -0.100) in the control."
+    )
+    assert demo.sentence(report(0.1), None).endswith("no control was run.")
+
+
+def test_the_demos_runs_differ_in_the_control_only(demo: ModuleType, tmp_path: Path) -> None:
+    configs = [demo.run_config(tmp_path / name, control)[1] for name, control in (("a", False), ("b", True))]
+    assert [config["gateway"]["control"] for config in configs] == ["none", "shuffle"]
+    assert configs[0]["job"] == configs[1]["job"]
+    assert configs[0]["swarm"]["port"] != configs[0]["gateway"]["port"]
+
+
+def test_the_demo_reports_an_up_that_dies(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = json.dumps({"event": "failed", "at": 1, "message": "no", "last_lines": ["boom"], "log": "/x/engine.log"})
+    script = f"print({event!r}, flush=True); import sys; sys.exit(1)"
+    monkeypatch.setattr(demo, "CLI", [sys.executable, "-c", script])
+    with (
+        pytest.raises(demo.DemoError, match=r"(?s)no.*boom.*full log: /x/engine.log"),
+        demo.running(tmp_path / "config.yaml", tmp_path / "up.log"),
+    ):
+        pytest.fail("it is not ready")
+
+
+def test_a_call_that_takes_too_long_is_killed(demo: ModuleType) -> None:
+    with pytest.raises(demo.DemoError, match="waiting took longer than"):
+        demo.call([sys.executable, "-c", "import time; time.sleep(60)"], 0.2, "waiting")
