@@ -34,6 +34,7 @@ def bind(config: ServerConfig) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
+        # the protocol is not decoration: asyncio turns Nagle's delay (40 ms an answer) off only where it says TCP
         listener = socket.socket(family, kind, protocol)
     except OSError as exc:
         raise ConfigError(f"cannot listen on {config.host}: {exc}", code="cannot_bind") from exc

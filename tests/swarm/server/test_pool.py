@@ -291,6 +291,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.out: list[list[str]] = []
         self.batch_id = ""
         self.dropped = self.quarantined = self.trained = 0
+        self.go(ROLLING)
 
     def running(self) -> list[Shadow]:
         return [shadow for shadow in self.known if shadow.outcome == "running"]
@@ -317,6 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
             shadow.outcome = "late"
         self.go(SYNCING)
 
+    @precondition(lambda self: len(self.known) % 4 == 3)
     @rule()
     def die(self) -> None:
         for shadow in self.running():
@@ -333,6 +335,16 @@ class PoolMachine(RuleBasedStateMachine):
         shadows = [Shadow(one, client, is_eval, self.clock.now) for one in got or []]
         self.known += shadows
         return multiple(*shadows)
+
+    @precondition(lambda self: self.engine is ROLLING and len(self.running()) < self.JOB.slots)
+    @rule(task=st.sampled_from("ab"), kind=st.sampled_from(["fine", "fine", "empty", "bad"]))
+    def whole_episode(self, task: str, kind: str) -> None:
+        (one,) = claim(self.pool)
+        shadow = Shadow(one, "me", False, self.clock.now)
+        self.known.append(shadow)
+        if kind != "empty":
+            self.call(shadow, kind == "bad")
+        self.end(shadow, task, False)
 
     @rule(shadow=claims, bad=st.booleans())
     def call(self, shadow: Shadow, bad: bool) -> None:

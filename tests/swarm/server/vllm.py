@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -20,6 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm.server.config import ServerConfig
+from swarm.server.run import bind
 
 ENGINE_MODEL = "/models/engine-side-path"
 PROMPT = [11, 12, 13]
@@ -180,7 +182,7 @@ def beside(app: Starlette, vllm: ScriptedVllm) -> ASGIApp:
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp) -> AsyncGenerator[str]:
     """``app`` behind a real socket on a free loopback port; the URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=2)
     )
