@@ -93,7 +93,7 @@ class EngineProcess:
         await self._process.wait()
 
     def _kill_and_clean(self) -> None:
-        segments: set[Path] = set()
+        segments: set[int] = set()
         for _ in range(_KILL_ROUNDS):
             victims = self._members()
             if not victims:
@@ -123,22 +123,23 @@ class EngineProcess:
                             members[child.pid] = child
         return list(members.values())
 
-    def _remove_segments(self, held: Iterable[Path]) -> None:
-        """Unlink what the killed processes held, and what dead ones left: segments of this run that nobody maps."""
+    def _remove_segments(self, held: set[int]) -> None:
+        """Unlink what the killed processes held (inodes), and what dead ones left: this run's, which nobody holds."""
         if not SHARED_MEMORY.is_dir():
             return
-        candidates = set(held)
+        candidates: dict[Path, int] = {}
         for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(OSError):
                 stat = path.stat()
                 ours = stat.st_uid == os.getuid() and stat.st_ctime >= self._started
-                if ours and path.name.startswith(SEGMENT_PREFIXES):
-                    candidates.add(path)
+                if stat.st_ino in held or (ours and path.name.startswith(SEGMENT_PREFIXES)):
+                    candidates[path] = stat.st_ino
         if candidates:
             in_use = _segments_of(psutil.process_iter())
-            for path in candidates - in_use:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+            for path, inode in candidates.items():
+                if inode not in in_use:
+                    with contextlib.suppress(OSError):
+                        path.unlink(missing_ok=True)
 
     def _remove_ray_sessions(self) -> None:
         link = self._run_dir / "ray"
@@ -147,21 +148,22 @@ class EngineProcess:
             link.unlink(missing_ok=True)
 
 
-def _segments_of(processes: Iterable[psutil.Process]) -> set[Path]:
-    """Files under /dev/shm that ``processes`` map or hold open."""
+def _segments_of(processes: Iterable[psutil.Process]) -> set[int]:
+    """Inodes of the files under /dev/shm that ``processes`` map or hold open.
+
+    Not their names: a semaphore is created under a name that is gone by the time it has its own.
+    """
     prefix = f"{SHARED_MEMORY}/"
-    found: set[Path] = set()
+    found: set[int] = set()
     for process in processes:
         proc = Path(f"/proc/{process.pid}")
         with contextlib.suppress(OSError):
             for line in (proc / "maps").read_text(errors="replace").splitlines():
-                _, _, path = line.partition(prefix)
-                if path:
-                    found.add(Path(prefix + path.removesuffix(" (deleted)")))
+                if prefix in line:
+                    found.add(int(line.split(maxsplit=5)[4]))
         with contextlib.suppress(OSError):
             for descriptor in (proc / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    target = os.readlink(descriptor)
-                    if target.startswith(prefix):
-                        found.add(Path(target.removesuffix(" (deleted)")))
+                    if os.readlink(descriptor).startswith(prefix):
+                        found.add(descriptor.stat().st_ino)
     return found
