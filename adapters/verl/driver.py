@@ -37,15 +37,15 @@ def main() -> None:
     parser.add_argument("job", type=Path, help="TrainJob as YAML")
     arguments = parser.parse_args()
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
+    run = _Run(run_dir)
     try:
-        connected = EngineEnd.from_environment("driver", on_lost=_server_lost)
+        connected = EngineEnd.from_environment("driver", on_lost=run.abandon)
     except LinkError as exc:
         sys.exit(_complain(exc.message, 2))
     code, error = 0, ""
     with connected as link:
-        run = _Run(link, run_dir)
         try:
-            run.execute(_read_job(arguments.job))
+            run.execute(_read_job(arguments.job), link)
         except SwarmGatewayError as exc:
             error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
         except Exception as exc:
@@ -70,23 +70,16 @@ def _read_job(path: Path) -> TrainJob:
         raise ConfigError(f"cannot read the job {path}: {exc.strerror}") from exc
 
 
-def _server_lost() -> None:
-    _complain("the swarm server is gone", 1)
-    kill_processes(grace=1.0)
-    os._exit(1)
-
-
 class _Run:
     """One engine run from a job to the end of its processes."""
 
-    def __init__(self, link: EngineEnd, run_dir: Path) -> None:
-        self._link = link
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._began = time.time()
         self._temp_dir: Path | None = None
         self._terminated = threading.Event()
 
-    def execute(self, job: TrainJob) -> None:
+    def execute(self, job: TrainJob, link: EngineEnd) -> None:
         """Train until the end of the run or a Stop.
 
         Raises:
@@ -101,8 +94,8 @@ class _Run:
         device = resolve_device(job)
         environment = self._environment(job, model, device)
         config = verl_config(job, model, self._run_dir, device)
-        self._link.send(ResolvedConfig(config=as_plain(config)))
-        self._link.send(BootProgress(stage="starting Ray", detail=f"on {device}"))
+        link.send(ResolvedConfig(config=as_plain(config)))
+        link.send(BootProgress(stage="starting Ray", detail=f"on {device}"))
         os.environ.update(environment)
         self._temp_dir = ray_temp_dir(self._run_dir)
 
@@ -116,7 +109,7 @@ class _Run:
 
         from adapters.verl.task_runner import TaskRunner
 
-        self._link.send(BootProgress(stage="loading verl"))
+        link.send(BootProgress(stage="loading verl"))
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         runner = TaskRunner.options(scheduling_strategy=here).remote()
@@ -128,12 +121,20 @@ class _Run:
             if ready:
                 ray.get(done)
                 return
-            if isinstance(self._link.receive(timeout=0), Stop):
+            if isinstance(link.receive(timeout=0), Stop):
                 # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
                 ray.wait([done], timeout=STOP_GRACE)
                 return
             if self._terminated.is_set():
                 raise EngineError("the engine was terminated")
+
+    def abandon(self) -> None:
+        """The server is gone, so nobody waits for an orderly end: kill, remove, exit. Called in the link's thread."""
+        _complain("the swarm server is gone", 1)
+        kill_processes(grace=1.0)
+        if self._temp_dir is not None:
+            remove_leftovers(self._temp_dir, self._began)
+        os._exit(1)
 
     def clean_up(self) -> None:
         """End the cluster and all processes of the run and remove what they leave; bounded in time."""
@@ -162,7 +163,6 @@ class _Run:
             "TOKENIZERS_PARALLELISM": "true",
             "NCCL_DEBUG": "WARN",
             "VLLM_LOGGING_LEVEL": "WARN",
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
             # caches compiled for other weights have been seen to be used (vllm#31199)
             "VLLM_DISABLE_COMPILE_CACHE": "1",
             "VERL_LOGGING_LEVEL": "WARN",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,15 @@ class TaskRunner:
         """
         folder = Path(run_dir)
         with deadline.deadline(deadline.BOOT, "loading verl", folder):
-            # these imports take many seconds; the link speaks from here on, so that they never look like a dead process
+            # TransferQueue's own processes start while this one imports verl, which takes many seconds. The link speaks
+            # only then: an import that holds the interpreter would look like a dead process.
             import transfer_queue as tq
             from omegaconf import OmegaConf
+
+            config.transfer_queue.enable = True
+            OmegaConf.resolve(config)
+            queue = ThreadPoolExecutor(1).submit(tq.init, config.transfer_queue)
+
             from verl.trainer.ppo.utils import need_critic, need_reference_policy
             from verl.utils.config import validate_config
             from verl.utils.logging_utils import configure_verl_logging
@@ -48,9 +55,8 @@ class TaskRunner:
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
-        config.transfer_queue.enable = True
-        OmegaConf.resolve(config)
-        tq.init(config.transfer_queue)
+        with deadline.deadline(deadline.BOOT, "starting the TransferQueue", folder):
+            queue.result()
         trainer: Any = None
         succeeded = False
         try:
