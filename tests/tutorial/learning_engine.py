@@ -1,0 +1,118 @@
+"""A stand-in engine with a "model" that learns: it speaks the real link and serves vLLM's chat completions.
+
+Its one weight is the share of concise answers. A step moves it towards the kind of answer that had the higher mean
+reward, so it rises with real rewards and wanders with shuffled ones, like GRPO would.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from swarm.job import TrainJob, parse_job
+from swarm.link.engine import EngineEnd
+from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
+from swarm.types import StepResult, TrainBatch
+
+CONCISE, RAMBLING = [7, 7, 7], list(range(20, 60))
+DEADLINE = 120
+
+
+class Policy:
+    def __init__(self) -> None:
+        self.share = 0.3
+        self.random = random.Random(0)
+        self.lock = threading.Lock()
+
+    def sample(self) -> list[int]:
+        with self.lock:
+            return CONCISE if self.random.random() < self.share else RAMBLING
+
+    def learn(self, batch: TrainBatch) -> None:
+        for group in batch.groups:
+            kinds: dict[bool, list[float]] = {True: [], False: []}
+            for trajectory in group.trajectories:
+                kinds[trajectory.timelines[0].response_ids == CONCISE].append(trajectory.reward)
+            if all(kinds.values()):
+                better = fmean(kinds[True]) > fmean(kinds[False])
+                self.share = min(0.95, max(0.05, self.share + (0.1 if better else -0.1)))
+
+
+def answer_to(body: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+    question = body["messages"][-1]["content"].removesuffix("Answer in one short sentence.").strip(" ?")
+    text = f"It is about {question} in the language." if tokens == CONCISE else "word " * 60
+    content = [{"token": "t", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in tokens]
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "logprobs": {"content": content},
+        "finish_reason": "stop" if tokens == CONCISE else "length",
+        "token_ids": tokens,
+    }
+    usage = {"prompt_tokens": 3, "completion_tokens": len(tokens), "total_tokens": 3 + len(tokens)}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+        "prompt_token_ids": [1, 2, 3],
+    }
+
+
+def serve(policy: Policy) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            data = json.dumps(answer_to(body, policy.sample())).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def run(job: TrainJob) -> None:
+    policy = Policy()
+    server = serve(policy)
+    with EngineEnd.from_environment("driver") as driver, EngineEnd.from_environment("rollout") as rollout:
+        driver.send(ResolvedConfig(config={"lr": job.lr}))
+        driver.send(BootProgress(stage="model", detail="loading the model"))
+        for version in range(DEADLINE):
+            rollout.send(
+                RolloutReady(
+                    addresses=[f"127.0.0.1:{server.server_port}"],
+                    model="m",
+                    policy_version=version,
+                    next_step=version + 1,
+                )
+            )
+            match rollout.receive(timeout=DEADLINE):
+                case BatchReady(batch=batch):
+                    policy.learn(batch)
+                    done = StepResult(step=version + 1, batch_id=batch.batch_id, metrics={}, seconds=0.1)
+                    rollout.send(StepDone(result=done))
+                case Stop() | None:
+                    break
+                case other:
+                    raise AssertionError(other)
+        driver.send(Finished())
+
+
+if __name__ == "__main__":
+    run(parse_job(Path(sys.argv[1]).read_text()))

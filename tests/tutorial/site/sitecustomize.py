@@ -1,0 +1,11 @@
+"""On PYTHONPATH of a test's processes: the swarm server they start runs the stand-in engine instead of verl.
+
+``sys.argv`` is not there yet when Python imports this, ``sys.orig_argv`` is.
+"""
+
+import sys
+
+if {"swarm", "start"} <= set(sys.orig_argv):
+    import swarm.server.supervisor
+
+    swarm.server.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.tutorial.learning_engine")
