@@ -1,6 +1,6 @@
 """Users who ask the questions of ``questions.jsonl`` through the app's own code, with a progress bar and a report.
 
-python mock_user_request.py --until-step 30 --report report/
+python mock_user_request.py --until-step 20 --report report/
 """
 
 from __future__ import annotations
