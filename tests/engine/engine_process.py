@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import psutil
 
+from adapters.verl.cluster import remove_leftovers
 from swarm.errors import LinkError
 from swarm.job import TrainJob, dump_job
 from swarm.link.messages import (
@@ -53,7 +54,7 @@ class EngineProcess:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         path = self.run_dir / "job.yaml"
         path.write_text(self.job_text())
-        self.began = time.monotonic()
+        self.began, self.began_at = time.monotonic(), time.time()
         with (self.run_dir / "engine.log").open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -75,9 +76,14 @@ class EngineProcess:
     async def __aexit__(self, *exc: Any) -> None:
         if self.process.returncode is None:
             self.process.terminate()
-        for process in self.processes():
+        killed = self.processes()
+        for process in killed:
             process.kill()
         await self.process.wait()
+        await asyncio.to_thread(psutil.wait_procs, killed, 5.0)
+        # the supervisor's part, when a test killed the engine
+        if (ray := self.run_dir / "ray").exists():
+            remove_leftovers(ray.resolve(), self.began_at)
         await self.link.__aexit__(None, None, None)
 
     async def expect(self, kind: type[M], seconds: float) -> M:
