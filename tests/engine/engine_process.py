@@ -14,7 +14,6 @@ from typing import Any, Self, TypeVar
 import httpx
 import psutil
 
-from adapters.verl.cluster import remove_leftovers
 from swarm.errors import LinkError
 from swarm.job import TrainJob, dump_job
 from swarm.link.messages import (
@@ -83,6 +82,8 @@ class EngineProcess:
         await asyncio.to_thread(psutil.wait_procs, killed, 5.0)
         # the supervisor's part, when a test killed the engine
         if (ray := self.run_dir / "ray").exists():
+            from adapters.verl.cluster import remove_leftovers
+
             remove_leftovers(ray.resolve(), self.began_at)
         await self.link.__aexit__(None, None, None)
 
