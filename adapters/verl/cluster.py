@@ -25,6 +25,8 @@ from swarm.job import TrainJob
 
 #: Ray puts sockets at ``<temp>/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
 MAX_TEMP_LENGTH = 36
+#: tries to start a cluster
+RAY_STARTS = 3
 #: actors of one run, each of which asks Ray for one CPU that it does not use up
 LOGICAL_CPUS = 32
 #: names of segments that vLLM, verl and multiprocessing create in /dev/shm
@@ -88,6 +90,20 @@ def init_arguments(
     if device == "cpu":
         local |= {"num_gpus": job.n_gpu, "object_store_memory": OBJECT_STORE_BYTES}
     return {**common, **local, **chosen}
+
+
+def start_ray(arguments: dict[str, Any]) -> None:
+    """``ray.init``, once more if Ray's own 30 s for its first process were not enough on a busy machine."""
+    import ray
+
+    for attempt in range(RAY_STARTS):
+        try:
+            ray.init(**arguments)
+            return
+        except Exception as exc:
+            if "timed out during startup" not in str(exc) or attempt == RAY_STARTS - 1:
+                raise
+            ray.shutdown()
 
 
 def kill_processes(grace: float = 5.0) -> None:

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.cluster import init_arguments, kill_processes, ray_temp_dir, remove_leftovers
+from adapters.verl.cluster import init_arguments, kill_processes, ray_temp_dir, remove_leftovers, start_ray
 from adapters.verl.deadline import passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
@@ -102,7 +102,7 @@ class _Run:
         import ray
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
-        ray.init(**init_arguments(job, device, self._temp_dir, environment, given))
+        start_ray(init_arguments(job, device, self._temp_dir, environment, given))
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -160,6 +160,8 @@ class _Run:
             "RAY_prestart_worker_first_driver": "0",
             "RAY_enable_worker_prestart": "0",
             "RAY_DEDUP_LOGS": "0",
+            # Ray runs its workers at nice 15, where anything else on the machine starves trainer and vLLM
+            "RAY_worker_niceness": "0",
             "TOKENIZERS_PARALLELISM": "true",
             "NCCL_DEBUG": "WARN",
             "VLLM_LOGGING_LEVEL": "WARN",

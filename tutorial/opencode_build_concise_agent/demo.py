@@ -1,6 +1,6 @@
 """The demo: pull a real model, train it through the app, run the control, and say in one sentence what happened.
 
-    python demo.py --steps 20 --out demo-out
+    python demo.py --steps 16 --out demo-out
     python demo.py --steps 6 --no-control
 
 Everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
@@ -31,7 +31,7 @@ CLI = [sys.executable, "-m", "gateway.cli"]
 MODEL = "smollm2-135m"
 
 # longer than the swarm server's own bound on a boot, which can say why it took so long
-PULL_SECONDS, BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS = 900, 700, 60, 150
+PULL_SECONDS, BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS = 900, 700, 120, 150
 
 
 class DemoError(Exception):
@@ -172,7 +172,7 @@ def change(report: Report) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train SmolLM2-135M through an unmodified app, with a control run.")
-    parser.add_argument("--steps", type=int, default=20, help="training steps of each run")
+    parser.add_argument("--steps", type=int, default=16, help="training steps of each run")
     parser.add_argument("--no-control", action="store_true", help="skip the run with shuffled rewards")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for logs, reports and the plot")
     arguments = parser.parse_args()

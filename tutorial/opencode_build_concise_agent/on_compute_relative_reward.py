@@ -6,7 +6,7 @@ from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.rules import Concise
 from swarm.types import Task
 
-RULE = Concise(full_marks_words=12, zero_words=48)
+RULE = Concise()
 
 
 def on_compute_relative_reward(task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
