@@ -27,6 +27,7 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
+#: between the end of a run and OFFLINE: what the other role said last may still be in its socket
 _LAST_WORDS_SECONDS = 0.3
 
 ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
@@ -148,7 +149,6 @@ class Supervisor:
 
     async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[str]) -> str:
         how = await process.wait()
-        # what the engine said last may still be in the sockets: a step that is done, or more than an exit code says
         await asyncio.sleep(_LAST_WORDS_SECONDS)
         return goodbye.result() if goodbye.done() else how
 
@@ -171,15 +171,15 @@ class Supervisor:
                 case ResolvedConfig(config=config):
                     controller.resolved_config = config
                 case RolloutReady():
-                    deadline = None
+                    deadline = deadline if goodbye.done() else None
                     controller.rollout_ready(message)
                 case StepDone(result=result):
                     controller.step_done(result)
                 case Finished(error=error):
                     if not goodbye.done():
                         goodbye.set_result(f"the engine failed: {error}" if error else "the training run is finished")
-                    # the other role's last message comes by another socket; normally the process exits first
-                    deadline = loop.time() + self._config.stop_grace
+                    # no longer: nothing serves by now, and cleaning up may take the driver as long as it likes
+                    deadline = loop.time() + _LAST_WORDS_SECONDS
                 case _:
                     pass
 

@@ -1,8 +1,9 @@
 """A stand-in engine process that speaks the real link: both roles, scripted by its arguments.
 
 ``python fake_engine.py MODE JOB.yaml`` with MODE one of ``train`` (a step per batch), ``one_step`` (then Finished),
-``crash`` (traceback while booting), ``broken`` (Finished with an error), ``mute`` (never says Hello), ``silent`` (stops
-beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder).
+``crash`` (traceback while booting), ``broken`` (Finished with an error), ``lingering`` (the same once it rolls, and then
+five seconds to clean up), ``mute`` (never says Hello), ``silent`` (stops beating once it rolls), ``stubborn`` (ignores
+Stop; leaves a daemon, a shared-memory segment and a Ray folder).
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def main(mode: str, job_path: str) -> None:
 def train(mode: str, driver: EngineEnd, rollout: EngineEnd) -> None:
     version = 0
     rollout.send(ready(version))
+    if mode == "lingering":
+        driver.send(Finished(error="out of memory"))
+        time.sleep(5)
+        return
     if mode == "silent":
         rollout.receive(timeout=1.0)  # by then the link's thread has sent the above
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -105,6 +105,17 @@ async def test_the_engines_own_words_win_over_its_exit_code(tmp_path: Path) -> N
         assert "no such tokenizer" in controller.status().engine.engine_status_detail
 
 
+async def test_an_engine_that_failed_is_offline_before_it_has_cleaned_up(tmp_path: Path) -> None:
+    async with engine(tmp_path, "lingering", stop_grace=3.0) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        started = time.monotonic()
+        await reach(controller, EngineState.OFFLINE)
+        assert time.monotonic() - started < 2
+        assert "out of memory" in controller.status().engine.engine_status_detail
+        assert alive(pid), "it is given the time to clean up"
+
+
 async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
     async with engine(tmp_path, "one_step") as (controller, supervisor):
         await supervisor.start()
