@@ -12,20 +12,19 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import psutil
+
+from swarm.link.segments import held_segments, remove_segments
 
 logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SWARM_LINK_TOKEN"
 LOG_NAME = "engine.log"
 LAST_LINES = 30
-#: where POSIX shared memory lives on Linux, and what vLLM, verl and multiprocessing call their segments
-SHARED_MEMORY = Path("/dev/shm")
-SEGMENT_PREFIXES = ("psm_", "verl_weights_", "sem.mp-", "torch_")
 _KILL_ROUNDS = 10
 
 
@@ -98,7 +97,7 @@ class EngineProcess:
             victims = self._members()
             if not victims:
                 break
-            segments |= _segments_of(victims)
+            segments |= held_segments(victims)
             for victim in victims:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.kill()
@@ -106,7 +105,7 @@ class EngineProcess:
             psutil.wait_procs([victim for victim in victims if victim.pid != self.pid], timeout=5.0)
         else:
             logger.error("processes of the engine survive SIGKILL: %s", [process.pid for process in self._members()])
-        self._remove_segments(segments)
+        remove_segments(self._started, held=segments)
         self._remove_ray_sessions()
 
     def _members(self) -> list[psutil.Process]:
@@ -123,47 +122,8 @@ class EngineProcess:
                             members[child.pid] = child
         return list(members.values())
 
-    def _remove_segments(self, held: set[int]) -> None:
-        """Unlink what the killed processes held (inodes), and what dead ones left: this run's, which nobody holds."""
-        if not SHARED_MEMORY.is_dir():
-            return
-        candidates: dict[Path, int] = {}
-        for path in SHARED_MEMORY.iterdir():
-            with contextlib.suppress(OSError):
-                stat = path.stat()
-                ours = stat.st_uid == os.getuid() and stat.st_ctime >= self._started
-                if stat.st_ino in held or (ours and path.name.startswith(SEGMENT_PREFIXES)):
-                    candidates[path] = stat.st_ino
-        if candidates:
-            in_use = _segments_of(psutil.process_iter())
-            for path, inode in candidates.items():
-                if inode not in in_use:
-                    with contextlib.suppress(OSError):
-                        path.unlink(missing_ok=True)
-
     def _remove_ray_sessions(self) -> None:
         link = self._run_dir / "ray"
         shutil.rmtree(link.resolve(), ignore_errors=True)
         with contextlib.suppress(OSError):
             link.unlink(missing_ok=True)
-
-
-def _segments_of(processes: Iterable[psutil.Process]) -> set[int]:
-    """Inodes of the files under /dev/shm that ``processes`` map or hold open.
-
-    Not their names: a semaphore is created under a name that is gone by the time it has its own.
-    """
-    prefix = f"{SHARED_MEMORY}/"
-    found: set[int] = set()
-    for process in processes:
-        proc = Path(f"/proc/{process.pid}")
-        with contextlib.suppress(OSError):
-            for line in (proc / "maps").read_text(errors="replace").splitlines():
-                if prefix in line:
-                    found.add(int(line.split(maxsplit=5)[4]))
-        with contextlib.suppress(OSError):
-            for descriptor in (proc / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(descriptor).startswith(prefix):
-                        found.add(descriptor.stat().st_ino)
-    return found
