@@ -6,7 +6,7 @@ Invariant: on one node a run never attaches to a cluster that it did not start, 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -22,6 +22,7 @@ from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.link.segments import remove_segments
 
 #: Ray puts sockets at ``<temp>/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
 MAX_TEMP_LENGTH = 36
@@ -29,25 +30,66 @@ MAX_TEMP_LENGTH = 36
 RAY_STARTS = 3
 #: actors of one run, each of which asks Ray for one CPU that it does not use up
 LOGICAL_CPUS = 32
-#: names of segments that vLLM, verl and multiprocessing create in /dev/shm
-SEGMENT_PREFIXES = ("psm_", "verl_weights_", "sem.mp-", "torch_")
+TEMP_PREFIX = "swarm-ray-"
 
 
-def ray_temp_dir(run_dir: Path) -> Path:
-    """The folder of Ray's sessions, reachable as ``run_dir/ray``; elsewhere if the path would be too long for a socket.
+class RayFolder:
+    """A new folder for the sessions of one run's Ray, reachable as ``run_dir/ray``.
 
-    Whoever cleans up after a killed run removes what ``run_dir/ray`` points to.
+    Each run has its own, because a dying run may remove its folder when its successor has begun. Whoever cleans up
+    after a killed run removes what ``run_dir/ray`` points to. The folder of a predecessor that was killed together with
+    whoever cleans up is removed here.
+
+    Attributes:
+        path: where Ray puts its sessions; short enough for sockets and for this user only.
     """
-    link = run_dir / "ray"
-    if len(str(link)) <= MAX_TEMP_LENGTH:
-        link.mkdir(parents=True, exist_ok=True)
-        return link
-    digest = hashlib.sha256(f"{run_dir.resolve()}{os.getpid()}".encode()).hexdigest()[:8]
-    folder = Path(tempfile.gettempdir()) / f"swarm-ray-{digest}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def __init__(self, run_dir: Path) -> None:
+        parent = tempfile.gettempdir()
+        if len(parent) + len("/swarm-ray-xxxxxxxx") > MAX_TEMP_LENGTH:
+            parent = "/tmp"
+        self._link = run_dir / "ray"
+        self.path = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=parent))
+        # the lock says that the run lives, and goes with its process
+        self._lock = _lock(self.path)
+        _remove_stale(self._link)
+        self._link.symlink_to(self.path)
+
+    def remove(self) -> None:
+        """Remove the folder, and ``run_dir/ray`` unless it is a successor's by now."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if self._link.readlink() == self.path:
+                self._link.unlink()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock of ``folder``; ``None`` if another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_stale(link: Path) -> None:
+    """Remove ``run_dir/ray`` of an earlier run, with the folder it points to unless that run's driver lives."""
+    if not link.is_symlink():
+        shutil.rmtree(link, ignore_errors=True)
+        return
+    target = link.readlink()
     link.unlink(missing_ok=True)
-    link.symlink_to(folder)
-    return folder
+    # never anything but such a folder, whatever somebody made the link point to
+    if target.name.startswith(TEMP_PREFIX) and target.is_dir():
+        with contextlib.suppress(OSError):
+            if (lock := _lock(target)) is not None:
+                shutil.rmtree(target, ignore_errors=True)
+                os.close(lock)
 
 
 def init_arguments(
@@ -58,7 +100,7 @@ def init_arguments(
     Args:
         job: decides between one node and several.
         device: a CPU run lends Ray stand-ins for GPUs.
-        temp_dir: from :func:`ray_temp_dir`.
+        temp_dir: of a :class:`RayFolder`.
         environment: variables for every process of the run.
         given: ``ray_kwargs.ray_init`` of verl's configuration; wins.
 
@@ -130,44 +172,13 @@ def run_processes() -> list[psutil.Process]:
     return list(set(found))
 
 
-def remove_leftovers(temp_dir: Path, since: float) -> None:
+def remove_leftovers(folder: RayFolder, since: float) -> None:
     """Remove Ray's sessions and the shared-memory segments of this run, once its processes are gone.
 
     Args:
-        temp_dir: from :func:`ray_temp_dir`.
+        folder: of this run.
         since: when the run began, in epoch seconds.
     """
-    shutil.rmtree(temp_dir, ignore_errors=True)
-    shm = Path("/dev/shm")
-    if not shm.is_dir():
-        return
-    now = time.time()
-    found = [path for path in shm.iterdir() if path.name.startswith(SEGMENT_PREFIXES) and is_leftover(path, since, now)]
-    mapped = mapped_segments() if found else set()
-    for path in found:
-        if str(path) not in mapped:
-            path.unlink(missing_ok=True)
-
-
-def is_leftover(path: Path, since: float, now: float) -> bool:
-    """Whether a segment may be of the run that began at ``since``: it is this user's and not older.
-
-    A segment of the last second may be another run's that is about to map it.
-    """
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return False
-    return stat.st_uid == os.getuid() and since <= stat.st_ctime < now - 1.0
-
-
-def mapped_segments() -> set[str]:
-    """Paths in /dev/shm that a living process has mapped."""
-    mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            text = maps.read_text(errors="replace")
-        except OSError:
-            continue
-        mapped.update(line.split(maxsplit=5)[5] for line in text.splitlines() if "/dev/shm/" in line)
-    return mapped
+    folder.remove()
+    # a segment of the last second may be another run's that is about to map it
+    remove_segments(since, before=time.time() - 1.0)

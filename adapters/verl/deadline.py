@@ -18,6 +18,8 @@ REASON_FILE = "engine-deadline.txt"
 
 #: seconds; boot includes loading a large model from a slow disk
 BOOT = 1800.0
+#: from the arrival of a batch to its weight sync, with a checkpoint in between
+TRAINING = 3600.0
 WEIGHT_SYNC = 300.0
 
 
@@ -37,6 +39,11 @@ def deadline(seconds: float, what: str, run_dir: Path) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def forget_deadline(run_dir: Path) -> None:
+    """Remove what an earlier run of the same folder left, which would hide why this one ends."""
+    (run_dir / REASON_FILE).unlink(missing_ok=True)
 
 
 def passed_deadline(run_dir: Path) -> str:

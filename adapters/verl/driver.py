@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.cluster import init_arguments, kill_processes, ray_temp_dir, remove_leftovers, start_ray
-from adapters.verl.deadline import passed_deadline
+from adapters.verl.cluster import RayFolder, init_arguments, kill_processes, remove_leftovers, start_ray
+from adapters.verl.deadline import forget_deadline, passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
@@ -76,7 +76,7 @@ class _Run:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._began = time.time()
-        self._temp_dir: Path | None = None
+        self._ray_folder: RayFolder | None = None
         self._terminated = threading.Event()
 
     def execute(self, job: TrainJob, link: EngineEnd) -> None:
@@ -90,6 +90,7 @@ class _Run:
         from adapters.verl.config import as_plain, resolve_device, verl_config
 
         self._run_dir.mkdir(parents=True, exist_ok=True)
+        forget_deadline(self._run_dir)
         model = resolve_model(job.model)
         device = resolve_device(job)
         environment = self._environment(job, model, device)
@@ -97,12 +98,12 @@ class _Run:
         link.send(ResolvedConfig(config=as_plain(config)))
         link.send(BootProgress(stage="starting Ray", detail=f"on {device}"))
         os.environ.update(environment)
-        self._temp_dir = ray_temp_dir(self._run_dir)
+        self._ray_folder = RayFolder(self._run_dir)
 
         import ray
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
-        start_ray(init_arguments(job, device, self._temp_dir, environment, given))
+        start_ray(init_arguments(job, device, self._ray_folder.path, environment, given))
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -132,8 +133,8 @@ class _Run:
         """The server is gone, so nobody waits for an orderly end: kill, remove, exit. Called in the link's thread."""
         _complain("the swarm server is gone", 1)
         kill_processes(grace=1.0)
-        if self._temp_dir is not None:
-            remove_leftovers(self._temp_dir, self._began)
+        if self._ray_folder is not None:
+            remove_leftovers(self._ray_folder, self._began)
         os._exit(1)
 
     def clean_up(self) -> None:
@@ -141,13 +142,13 @@ class _Run:
         timer = threading.Timer(EXIT_GRACE, os._exit, args=(1,))
         timer.daemon = True
         timer.start()
-        if self._temp_dir is not None:
+        if self._ray_folder is not None:
             import ray
 
             ray.shutdown()
         kill_processes()
-        if self._temp_dir is not None:
-            remove_leftovers(self._temp_dir, self._began)
+        if self._ray_folder is not None:
+            remove_leftovers(self._ray_folder, self._began)
         timer.cancel()
 
     def _environment(self, job: TrainJob, model: str, device: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from swarm.link.messages import (
     StepDone,
     Stop,
 )
+from swarm.link.segments import remove_segments
 from swarm.link.server import EngineLink
 from swarm.types import ModelCall, StepResult, Timeline, TrainBatch
 
@@ -81,10 +83,10 @@ class EngineProcess:
         await self.process.wait()
         await asyncio.to_thread(psutil.wait_procs, killed, 5.0)
         # the supervisor's part, when a test killed the engine
-        if (ray := self.run_dir / "ray").exists():
-            from adapters.verl.cluster import remove_leftovers
-
-            remove_leftovers(ray.resolve(), self.began_at)
+        if (ray := self.run_dir / "ray").is_symlink():
+            shutil.rmtree(ray.resolve(), ignore_errors=True)
+            ray.unlink(missing_ok=True)
+            remove_segments(self.began_at, before=time.time() - 1.0)
         await self.link.__aexit__(None, None, None)
 
     async def expect(self, kind: type[M], seconds: float) -> M:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -17,25 +20,51 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
 
-def test_short_run_folder_holds_rays_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "MAX_TEMP_LENGTH", len(str(tmp_path / "ray")))
-    assert cluster.ray_temp_dir(tmp_path) == tmp_path / "ray"
-    assert (tmp_path / "ray").is_dir()
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder = cluster.RayFolder(tmp_path)
+    assert len(str(folder.path)) <= cluster.MAX_TEMP_LENGTH
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "ray").readlink() == folder.path
+    (folder.path / "session").mkdir()
+    folder.remove()
+    assert not folder.path.exists() and not (tmp_path / "ray").is_symlink()
 
 
-def test_long_run_folder_points_to_a_short_one(tmp_path: Path) -> None:
-    run = tmp_path / ("x" * 80)
-    run.mkdir()
-    folder = cluster.ray_temp_dir(run)
+def test_a_long_folder_for_temporary_files_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 40)))
+    folder = cluster.RayFolder(tmp_path)
+    assert len(str(folder.path)) <= cluster.MAX_TEMP_LENGTH
+    folder.remove()
+
+
+def test_a_dying_run_leaves_its_successors_folder(tmp_path: Path) -> None:
+    dying = cluster.RayFolder(tmp_path)
+    successor = cluster.RayFolder(tmp_path)
     try:
-        assert len(str(folder)) <= cluster.MAX_TEMP_LENGTH
-        assert (run / "ray").resolve() == folder.resolve()
-        assert cluster.ray_temp_dir(run) == folder
-        cluster.remove_leftovers(folder, since=time.time())
-        assert not folder.exists()
+        assert dying.path.exists(), "its driver lives"
+        dying.remove()
+        assert not dying.path.exists()
+        assert (tmp_path / "ray").readlink() == successor.path and successor.path.is_dir()
     finally:
-        if folder.exists():
-            folder.rmdir()
+        successor.remove()
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    script = "import os, sys; from pathlib import Path; from adapters.verl.cluster import RayFolder\n"
+    script += "print(RayFolder(Path(sys.argv[1])).path, flush=True); os._exit(1)"
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    left = Path(done.stdout.strip())
+    assert left.is_dir(), done.stderr
+    folder = cluster.RayFolder(tmp_path)
+    assert not left.exists()
+    folder.remove()
+
+
+def test_a_link_to_something_else_costs_nothing_but_the_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "ray").symlink_to(tmp_path / "precious")
+    cluster.RayFolder(tmp_path).remove()
+    assert (tmp_path / "precious").is_dir()
 
 
 def test_one_node_never_attaches_to_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,25 +119,28 @@ def test_orphans_are_known_by_their_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory file system")
-def test_only_orphaned_segments_of_this_run_are_removed(tmp_path: Path) -> None:
-    from multiprocessing.shared_memory import SharedMemory
-
-    shm = Path("/dev/shm")
-    old, other = shm / f"psm_old{os.getpid()}", shm / f"unrelated{os.getpid()}"
-    orphan = shm / f"psm_orphan{os.getpid()}"
+def test_only_orphaned_segments_of_this_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shm, folder = Path("/dev/shm"), cluster.RayFolder(tmp_path)
+    orphan, unrelated = shm / f"psm_orphan{os.getpid()}", shm / f"unrelated{os.getpid()}"
     mapped = SharedMemory(name=f"psm_mapped{os.getpid()}", create=True, size=4096)
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    held = shm / f"sem.{semaphore._semlock.name.lstrip('/')}"
+    began = time.time() - 1.0
     try:
-        for path in (old, other, orphan):
+        for path in (orphan, unrelated):
             path.write_bytes(b"x")
+        cluster.remove_leftovers(folder, since=began)
+        assert orphan.exists(), "perhaps about to be mapped"
         now = time.time()
-        os.utime(old)
-        assert cluster.is_leftover(orphan, since=now - 60, now=now + 5)
-        assert not cluster.is_leftover(old, since=now + 1, now=now + 5), "older than the run"
-        assert not cluster.is_leftover(orphan, since=now - 60, now=now), "perhaps about to be mapped"
-        assert str(shm / mapped.name) in cluster.mapped_segments()
-        assert str(orphan) not in cluster.mapped_segments()
+        monkeypatch.setattr(time, "time", lambda: now + 5.0)
+        cluster.remove_leftovers(folder, since=now + 1.0)
+        assert orphan.exists(), "older than the run"
+        cluster.remove_leftovers(folder, since=began)
+        assert not orphan.exists()
+        assert held.exists() and (shm / mapped.name).exists() and unrelated.exists()
+        assert not folder.path.exists()
     finally:
         mapped.close()
         mapped.unlink()
-        for path in (old, other, orphan):
+        for path in (orphan, unrelated):
             path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.verl.deadline import deadline, passed_deadline
+from adapters.verl.deadline import deadline, forget_deadline, passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE, private_handle
 
 HANG = """
@@ -25,6 +25,9 @@ def test_a_call_that_hangs_ends_the_process_and_says_why(tmp_path: Path) -> None
     assert done.returncode == 1
     assert passed_deadline(tmp_path) == "the weight sync did not finish within 0 s"
     assert "threading.py" in done.stderr, "where it hung is in the log"
+    forget_deadline(tmp_path)
+    forget_deadline(tmp_path)
+    assert passed_deadline(tmp_path) == ""
 
 
 def test_a_call_in_time_leaves_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.verl.deadline import REASON_FILE, passed_deadline
 from swarm.job import TrainJob
 from swarm.link.messages import Finished
 from tests.engine.engine_process import EngineProcess
@@ -41,8 +42,12 @@ async def test_missing_model_is_one_clear_line(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_misspelt_override_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / REASON_FILE).write_text("the deadline of an earlier run")
     job = TrainJob(model=str(model), device="cpu", overrides={"actor_rollout_ref.actor.clip_ration": 0.2})
-    assert "clip_ration" in await refusal(job, tmp_path / "run")
+    assert "clip_ration" in await refusal(job, run_dir)
+    assert passed_deadline(run_dir) == "", "it would hide the cause of every later crash"
 
 
 @pytest.mark.anyio
