@@ -20,7 +20,7 @@ from swarm.link.engine import EngineEnd
 from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
 from swarm.types import StepResult, TrainBatch
 
-CONCISE, RAMBLING = [7, 7, 7], list(range(20, 60))
+CONCISE, RAMBLING = [7, 7, 7], list(range(20, 36))
 DEADLINE = 120
 
 

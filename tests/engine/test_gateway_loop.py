@@ -1,0 +1,324 @@
+"""The main job end to end on a tiny model: OpenAI SDK -> gateway -> swarm server -> data plane -> real vLLM and verl.
+
+``swarm-gateway up`` starts all of it, and one Ctrl-C leaves nothing of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+import yaml
+
+from swarm.client import SwarmClient
+from swarm.states import EngineState
+from swarm.types import StepResult, Task, WorkflowOutput
+from tests.engine import tiny_model
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra"),
+]
+
+ROOT = Path(__file__).parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+MARK = "SWARM_GATEWAY_LOOP_TEST"
+READY_SECONDS = 900.0
+STEP_SECONDS = 300.0
+STOP_SECONDS = 150.0
+
+REPEAT = 4
+LONGEST = 16
+ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "say a word"}]}
+# a module beside the configuration, found there by `up` and by the gateway that it starts
+HOOKS = """
+from reward_hooks import Hooks, Reward
+
+
+def share_of_letters(text):
+    return sum(one.isascii() and one.isalpha() for one in text) / max(1, len(text))
+
+
+def on_compute_relative_reward(task, candidates, context):
+    return [Reward(value=share_of_letters(one.text), components={"words": 1.0}) for one in candidates]
+
+
+hooks = Hooks(reward=on_compute_relative_reward, source=__name__)
+"""
+
+
+class Up:
+    """``swarm-gateway up`` as a child, whose processes all carry a mark of this run in their environment."""
+
+    def __init__(self, config: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.segments = segments()
+        self.seen: list[dict[str, Any]] = []
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", "up", str(config), "--json"],
+            cwd=config.parent,
+            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    event = {"event": "output", "line": line.rstrip()}
+                self._events.put(event)
+        self._events.put(None)
+
+    def expect(self, kind: str, seconds: float) -> dict[str, Any]:
+        """The next event of ``kind``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"no event {kind!r} within {seconds:.0f} s: {self.seen[-20:]}")
+            if event is None:
+                pytest.fail(f"`up` ended before an event {kind!r}: {self.seen[-20:]}")
+            self.seen.append(event)
+            if event["event"] == "failed" and kind != "failed":
+                pytest.fail("\n".join([event["message"], *event["last_lines"]]))
+            if event["event"] == kind:
+                return event
+
+    def url(self, name: str) -> str:
+        """Where the server ``name`` said that it listens."""
+        return next(one["url"] for one in self.seen if one["event"] == "listening" and one["name"] == name)
+
+    def interrupt(self) -> int:
+        """One Ctrl-C; the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_SECONDS)
+
+    def processes(self) -> list[psutil.Process]:
+        """Living processes of this run; a daemon that left its parent keeps its environment."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def end(self) -> None:
+        """Whatever the test did, leave nothing running."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        left = self.processes()
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(left, timeout=10)
+        self._reader.join(10)
+
+
+def segments() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.glob("psm_*")} if SHARED_MEMORY.is_dir() else set()
+
+
+def in_use(names: set[str]) -> set[str]:
+    """Those of ``names`` that some process has mapped: another run on this machine, once ours is gone."""
+    maps: list[str] = []
+    for process in psutil.process_iter():
+        try:
+            maps.append(Path(f"/proc/{process.pid}/maps").read_text(errors="replace"))
+        except OSError:
+            continue
+    return {name for name in names if any(f"{SHARED_MEMORY}/{name}" in one for one in maps)}
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``condition`` came true within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    tiny_model.build(tmp_path / "tiny")
+    (tmp_path / "letters.py").write_text(HOOKS)
+    sections = {
+        "job": {
+            "model": "tiny",
+            "device": "cpu",
+            "batch_size": 2,
+            "num_repeat": REPEAT,
+            "max_prompt_length": 256,
+            "max_response_length": LONGEST,
+            "lr": 1e-3,
+            "total_training_steps": 50,
+        },
+        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": READY_SECONDS - 60},
+        # a request may have to wait for a whole training step
+        "gateway": {"port": 0, "hooks": "letters:hooks", "claim_wait_seconds": STEP_SECONDS},
+    }
+    path = tmp_path / "up.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+@pytest.fixture
+def up(config: Path) -> Iterator[Up]:
+    one = Up(config)
+    try:
+        yield one
+    finally:
+        one.end()
+
+
+def ask(sdk: openai.OpenAI, version: int, **more: Any) -> float:
+    """One plain request, answered by the weights ``version`` and taken for training; the mean reward of its group."""
+    raw = sdk.chat.completions.with_raw_response.create(**ASK, logprobs=True, temperature=0.0, **more)
+    answer = raw.parse()
+    [choice] = answer.choices
+    assert answer.model == "tiny"
+    assert choice.finish_reason in ("stop", "length")
+    assert answer.usage is not None and choice.logprobs is not None and choice.logprobs.content is not None
+    # usage is that of the one answer which is delivered
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens <= LONGEST
+    assert all(math.isfinite(token.logprob) and token.logprob <= 0 for token in choice.logprobs.content)
+    assert 0 < answer.usage.prompt_tokens == answer.usage.total_tokens - answer.usage.completion_tokens
+    assert "token_ids" not in (choice.model_extra or {}), "the caller did not ask for token ids"
+    return taken(raw.headers, version)
+
+
+def taken(headers: Mapping[str, str], version: int) -> float:
+    """The mean reward told in the headers of an answer, which must have been taken for training."""
+    assert (headers["x-swarm-policy-version"], headers["x-swarm-trained"]) == (str(version), "true"), dict(headers)
+    mean, best = float(headers["x-swarm-reward-mean"]), float(headers["x-swarm-reward"])
+    assert 0 <= mean <= best <= 1
+    return mean
+
+
+def ask_streamed(sdk: openai.OpenAI, version: int) -> float:
+    """One streamed request; what became of its group comes with the last chunk of the answer."""
+    with sdk.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}) as stream:
+        chunks = list(stream)
+    finishes = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+    assert len(finishes) == 1 and finishes[0].choices[0].finish_reason in ("stop", "length")
+    usage = chunks[-1].usage
+    assert usage is not None and 0 < usage.completion_tokens <= LONGEST
+    report = (finishes[0].model_extra or {})["swarm"]
+    assert (report["policy_version"], report["trained"]) == (version, True), report
+    return report["reward_mean"]
+
+
+def run_group(swarm: SwarmClient, version: int) -> float:
+    """A group of episodes run by a client of its own, without the gateway; its mean reward."""
+
+    def episode(task: Task) -> float:
+        with swarm.episode() as one:
+            assert one.base_url.startswith("http://127.0.0.1:")
+            with openai.OpenAI(
+                base_url=one.base_url, api_key=one.api_key, max_retries=0, http_client=httpx.Client(trust_env=False)
+            ) as sdk:
+                raw = sdk.chat.completions.with_raw_response.create(**ASK)
+            assert raw.headers["x-swarm-policy-version"] == str(version)
+            reward = float(len(raw.parse().choices[0].message.content or ""))
+            assert one.end(task, WorkflowOutput(reward=reward)) == "", "the server will not train it"
+            return reward
+
+    done = swarm.run_episodes_until_all_complete([Task(task_id="mine")] * REPEAT, episode, auto_retry=False)
+    rewards = [reward for reward in done if reward is not None]
+    assert len(rewards) == REPEAT
+    return fmean(rewards)
+
+
+def step(swarm: SwarmClient, number: int) -> StepResult:
+    """The result of training step ``number``, once the engine rolls with its weights."""
+
+    def rolling() -> bool:
+        status = swarm.status()
+        return status.engine.engine_status is EngineState.ROLLING and status.engine.global_step >= number
+
+    assert until(rolling, STEP_SECONDS), swarm.status().model_dump(exclude={"resolved_config"})
+    [result] = [one for one in swarm.status().steps if one.step == number]
+    return result
+
+
+def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None:
+    ready = up.expect("ready", READY_SECONDS)
+    assert ready["model"] == "tiny"
+    gateway = up.url("gateway")
+    ray = (tmp_path / "run" / "ray").resolve()
+    with (
+        openai.OpenAI(
+            base_url=f"{gateway}/v1",
+            api_key="none",
+            timeout=2 * STEP_SECONDS,
+            max_retries=0,
+            http_client=httpx.Client(trust_env=False),
+        ) as sdk,
+        SwarmClient(up.url("swarm server")) as swarm,
+    ):
+        assert [model.id for model in sdk.models.list()] == ["tiny"]
+        with pytest.raises(openai.NotFoundError) as caught:
+            sdk.chat.completions.create(**{**ASK, "model": "gpt-4o"})
+        assert caught.value.code == "model_not_found"
+
+        # two requests are a batch; what the gateway tells of them is what was trained
+        means = [ask(sdk, version=0), ask_streamed(sdk, version=0)]
+        first = step(swarm, 1)
+        assert first.metrics["swarm/reward_mean"] == pytest.approx(fmean(means), abs=1e-6)
+
+        # the second batch has one group of the gateway's and one of a client that speaks to the swarm server itself
+        means = [run_group(swarm, version=1), ask(sdk, version=1, max_tokens=8)]
+        # sent while the engine trains, this waits for the new weights
+        ask(sdk, version=2)
+        second = step(swarm, 2)
+        assert second.metrics["swarm/reward_mean"] == pytest.approx(fmean(means), abs=1e-6)
+        assert first.batch_id != second.batch_id
+
+        counts = httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()
+        assert counts["groups"] == {"trained": 4, "dropped": {}}
+        assert [up.expect("step", 10.0)["step"] for _ in range(2)] == [1, 2]
+
+    assert up.interrupt() in (0, 130)
+    assert up.expect("stopped", 10.0)
+    assert until(lambda: not up.processes(), 10.0), up.processes()
+    assert not ray.exists() and not (tmp_path / "run" / "ray").is_symlink()
+    left = segments() - up.segments
+    assert left == in_use(left), "shared memory of this run is left"
