@@ -113,7 +113,7 @@ class ChatSession:
         while True:
             await retries.after(cut)
             done = len(recorder.response_ids)
-            if done >= self.call.max_tokens:
+            if done >= self.call.room(len(prompt_ids)):
                 recorder.finish_reason = "length"
                 total = len(prompt_ids) + done
                 recorder.add_usage({"prompt_tokens": total, "total_tokens": total}, done)

@@ -1,7 +1,9 @@
 """What the caller asked for, and the body that goes to vLLM for it.
 
 Invariant: unknown fields are forwarded as they are; a train episode samples from the policy itself (the trainer's
-temperature, no truncation, no penalties) unless the job says ``sampling: app``.
+temperature, no truncation, penalties, biases or banned tokens) unless the job says ``sampling: app``. The exception is
+constrained decoding (``response_format``, ``structured_outputs``, a forced tool call): an agent that cannot parse the
+answer learns nothing from it, so the grammar stays, and what it masks is the one difference to the policy.
 """
 
 from __future__ import annotations
@@ -23,8 +25,17 @@ _POLICY_SAMPLING: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-#: ``seed`` would make all answers of a group equal, and a group of equal answers teaches nothing.
-_NOT_SAMPLING_FROM_POLICY = ("seed", "use_beam_search", "length_penalty")
+#: ``seed`` would make all answers of a group equal, and a group of equal answers teaches nothing; the others shift or
+#: mask the logits, so that the recorded log-probabilities would not be the policy's.
+_NOT_SAMPLING_FROM_POLICY = (
+    "seed",
+    "use_beam_search",
+    "length_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+)
 
 #: What a continuation through /v1/completions shares with the chat request.
 _CONTINUED = (
@@ -63,7 +74,10 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One chat call: ``body`` is for vLLM, ``model_name`` is what the answer calls the model."""
+    """One chat call: ``body`` is for vLLM, ``model_name`` is what the answer calls the model.
+
+    ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens.
+    """
 
     body: dict[str, Any]
     wants: Wants
@@ -71,6 +85,12 @@ class ChatCall:
     samples: int
     record: bool
     continuable: bool
+    max_tokens: int
+    context: int
+
+    def room(self, prompt_tokens: int) -> int:
+        """The most tokens that an answer to so long a prompt may have."""
+        return min(self.max_tokens, self.context - prompt_tokens)
 
     def continuation(self, prompt_ids: list[int], response_ids: list[int]) -> dict[str, Any]:
         """The /v1/completions body that samples on exactly after ``response_ids``."""
@@ -79,18 +99,14 @@ class ChatCall:
         return body | {
             "model": self.body["model"],
             "prompt": [*prompt_ids, *response_ids],
-            "max_tokens": self.max_tokens - done,
+            # said explicitly: the default of /v1/completions is 16
+            "max_tokens": self.room(len(prompt_ids)) - done,
             "min_tokens": max(0, int(self.body.get("min_tokens") or 0) - done),
             "logprobs": self.body["top_logprobs"],
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens the answer may have."""
-        return int(self.body["max_tokens"])
 
 
 def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, engine_model: str) -> ChatCall:
@@ -104,7 +120,7 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
 
     Raises:
         NotFoundError: an unknown model.
-        RequestError: no messages, or several answers per call in a train episode.
+        RequestError: no messages, a ``stream`` that is no boolean, or several answers per call in a train episode.
     """
     name = body.get("model")
     if name is not None and name not in (job.model_name, engine_model):
@@ -116,6 +132,8 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: a non-empty list of messages is required", param="messages")
+    if not isinstance(body.get("stream"), bool | None):
+        raise RequestError("stream: must be true or false", param="stream")
     train = episode_type == "train"
     samples = body.get("n") or 1
     if train and samples != 1:
@@ -140,7 +158,12 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
     sent = {**body, **ours}
     if wants.stream:
         sent["stream_options"] = {**options, "include_usage": True}
-    _limit_length(sent, job)
+    asked = _asked_length(body)
+    if asked is not None and asked >= job.max_response_length:
+        # the engine's limit (verl sizes its tensors by it): as good as none asked for, see there
+        asked = None
+        sent.pop("max_tokens", None)
+        sent.pop("max_completion_tokens", None)
     if train and job.sampling == "trainer":
         sent |= {"temperature": job.temperature, **_POLICY_SAMPLING}
         for key in _NOT_SAMPLING_FROM_POLICY:
@@ -152,19 +175,22 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
         samples=samples if isinstance(samples, int) else 1,
         record=train,
         continuable=samples == 1 and _plain_text(body),
+        max_tokens=job.max_response_length if asked is None else asked,
+        context=job.max_prompt_length + job.max_response_length,
     )
 
 
-def _limit_length(sent: dict[str, Any], job: TrainJob) -> None:
-    """verl sizes its tensors by ``max_response_length``; vLLM's own default would be the whole context."""
-    asked = sent.get("max_completion_tokens")
+def _asked_length(body: Mapping[str, Any]) -> int | None:
+    """The length of answer that the caller asks for.
+
+    Where it asks for none, none is sent: the engine's vLLM then gives what the context has room for, and never more
+    than ``max_response_length`` (verl starts it with that limit), whereas an explicit length makes it refuse each
+    prompt that leaves less room.
+    """
+    asked = body.get("max_completion_tokens")
     if asked is None:
-        asked = sent.get("max_tokens")
-    if asked is None:
-        asked = job.max_response_length
-    if isinstance(asked, int):  # of anything else vLLM says what is wrong with it
-        sent.pop("max_completion_tokens", None)
-        sent["max_tokens"] = min(asked, job.max_response_length)
+        asked = body.get("max_tokens")
+    return asked if isinstance(asked, int) else None  # of anything else vLLM says what is wrong with it
 
 
 def _plain_text(body: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """A stand-in engine process that speaks the real link: both roles, scripted by its arguments.
 
 ``python fake_engine.py MODE JOB.yaml`` with MODE one of ``train`` (a step per batch), ``one_step`` (then Finished),
-``crash`` (traceback while booting), ``broken`` (Finished with an error), ``lingering`` (the same once it rolls, and then
-five seconds to clean up), ``mute`` (never says Hello), ``silent`` (stops beating once it rolls), ``stubborn`` (ignores
-Stop; leaves a daemon, a shared-memory segment and a Ray folder).
+``crash`` (traceback while booting), ``broken`` (Finished with an error), ``lingering`` (the same once it rolls, and
+then five seconds to clean up), ``mute`` (never says Hello), ``silent`` (stops beating once it rolls), ``stubborn``
+(ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from tests.swarm.server.conftest import Rig, ready
+from tests.swarm.server.conftest import JOB, Rig, ready
 from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, logprob, plain, status
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def test_plain_call_is_answered_and_recorded(rig: Rig) -> None:
     assert path == "/v1/chat/completions"
     assert sent["model"] == ENGINE_MODEL
     assert sent["unknown_field"] == {"a": 1}
-    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_tokens"]) == (0.9, 1.0, -1, 100)
+    assert (sent["temperature"], sent["top_p"], sent["top_k"]) == (0.9, 1.0, -1)
     assert sent["return_token_ids"] is sent["logprobs"] is True
     assert sent["top_logprobs"] == 0
     assert "seed" not in sent
@@ -47,6 +47,57 @@ async def test_eval_episode_keeps_the_callers_sampling_and_is_not_recorded(rig: 
     sent = rig.vllm.requests[0][1]
     assert (sent["temperature"], sent["top_k"], sent["seed"]) == (0.1, 3, 7)
     assert episode.calls == []
+
+
+def limited(body: dict[str, Any]) -> Response:
+    """As vLLM: a prompt beyond the context, or that leaves less room than was asked for, is refused."""
+    context = JOB.max_prompt_length + JOB.max_response_length
+    prompt = [7] * int(body["messages"][-1]["content"])
+    if len(prompt) + (body.get("max_completion_tokens") or body.get("max_tokens") or 1) > context:
+        return JSONResponse({"error": {"message": "context too long", "code": 400}}, status_code=400)
+    reply = plain([1, 2], prompt=prompt)(body)
+    assert isinstance(reply, Response)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("room", "asked", "status_code"),
+    [
+        (40, {}, 200),
+        (40, {"max_tokens": 40}, 200),
+        (40, {"max_completion_tokens": 30, "max_tokens": 90}, 200),
+        (40, {"max_tokens": 41}, 400),
+        (40, {"max_tokens": JOB.max_response_length + 1}, 200),
+        (40, {"max_tokens": None}, 200),
+        (0, {}, 400),
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_a_prompt_may_be_as_long_as_the_context(
+    rig: Rig, kind: str, room: int, asked: dict[str, Any], status_code: int
+) -> None:
+    rig.vllm.default = limited
+    episode = await rig.claim(episode_type=kind)
+    length = JOB.max_prompt_length + JOB.max_response_length - room
+    response = await episode.chat(messages=[{"role": "user", "content": str(length)}], **asked)
+    assert response.status_code == status_code, response.text
+
+
+async def test_what_bends_the_policy_is_taken_out_of_train_episodes_only(rig: Rig) -> None:
+    bent = {"logit_bias": {"5": 10}, "bad_words": ["no"], "allowed_token_ids": [5], "min_tokens": 4, "seed": 1}
+    grammar = {"structured_outputs": {"choice": ["a", "b"]}}
+    for kind, there in (("train", grammar), ("eval", bent | grammar)):
+        episode = await rig.claim(episode_type=kind)
+        assert (await episode.chat(**bent, **grammar)).status_code == 200
+        sent = rig.vllm.requests[-1][1]
+        assert {key: sent[key] for key in (*bent, *grammar) if key in sent} == there
+
+
+@pytest.mark.parametrize("stream", ["true", 1, [], {}])
+async def test_a_stream_that_is_no_boolean_is_refused(rig: Rig, stream: Any) -> None:
+    response = await (await rig.claim()).chat(stream=stream)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "stream")
+    assert rig.vllm.requests == []
 
 
 async def test_asked_for_fields_are_delivered(rig: Rig) -> None:

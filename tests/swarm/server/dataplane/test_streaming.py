@@ -184,6 +184,24 @@ async def test_versions_span_a_continuation(rig: Rig) -> None:
     assert (call.min_policy_version, call.max_policy_version) == (0, 3)
 
 
+@pytest.mark.parametrize(("prompt", "left"), [(PROMPT, 99), ([7] * 3070, 29)])
+async def test_a_continuation_without_a_length_is_bounded_by_response_and_context(
+    rig: Rig, prompt: list[int], left: int
+) -> None:
+    opening = role_chunk() | {"prompt_token_ids": prompt}
+    usage = usage_chunk(1, len(prompt) + 1)
+    rig.vllm.script.extend(
+        [
+            streamed(opening, token_chunk([5]), token_chunk([], "abort")),
+            streamed(completion_chunk([7], "stop", [*prompt, 5]), usage),
+        ]
+    )
+    episode = await rig.claim()
+    assert text(await read(episode)) == "t5 t7 "
+    assert "max_tokens" not in rig.vllm.requests[0][1]
+    assert rig.vllm.requests[1][1]["max_tokens"] == left
+
+
 async def test_a_cut_at_the_length_limit_is_finished(rig: Rig) -> None:
     rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), token_chunk([6], "abort")))
     episode = await rig.claim()
