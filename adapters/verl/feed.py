@@ -15,6 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from adapters.verl.fields import batch_rows
+from adapters.verl.health import HealthWatch
 from adapters.verl.replicas import Replicas
 from swarm.errors import EngineError
 from swarm.link.engine import EngineEnd
@@ -69,7 +70,7 @@ class BatchFeed:
 
         Raises:
             StopRequested: the server said Stop instead.
-            EngineError: the server is gone.
+            EngineError: the server is gone, or vLLM is.
             ValueError: the batch does not fit the step.
         """
         batch = self._wait()
@@ -85,14 +86,18 @@ class BatchFeed:
 
     def _wait(self) -> TrainBatch:
         # no deadline of its own: a swarm may be idle for days. A server that dies is noticed by its heartbeats.
-        while not self._link.lost:
-            match self._link.receive(timeout=1.0):
-                case BatchReady(batch=batch):
-                    return batch
-                case Stop():
-                    raise StopRequested
-                case _:
-                    continue
+        assert self._replicas is not None
+        with HealthWatch(self._replicas.addresses) as watch:
+            while not self._link.lost:
+                match self._link.receive(timeout=1.0):
+                    case BatchReady(batch=batch):
+                        return batch
+                    case Stop():
+                        raise StopRequested
+                    case _:
+                        pass
+                if watch.death:
+                    raise EngineError(f"vLLM died: {watch.death}")
         raise EngineError("the swarm server is gone")
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from swarm.errors import LinkError
 from swarm.job import TrainJob
-from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
+from swarm.link.messages import BatchReady, BootProgress, Finished, RolloutReady, StepDone
 from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, gather, sample, timeline, until
@@ -184,11 +185,11 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert await engine.stop() == Finished()
         assert engine.process.returncode == 0
         assert await until(lambda: not engine.processes(), seconds=10), engine.processes()
-        assert not (tmp_path / "run" / "ray").exists()
+        assert not (tmp_path / "run" / "ray").is_symlink()
         assert segments() <= before
 
 
-async def test_kl_loss_trains_and_a_killed_driver_is_noticed(
+async def test_kl_loss_trains_and_a_dead_vllm_is_noticed(
     model: Path, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
     async with EngineProcess(make_job(model, kl_coef=0.01, mini_batch_num=2), tmp_path / "run") as engine:
@@ -199,6 +200,29 @@ async def test_kl_loss_trains_and_a_killed_driver_is_noticed(
             ready = following
         assert result.metrics["actor/kl_loss"] > 0, "after one step the policy is no longer the reference"
 
+        # vLLM's HTTP server outlives the process that computes
+        family = [*psutil.Process(engine.process.pid).children(recursive=True), *engine.processes()]
+        cores = {process for process in family if "EngineCore" in title(process)}
+        assert cores, [title(process) for process in family]
+        for core in cores:
+            core.kill()
+        async with asyncio.timeout(60):
+            while not isinstance(message := (await engine.link.receive())[1], Finished):
+                pass
+        assert message.error.startswith("vLLM died: the replica at "), engine.tail()
+
+
+def title(process: psutil.Process) -> str:
+    """What a process calls itself; empty once it is gone."""
+    try:
+        return " ".join([process.name(), *process.cmdline()])
+    except psutil.Error:
+        return ""
+
+
+async def test_a_killed_driver_is_noticed(model: Path, tmp_path: Path) -> None:
+    async with EngineProcess(make_job(model), tmp_path / "run") as engine:
+        await engine.expect(BootProgress, BOOT_TIMEOUT)
         engine.process.send_signal(signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(LinkError, match="silent"):
