@@ -42,7 +42,11 @@ class GatewayConfig(Model):
     swarm_url: str = Field(default="http://127.0.0.1:10086", pattern=r"^https?://")
     swarm_token: SecretStr = SecretStr("")
     hooks: str = Field(min_length=1, description="folder with the hook files, or 'module:attribute'")
-    num_repeat: int | None = Field(default=None, ge=1, description="episodes per request; default: the job's")
+    num_repeat: int | None = Field(
+        default=None,
+        ge=1,
+        description="episodes per request; default: the job's; groups of another size are not trained",
+    )
     control: Literal["none", "shuffle"] = Field(
         default="none", description="shuffle: submit each group's rewards permuted, a control run that must not learn"
     )

@@ -127,9 +127,10 @@ class FanOut:
             deadline_seconds=self._config.hook_timeout_seconds,
         )
         submission, drop = await self._shape(request, headers, context)
-        if drop is None and size < (serving.num_repeat or 1):
-            drop = DropReason.TOO_SMALL
-        bodies = [dialect.sampling_body(body) for body in submission.requests]
+        if drop is None and size != serving.num_repeat:
+            drop = DropReason.SIZE
+        # whatever name the application or the hook gave, an alias or nothing: there is one model to sample from
+        bodies = [dialect.sampling_body(body, serving.model) for body in submission.requests]
         episodes = await self._episodes.claim(len(bodies), waited)
         handed_over = False
         try:

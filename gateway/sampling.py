@@ -114,10 +114,12 @@ def _error_of(response: httpx.Response) -> SwarmGatewayError:
     status = response.status_code
     data = _json(response)
     error: Any = data.get("error") if isinstance(data, dict) else None
-    if status in _CALLERS_FAULT:
+    code = error.get("code") if isinstance(error, dict) else None
+    # a job with another model has begun since the request was read; another group cannot serve it either
+    if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
         return RelayedError(status, error if isinstance(error, dict) else {"message": response.text[:500]})
     message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
-    if status in _EPISODE_OVER or (isinstance(error, dict) and error.get("code") in _GONE):
+    if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(f"the episode cannot be used any more: {message}")
     if status in _NOT_NOW and response.headers.get("x-should-retry") != "false":
         pause = response.headers.get("retry-after", "")

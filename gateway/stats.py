@@ -14,7 +14,7 @@ class DropReason(StrEnum):
     SUBMIT_HOOK = "submit_hook_failed"
     REWARD_HOOK = "reward_hook_failed"
     SAMPLE = "sample_failed"
-    TOO_SMALL = "group_smaller_than_job"
+    SIZE = "group_size_differs_from_job"
     QUARANTINED = "quarantined"
     REFUSED = "submission_refused"
     SUBMIT_TIMEOUT = "submission_timed_out"

@@ -76,13 +76,13 @@ class ChatDialect:
             body=data,
         )
 
-    def sampling_body(self, body: dict[str, Any]) -> bytes:
-        """The JSON with which to sample one answer: ``body`` without what concerns the delivery of several.
+    def sampling_body(self, body: dict[str, Any], model: str) -> bytes:
+        """The JSON with which ``model`` samples one answer: ``body`` without what concerns the delivery of several.
 
         Raises:
             RequestError: it holds what JSON cannot say (NaN, lone surrogates).
         """
-        return to_json({key: value for key, value in body.items() if key not in _DELIVERY})
+        return to_json({**{key: value for key, value in body.items() if key not in _DELIVERY}, "model": model})
 
     def completion(self, answers: Sequence[Answer], answer_id: str) -> dict[str, Any]:
         """The ``chat.completion`` body with one choice per answer, in the given order."""

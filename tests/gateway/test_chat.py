@@ -96,6 +96,38 @@ def on_user_submit_new_requests(request, context):
     assert all(body.keys() == {*BODY, "seed"} for body in swarm.bodies)
 
 
+@pytest.mark.parametrize("given", [{"model": ""}, {"model": None}, {}])
+async def test_a_request_that_names_no_model_gets_the_one_there_is(
+    swarm: Swarm, gateway: httpx.AsyncClient, given: dict[str, Any]
+) -> None:
+    response = await gateway.post(CHAT, json={"messages": BODY["messages"], **given})
+    assert response.headers["x-swarm-trained"] == "true"
+    assert swarm.bodies == [BODY] * 4
+
+
+async def test_a_submit_hook_cannot_name_another_model(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    submit = """
+def on_user_submit_new_requests(request, context):
+    return [{**request.body, "model": "other"}] * context.num_repeat
+"""
+    async with open_gateway(submit=submit) as http:
+        assert (await http.post(CHAT, json=BODY)).status_code == 200
+    assert swarm.bodies == [BODY] * 4
+
+
+async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(
+    swarm: Swarm, gateway: httpx.AsyncClient
+) -> None:
+    async def another_job(body: dict[str, Any], number: int) -> Response:
+        message = {"message": "this swarm serves 'new'", "code": "model_not_found", "param": "model"}
+        return JSONResponse({"error": message}, 404)
+
+    swarm.answer = another_job
+    response = await gateway.post(CHAT, json=BODY)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert response.headers["x-should-retry"] == "false" and len(swarm.claims) == 1
+
+
 async def test_one_failed_sample_drops_the_group_and_the_user_gets_the_best_of_the_rest(
     swarm: Swarm, gateway: httpx.AsyncClient
 ) -> None:
@@ -187,13 +219,15 @@ async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(
     assert len(swarm.bodies) == 1 and not swarm.ends and not swarm.open_episodes
 
 
-async def test_fewer_samples_than_the_job_needs_are_served_but_not_trained(
-    swarm: Swarm, open_gateway: OpenGateway
+@pytest.mark.parametrize("size", [1, 6])
+async def test_a_group_of_another_size_than_the_jobs_is_served_but_not_trained(
+    swarm: Swarm, open_gateway: OpenGateway, size: int
 ) -> None:
-    async with open_gateway(num_repeat=1) as http:
+    async with open_gateway(num_repeat=size) as http:
         response = await http.post(CHAT, json=BODY)
-        assert response.headers["x-swarm-drop-reason"] == "group_smaller_than_job"
-    assert len(swarm.bodies) == 1 and not swarm.ends and not swarm.open_episodes
+        assert response.headers["x-swarm-trained"] == "false"
+        assert response.headers["x-swarm-drop-reason"] == "group_size_differs_from_job"
+    assert len(swarm.bodies) == size and not swarm.ends and not swarm.open_episodes
 
 
 async def test_shuffle_permutes_what_is_submitted_and_nothing_else(swarm: Swarm, open_gateway: OpenGateway) -> None:

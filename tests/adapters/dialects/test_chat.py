@@ -59,7 +59,7 @@ def test_parse_keeps_unknown_fields_and_reads_the_known() -> None:
     }
     request = CHAT.parse(body)
     assert (request.model, request.stream, request.include_usage, request.choices) == ("tiny", True, True, 2)
-    assert json.loads(CHAT.sampling_body(request.body)) == {
+    assert json.loads(CHAT.sampling_body(request.body, "tiny")) == {
         "model": "tiny",
         "messages": [{**HELLO, "odd": 1}],
         "chat_template_kwargs": {"enable_thinking": False},
@@ -104,7 +104,7 @@ def test_parse_missing_messages() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
 def test_sampling_body_refuses_what_json_cannot_say(value: Any) -> None:
     with pytest.raises(RequestError):
-        CHAT.sampling_body({"messages": [HELLO], "odd": value})
+        CHAT.sampling_body({"messages": [HELLO], "odd": value}, "tiny")
 
 
 def test_answer_reads_a_completion_and_keeps_its_extras() -> None:
