@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
+from swarm.http.guard import JsonBodies, LoopbackGuard
 from swarm.server.auth import TokenMiddleware
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
@@ -63,7 +64,11 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                     *EngineRoutes(config, controller, supervisor).routes(),
                     *EpisodeRoutes(config, controller).routes(),
                 ],
-                middleware=[Middleware(TokenMiddleware, token=config.token)],
+                middleware=[
+                    Middleware(LoopbackGuard, enabled=config.token is None),
+                    Middleware(TokenMiddleware, token=config.token),
+                    Middleware(JsonBodies),
+                ],
             ),
         ],
         middleware=[Middleware(RequestIdMiddleware)],

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import AuthenticationError, ConfigError
 from swarm.http.asgi import bearer, error_response
+from swarm.http.guard import is_loopback
 
 
 def digest(secret: str) -> bytes:
@@ -27,21 +27,13 @@ def check_exposure(host: str, token: str | None) -> None:
     Raises:
         ConfigError: ``host`` is reachable from elsewhere and there is no token.
     """
-    if token or _is_loopback(host):
+    if token or is_loopback(host):
         return
     raise ConfigError(
         f"listening on {host} without a token would let anyone on the network run training here: "
         "set a token (SWARM_TOKEN), or listen on 127.0.0.1",
         code="token_required",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        # any other name may resolve to anything, now or later
-        return host == "localhost"
 
 
 class TokenMiddleware:

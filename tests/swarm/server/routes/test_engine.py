@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -30,7 +31,7 @@ async def client(tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
     # the client stands in for the server: it runs the lifespan
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://swarm", verify=False) as client,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", verify=False) as client,
     ):
         client.app = app  # type: ignore[attr-defined]
         yield client
@@ -74,6 +75,23 @@ async def test_status_of_a_server_without_a_job(client: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/json", "origin": "https://evil.example"}, 403),
+        ({"content-type": "application/json", "host": "evil.example"}, 421),
+    ],
+)
+async def test_a_web_page_cannot_configure_the_engine(
+    client: httpx.AsyncClient, headers: dict[str, str], status: int
+) -> None:
+    body = json.dumps({"yaml_as_string": dump_job(JOB)}).encode()
+    response = await client.post("/sync_train_config", content=body, headers=headers)
+    assert response.status_code == status
+    assert (await client.get("/status")).json()["job"] is None
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("model: tiny\nbatch_sise: 4", "batch_sise"),
@@ -107,7 +125,9 @@ async def test_bodies_that_are_no_requests(client: httpx.AsyncClient) -> None:
         (b"{}", 400, "invalid_request"),
         (b"x" * 5000, 413, "payload_too_large"),
     ):
-        response = await client.post("/sync_train_config", content=content)
+        response = await client.post(
+            "/sync_train_config", content=content, headers={"content-type": "application/json"}
+        )
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
         assert response.headers["x-request-id"]
     assert (await client.get("/no_such_route")).json()["error"]["code"] == "route_not_found"

@@ -1,0 +1,99 @@
+"""What keeps web pages away from a server on loopback that asks for no key.
+
+Invariant: a request that a browser sends on behalf of a foreign page, by its own origin or by a name that the page has
+rebound to this machine, reaches no route behind :class:`LoopbackGuard`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm.errors import RequestError
+from swarm.http.asgi import error_response
+
+
+class LoopbackGuard:
+    """Refuse requests that are not addressed to a loopback name (421) or come from another host's page (403).
+
+    Programs send no ``Origin`` and the address that they connect to as ``Host``, so they do not notice.
+
+    Args:
+        enabled: off where every request must carry a key anyway, which no foreign page has.
+    """
+
+    def __init__(self, app: ASGIApp, enabled: bool) -> None:
+        self.app = app
+        self._enabled = enabled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = _foreign(Headers(scope=scope)) if self._enabled and scope["type"] == "http" else None
+        if error is None:
+            await self.app(scope, receive, send)
+        else:
+            await error_response(error)(scope, receive, send)
+
+
+class JsonBodies:
+    """Refuse bodies that do not say they are JSON (415): the other types need no preflight from a foreign page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _has_body(headers := Headers(scope=scope)):
+            given = headers.get("content-type", "")
+            kind = given.partition(";")[0].strip().lower()
+            if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+                message = f"content-type {given!r}: send JSON with `content-type: application/json`"
+                await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, a name or an address without brackets, can only mean this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # any other name may resolve to anything, now or later
+        return host.lower().removesuffix(".") == "localhost"
+
+
+def _foreign(headers: Headers) -> RequestError | None:
+    host = _host_of(f"//{headers.get('host', '')}")
+    # HTTP/1.0 may come without; a browser never does
+    if "host" in headers and not is_loopback(host):
+        return _refusal(
+            421,
+            f"host {headers['host']!r}: a server without a key answers to 127.0.0.1 and localhost only; "
+            "use such an address, or configure a key",
+            "foreign_host",
+        )
+    origin = headers.get("origin")
+    # "null" (a file, a sandboxed frame) is anybody
+    if origin is not None and not is_loopback(_host_of(origin)):
+        return _refusal(
+            403, f"origin {origin!r}: pages of other hosts may not use a server without a key", "foreign_origin"
+        )
+    return None
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _refusal(status: int, message: str, code: str) -> RequestError:
+    error = RequestError(message, code=code)
+    error.status = status
+    return error
