@@ -61,6 +61,23 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         resolve_model("model.gguf", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "gpt2"])
-def test_a_hub_name_is_left_to_the_hub(name: str, tmp_path: Path) -> None:
-    assert resolve_model(name, tmp_path) == name
+def test_a_hub_name_is_left_to_the_hub(tmp_path: Path) -> None:
+    assert resolve_model("Qwen/Qwen2.5-0.5B-Instruct", tmp_path) == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+@pytest.mark.parametrize("name", ["smollm2-136m", "SmolLM2-135m", "smolm2-135m"])
+def test_a_misspelt_name_is_told_the_right_one(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'smollm2-135m'"):
+        resolve_model(name, tmp_path)
+
+
+def test_a_name_that_resembles_nothing_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no model folder .*gpt2; give an existing folder") as caught:
+        resolve_model("gpt2", tmp_path)
+    assert "(smollm2-135m)" in caught.value.message
+
+
+def test_a_path_into_an_existing_folder_is_no_hub_name(tmp_path: Path) -> None:
+    model_folder(tmp_path / "models" / "tiny")
+    with pytest.raises(ConfigError, match="there is no model folder .*models/nothere"):
+        resolve_model("models/nothere", tmp_path)
