@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from reward_hooks.contract import (
     REWARD,
@@ -34,6 +34,8 @@ from swarm.errors import HookError
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Seconds that an async hook gets to honour its cancellation before it is left behind.
 CANCEL_GRACE = 0.5
@@ -65,13 +67,14 @@ class HookRunner:
         Without a hook these are N copies of the request, and the task is the request itself.
 
         Raises:
-            HookError: the hook failed; ``code`` is ``hook_timeout``, ``hook_raised``, ``hook_result`` or ``hook_busy``.
+            HookError: the hook failed; ``code`` is ``hook_timeout``, ``hook_raised``, ``hook_result`` or ``hook_busy``;
+                or what it is to get cannot be copied (``hook_arguments``).
         """
         if self._hooks.submit is None:
             return Submission(
                 task=default_task(request), requests=[dict(request.body) for _ in range(context.num_repeat)]
             )
-        result = await self._call(SUBMIT, self._hooks.submit, context, copy.deepcopy(request))
+        result = await self._call(SUBMIT, self._hooks.submit, context, self._copied(SUBMIT, request))
         try:
             return _checked_submission(result, request, context)
         except Exception as exc:  # what user code returns may raise at any touch
@@ -83,12 +86,20 @@ class HookRunner:
         Raises:
             HookError: the hook failed; see :meth:`submit`. The group must not be trained.
         """
-        copies = [copy.deepcopy(candidate) for candidate in candidates]
-        result = await self._call(REWARD, self._hooks.reward, context, copy.deepcopy(task), copies)
+        copies = self._copied(REWARD, task), self._copied(REWARD, list(candidates))
+        result = await self._call(REWARD, self._hooks.reward, context, *copies)
         try:
             return _checked_score(result, len(candidates))
         except Exception as exc:  # what user code returns may raise at any touch
             raise self._error(REWARD, str(exc), "hook_result") from exc
+
+    def _copied(self, name: str, argument: T) -> T:
+        """What a hook may change as it likes; the task of a submit hook can hold anything, deep nesting included."""
+        try:
+            return copy.deepcopy(argument)
+        except Exception as exc:
+            reason = f"cannot be given a copy of its arguments: {type(exc).__name__}: {exc}"
+            raise self._error(name, reason, "hook_arguments") from exc
 
     async def _call(self, name: str, hook: Callable[..., Any], context: HookContext, *args: Any) -> Any:
         loop = asyncio.get_running_loop()

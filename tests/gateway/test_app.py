@@ -30,6 +30,7 @@ JSON = {"content-type": "application/json"}
         (b"\xff\xfe", 400, "malformed_json", None),
         (b"[" * 100_000, 400, "malformed_json", None),
         (b'{"model": "tiny"}', 400, "invalid_request", "messages"),
+        (b'{"messages": ' + b"[" * 600 + b"]" * 600 + b"}", 400, "nested_too_deeply", None),
         (b'{"messages": []}', 400, "invalid_request", "messages"),
         (b'{"messages": [{"role": "user", "content": NaN}]}', 400, "malformed_json", None),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "malformed_json", None),

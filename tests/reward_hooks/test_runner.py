@@ -381,3 +381,29 @@ async def test_callers_that_leave_do_not_count_as_hung_hooks(released: threading
     await asyncio.sleep(0)
     released.set()
     assert (await waiting).values == [1.0, 0.0]
+
+
+# -- arguments that cannot be copied
+
+
+def bottomless() -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for _ in range(900):
+        nested = {"deeper": nested}
+    return nested
+
+
+async def test_a_request_too_deep_to_copy_is_a_hook_error() -> None:
+    request = REQUEST.model_copy(update={"body": bottomless()})
+    with pytest.raises(
+        HookError, match="mine: on_user_submit_new_requests cannot be given a copy.*RecursionError"
+    ) as e:
+        await shaping(lambda *_: []).submit(request, CONTEXT)
+    assert e.value.code == "hook_arguments"
+
+
+async def test_a_task_too_deep_to_copy_is_a_hook_error() -> None:
+    task = TASK.model_copy(update={"metadata": bottomless()})
+    with pytest.raises(HookError) as caught:
+        await scoring(lambda *_: [0.0, 1.0]).score(task, candidates("a", "b"), CONTEXT)
+    assert caught.value.code == "hook_arguments"

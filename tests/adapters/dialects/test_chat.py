@@ -101,6 +101,19 @@ def test_parse_missing_messages() -> None:
         CHAT.parse({"model": "tiny"})
 
 
+@pytest.mark.parametrize(("levels", "fits"), [(100, True), (101, False), (900, False)])
+def test_parse_bounds_the_nesting(levels: int, fits: bool) -> None:
+    odd: Any = 1
+    for level in range(levels - 1):
+        odd = {"deeper": odd} if level % 2 else [odd]
+    body = {"messages": [HELLO], "odd": odd}
+    if fits:
+        assert CHAT.parse(body).body == body
+    else:
+        with pytest.raises(RequestError, match="100 levels"):
+            CHAT.parse(body)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
 def test_sampling_body_refuses_what_json_cannot_say(value: Any) -> None:
     with pytest.raises(RequestError):
