@@ -108,16 +108,18 @@ class _Chat:
 
 
 async def list_models(request: Request) -> Response:
-    """``GET /v1/models``: the one model that is trained and served."""
+    """``GET /v1/models``: the one model that is trained and served, then the same under its aliases."""
     serving = await _serving(request)
-    return JSONResponse({"object": "list", "data": [_card(serving)]})
+    names = dict.fromkeys([serving.model, *_gateway(request).config.model_aliases])
+    return JSONResponse({"object": "list", "data": [_card(name, serving) for name in names]})
 
 
 async def get_model(request: Request) -> Response:
     """``GET /v1/models/{name}``."""
     serving = await _serving(request)
-    check_model(request.path_params["name"], serving)
-    return JSONResponse(_card(serving))
+    name = request.path_params["name"]
+    check_model(name, serving, _gateway(request).config)
+    return JSONResponse(_card(name, serving))
 
 
 async def health(request: Request) -> Response:
@@ -149,8 +151,8 @@ async def _serving(request: Request) -> Serving:
     return serving
 
 
-def _card(serving: Serving) -> dict[str, Any]:
-    return {"id": serving.model, "object": "model", "created": 0, "owned_by": "swarm-gateway", "root": serving.model}
+def _card(name: str, serving: Serving) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway", "root": serving.model}
 
 
 def _engine(serving: Serving) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class ChatRoute:
         waited = Waiting(self._config)
         for left in reversed(range(_GROUPS_PER_REQUEST)):
             serving = await self._episodes.wait_for_job(waited)
-            check_model(call.model, serving)
+            check_model(call.model, serving, self._config)
             try:
                 return await self._fan_out.run(self._dialect, call, headers, waited, serving)
             except EpisodeLostError as exc:
@@ -110,11 +110,12 @@ class ChatRoute:
         self._stats.errors[error.code or error.type] += 1
 
 
-def check_model(name: str | None, serving: Serving) -> None:
-    """Raise :class:`NotFoundError` unless ``name`` is the model that is served, or left out."""
-    if name and serving.model and name != serving.model:
+def check_model(name: str | None, serving: Serving, config: GatewayConfig) -> None:
+    """Raise :class:`NotFoundError` unless ``name`` is the model that is served, an alias of it, or left out."""
+    if name and serving.model and name not in (serving.model, *config.model_aliases):
         raise NotFoundError(
-            f"The model `{name}` does not exist. This gateway serves `{serving.model}`.",
+            f"The model `{name}` does not exist. This gateway serves `{serving.model}`: ask for that, or add `{name}` "
+            "to the gateway's model_aliases (or make it the job's served_model_name).",
             code="model_not_found",
             param="model",
         )

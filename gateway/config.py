@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, SecretStr, ValidationError, model_validator
@@ -37,6 +37,10 @@ class GatewayConfig(Model):
     port: int = Field(default=8000, ge=0, le=65535)
     api_keys: list[SecretStr] = Field(
         default=[], description="keys applications may use, in clear or as 'sha256:<hex digest>'; empty: no key needed"
+    )
+
+    model_aliases: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[], description="further names of the swarm's model, such as the one an application already asks for"
     )
 
     swarm_url: str = Field(default="http://127.0.0.1:10086", pattern=r"^https?://")

@@ -78,6 +78,19 @@ async def test_models(gateway: httpx.AsyncClient) -> None:
     assert "`tiny`" in missing.json()["error"]["message"]
 
 
+async def test_an_alias_is_the_model(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(model_aliases=["gpt-4o-mini", "tiny"]) as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in listed] == [("tiny", "tiny"), ("gpt-4o-mini", "tiny")]
+        assert (await http.get("/v1/models/gpt-4o-mini")).json() == listed[1]
+        response = await http.post(CHAT, json={**BODY, "model": "gpt-4o-mini"})
+        assert (response.status_code, response.json()["model"]) == (200, "tiny")
+        assert swarm.bodies == [BODY] * 4
+        unknown = await http.post(CHAT, json={**BODY, "model": "gpt-5"})
+    assert unknown.status_code == 404
+    assert "add `gpt-5` to the gateway's model_aliases" in unknown.json()["error"]["message"]
+
+
 async def test_health_tells_the_engine_state(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
     response = await gateway.get("/health")
