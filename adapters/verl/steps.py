@@ -10,11 +10,18 @@ from typing import Any
 def mini_batch_groups(rows: int, mini_batches: int, *, group_size: int, data_parallel: int) -> int:
     """verl's ``ppo_mini_batch_size`` (in groups of ``group_size`` rows) that trains ``rows`` in ``mini_batches`` steps.
 
-    The rows of a mini-batch are a multiple of ``data_parallel``, as verl requires.
+    The rows of a mini-batch are a multiple of ``data_parallel``, as verl requires, and verl pads the batch to whole
+    mini-batches; so not every number of optimizer steps can be had. The nearest is chosen, then the least padding. With
+    ``u`` smallest mini-batches in a batch, ``mini_batches`` is met where ``u >= mini_batches * (mini_batches - 1)``.
     """
-    groups = math.ceil(rows / (mini_batches * group_size))
     multiple = data_parallel // math.gcd(data_parallel, group_size)
-    return math.ceil(groups / multiple) * multiple
+    units = math.ceil(rows / (multiple * group_size))
+
+    def cost(size: int) -> tuple[int, int]:
+        steps = math.ceil(units / size)
+        return abs(steps - mini_batches), steps * size
+
+    return multiple * min(range(1, units + 1), key=cost)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

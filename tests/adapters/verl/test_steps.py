@@ -19,6 +19,8 @@ from adapters.verl.steps import mini_batch_groups, plain_metrics
         (32, 2, 4),
         (35, 1, 9),  # three more timelines: padded by one row, not by a second optimizer step
         (29, 1, 8),  # three trajectories are missing
+        (40, 4, 3),  # 10 groups: 3, 3, 3 and 1 padded
+        (20, 4, 1),  # 5 groups: five steps without padding rather than three with
         (1, 4, 1),
     ],
 )
@@ -26,11 +28,19 @@ def test_size_for_groups_of_four(rows: int, mini_batches: int, groups: int) -> N
     assert mini_batch_groups(rows, mini_batches, group_size=4, data_parallel=1) == groups
 
 
-@given(st.integers(1, 5000), st.integers(1, 8), st.integers(2, 16), st.integers(1, 16))
-def test_number_of_optimizer_steps_is_never_exceeded(rows: int, mini_batches: int, n: int, dp: int) -> None:
-    size = mini_batch_groups(rows, mini_batches, group_size=n, data_parallel=dp) * n
+@given(st.integers(1, 5000), st.integers(1, 32), st.integers(2, 16), st.integers(1, 16))
+def test_number_of_optimizer_steps_is_the_nearest_possible(rows: int, wanted: int, n: int, dp: int) -> None:
+    size = mini_batch_groups(rows, wanted, group_size=n, data_parallel=dp) * n
     assert size % dp == 0
-    assert math.ceil(rows / size) <= mini_batches
+    steps, unit = math.ceil(rows / size), math.lcm(n, dp)
+    units = math.ceil(rows / unit)
+    assert abs(steps - wanted) == min(abs(math.ceil(units / k) - wanted) for k in range(1, units + 1))
+    if units <= wanted:
+        assert steps == units, "every mini-batch is the smallest that verl takes"
+    if units >= wanted * (wanted - 1):
+        assert steps == wanted
+    if 3 * units >= (wanted + 1) * (wanted - 2):
+        assert abs(steps - wanted) <= 1
 
 
 class Scalar:
