@@ -85,6 +85,12 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
         "algorithm.adv_estimator": job.algorithm,
+        # Groups left over from a step are trained in the next one, by a newer policy than sampled them. verl recomputes
+        # the old log-probabilities, so its ratio does not see that: weigh each token by the recomputed over the sampled
+        # probability, at most 2. With bypass_mode the ratio itself is against the sampling policy and verl's v1 trainer
+        # computes no weights.
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         "actor_rollout_ref.model.path": model,
         # the place-holder dataset reads its length from here
         "data.train_files": [job.batch_size * job.total_training_steps],
@@ -117,6 +123,9 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         f"{rollout}.load_format": "auto",
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "adapters.verl.vllm_extension.SwarmWorkerExtension",
         f"{rollout}.engine_kwargs.vllm.served_model_name": job.model_name,
+        # no limit on the rows of a batch: a trajectory may have any number of timelines, and a full queue would
+        # end the run at every attempt to train the batch
+        "transfer_queue.backend.SimpleStorage.total_storage_size": None,
         # rewards come with the batch: verl's own reward workers would only load torch once more
         "reward.num_workers": 0,
         "trainer.total_epochs": 1,

@@ -45,14 +45,14 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
         f"{ref}.log_prob_micro_batch_size_per_gpu": 8,
         f"{rollout}.dtype": "float32",
         f"{rollout}.enforce_eager": True,
-        # trainer and vLLM share no device memory: nothing has to be freed, so vLLM serves on while the trainer computes
+        # trainer and vLLM share no device memory: nothing has to be freed while the trainer computes, and vLLM need not
+        # sleep. Nothing is served then either, because the server has ended the episodes of the batch.
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.max_num_batched_tokens": max(2048, length),
         f"{rollout}.max_num_seqs": min(256, max(32, job.slots)),
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": weight_bucket_mib(Path(model)),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        "transfer_queue.backend.SimpleStorage.total_storage_size": 16 * job.batch_size * job.num_repeat + 1000,
     }
     if job.tensor_parallel_size == 1:
         # vLLM wants a process of its own for the model so that it can bind OpenMP threads, which is off here; in the

@@ -57,6 +57,14 @@ def test_kl_coefficient_turns_the_kl_loss_on(tmp_path: Path, kl: float, used: bo
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (used, kl)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_stale_tokens_are_weighed_and_no_batch_is_too_large(tmp_path: Path, device: str) -> None:
+    verl = compose(tmp_path, device)
+    correction = verl.algorithm.rollout_correction
+    assert (correction.rollout_is, correction.rollout_is_threshold, correction.bypass_mode) == ("token", 2.0, False)
+    assert verl.transfer_queue.backend.SimpleStorage.total_storage_size is None
+
+
 @pytest.mark.parametrize(("resume", "mode"), [(False, "disable"), (True, "auto")])
 def test_resume(tmp_path: Path, resume: bool, mode: str) -> None:
     verl = compose(tmp_path, resume=resume, checkpoint_dir=str(tmp_path / "elsewhere"))
