@@ -9,7 +9,7 @@ import importlib
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,10 @@ class SwarmTrainer(PPOTrainerSync):
         self._run_dir = run_dir
         # optimizer steps per training step, before _balance_batch() adapts their size to the batch at hand
         self._mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        # what vLLM holds is freed for the trainer only where both share a device's memory
-        self._keep_serving = not config.actor_rollout_ref.rollout.free_cache_engine
+        # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
+        self._stays_awake = not config.actor_rollout_ref.rollout.free_cache_engine
+        # what ends with the computing of a step: its deadline
+        self._computing = ExitStack()
         super().__init__(config=config)
 
     def stage(self, stage: str, detail: str = "") -> None:
@@ -80,22 +82,29 @@ class SwarmTrainer(PPOTrainerSync):
         with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir):
             super().on_init_end()
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        with self._computing:
+            super().fit(agent_loop_manager)
+
     def on_sample_end(self) -> None:
-        if not self._keep_serving:
+        self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
+        if not self._stays_awake:
             super().on_sample_end()
 
     def on_step_end(self) -> None:
+        self._computing.close()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
             super().on_step_end()
 
     @contextmanager
     def _serving_paused(self) -> Iterator[None]:
-        """While replicas that kept serving change weights, nothing is sampled: every answer has one policy version.
+        """While replicas that are awake change weights, nothing is sampled: every answer has one policy version.
 
-        In-flight requests end with ``finish_reason: "abort"``; later ones wait in vLLM's queue. A sleeping replica has
-        done all this already.
+        The server has ended all episodes by now, but vLLM may still compute for callers that went away or came past the
+        server: these requests end with ``finish_reason: "abort"``, later ones wait in vLLM's queue. A sleeping replica
+        has done all this already.
         """
-        if not self._keep_serving:
+        if not self._stays_awake:
             yield
             return
         with marked_timer("abort", self.timing_raw):
@@ -105,7 +114,8 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # verl cuts a batch into mini-batches of a fixed number of rows and pads the rest: three timelines more than
-        # B*N would cost a whole optimizer step on padding. Keep the number of optimizer steps, adapt their size.
+        # B*N would cost a whole optimizer step on padding. Keep the number of optimizer steps as near as verl's
+        # multiples allow, and adapt their size.
         n, dp = self.config.actor_rollout_ref.rollout.n, self.resource_pool_manager.get_n_gpus()
         rows = len(batch.keys)
         self.config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_groups(

@@ -173,7 +173,8 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert distance(served, reference_logprobs(checkpoint)) < 1e-3
         assert distance(served, reference_logprobs(model)) > 1e-3, "two steps changed nothing"
 
-        # vLLM serves on while the trainer computes; the weight update ends what is in flight, openly
+        # vLLM is awake while the trainer computes (past the server, which ends all episodes, one can still sample); the
+        # weight update ends what is in flight, openly
         batch = await make_batch(client, ready)
         await engine.link.send("rollout", BatchReady(batch=batch))
         long = asyncio.create_task(sample(client, ready, "long", max_tokens=64, ignore_eos=True))
