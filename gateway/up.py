@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -22,14 +24,16 @@ import yaml
 from gateway.children import Child
 from gateway.watch import EngineWatch, OnEvent, UpFailedError
 from swarm.client import RetryPolicy, SwarmClient
-from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
+from swarm.http.serve import bind
 from swarm.job import TrainJob
 
 LISTENING = r"listening on (http://\S+)"
 _POLL = 0.5
 _START_DEADLINE = 60.0
 _STOP_ENGINE_DEADLINE = 60.0
-_GATEWAY_GRACE, _SERVER_GRACE = 20.0, 60.0
+# the gateway's own bounds, 10 s for requests and 15 s for submissions under way, and as much as a busy machine takes
+_GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,16 @@ class UpPlan:
     """Everything ``up`` starts, validated. The sections are as their servers read them from a file.
 
     ``gateway_section`` has no ``swarm_url`` unless the file gives one: then it is the server's own address.
+    ``addresses`` are the hosts and ports that the servers will listen on, and hooks may be modules of
+    ``module_folder``, where the user's file lies.
     """
 
     job: TrainJob
     swarm_section: dict[str, Any]
     gateway_section: dict[str, Any]
     run_dir: Path
+    addresses: tuple[tuple[str, int], ...] = ()
+    module_folder: Path | None = None
     token: str | None = None
     boot_timeout: float = 600.0
     command: tuple[str, ...] = field(default=(sys.executable, "-m", "gateway.cli"))
@@ -64,8 +72,10 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
             and ``stopped`` with their values.
 
     Raises:
+        ConfigError: a port is in use or the run folder cannot be written; nothing was started.
         UpFailedError: a server or the engine ended by itself, or did not start in time; all else is stopped.
     """
+    _check_place(plan)
     stopping = threading.Event()
     hurry = threading.Event()
 
@@ -88,6 +98,21 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
                 signal.signal(number, handler)
 
 
+def _check_place(plan: UpPlan) -> None:
+    """Find out what would make a child fail, while it still is the user's one line."""
+    try:
+        plan.run_dir.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=plan.run_dir).close()
+    except OSError as exc:
+        reason = exc.strerror or exc
+        raise ConfigError(f"the run folder {plan.run_dir} cannot be written ({reason}); set swarm.run_dir") from exc
+    with ExitStack() as bound:
+        # all at once, so that one port given twice is found as well
+        for host, port in plan.addresses:
+            if port:
+                bound.enter_context(closing(bind(host, port)))
+
+
 def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
     logs = plan.run_dir / "logs"
     env = {"SWARM_TOKEN": plan.token} if plan.token else {}
@@ -101,7 +126,8 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
         swarm_url, token=plan.token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
     )
     gateway_section = {"swarm_url": swarm_url, **plan.gateway_section}
-    gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", env)
+    gateway_env = env | _python_path(plan)
+    gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", gateway_env)
     gateway_url = _listening(gateway, started, stopping)
     if gateway_url is None:
         return
@@ -111,6 +137,14 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     started.client.start_engine(wait=False)
     engine_log = plan.run_dir / "engine.log"
     on_event("starting", {"name": "engine", "model": plan.job.model, "log": str(engine_log)})
+
+
+def _python_path(plan: UpPlan) -> dict[str, str]:
+    """The environment in which hooks are found that are modules beside the user's file."""
+    if plan.module_folder is None:
+        return {}
+    paths = [str(plan.module_folder), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _spawn(

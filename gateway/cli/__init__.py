@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 something that ran has failed, 2 wrong input or nothing to
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 from swarm.errors import SwarmGatewayError
 
@@ -14,12 +16,29 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and leave the process with its exit code."""
+    from gateway.cli.imports import import_from
     from gateway.cli.root import app
 
     try:
+        import_from(Path())
         app()
     except SwarmGatewayError as exc:
-        print(f"swarm-gateway: {' '.join(exc.message.split())}", file=sys.stderr)
-        sys.exit(2)
+        _leave(exc.message)
+    except OSError as exc:
+        # what no command foresaw: a full disk, a folder of somebody else's
+        _leave(str(exc) or type(exc).__name__)
+    except ValueError as exc:
+        # pydantic is slow to import, and --help must not wait for it
+        pydantic = sys.modules.get("pydantic")
+        if pydantic is None or not isinstance(exc, pydantic.ValidationError):
+            raise
+        from swarm.job import describe_validation
+
+        _leave(describe_validation(exc, exc.title).message)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _leave(message: str) -> NoReturn:
+    print(f"swarm-gateway: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

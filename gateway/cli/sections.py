@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
+from gateway.cli.imports import import_from
 from gateway.cli.output import read_mapping
 from gateway.config import parse_config
 from gateway.up import UpPlan
@@ -60,7 +61,7 @@ def read_plan(path: Path) -> UpPlan:
         ConfigError: a missing section, a misspelt key, a model or a hooks folder that is not there.
     """
     data = read_mapping(path, "config")
-    unknown = sorted(set(data) - {"job", "swarm", "gateway"})
+    unknown = [name for name in data if name not in ("job", "swarm", "gateway")]
     if unknown or "job" not in data or "gateway" not in data:
         wrong = f"unknown section {unknown[0]!r}" if unknown else "a section is missing"
         raise ConfigError(f"{path}: {wrong}; it has job (model, ...), gateway (hooks, ...) and, if needed, swarm")
@@ -70,7 +71,8 @@ def read_plan(path: Path) -> UpPlan:
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: {name} must be a mapping, got {type(section).__name__}")
         sections[name] = cast("dict[str, Any]", section)
-    folder = path.parent
+    folder = path.parent.resolve()
+    import_from(folder)
     job = resolve_job(parse_job(yaml.safe_dump(sections["job"]), where=f"{path}, job"), folder)
     server = parse_server(sections["swarm"], f"{path}, swarm", folder)
     run_dir = (folder / server.run_dir).resolve()
@@ -83,6 +85,8 @@ def read_plan(path: Path) -> UpPlan:
         swarm_section={**sections["swarm"], "run_dir": str(run_dir)},
         gateway_section=gateway,
         run_dir=run_dir,
+        addresses=((server.host, server.port), (parsed.host, parsed.port)),
+        module_folder=folder,
         token=server.token,
         # the server gives up first and knows why
         boot_timeout=server.boot_timeout + _BOOT_MARGIN,

@@ -23,6 +23,7 @@ def serve(
     """Serve applications: /v1/chat/completions, answered by the swarm, every request an occasion to learn."""
     import yaml
 
+    from gateway.cli.imports import import_from
     from gateway.cli.output import announce, read_mapping
     from gateway.cli.parent import stop_with_parent
     from gateway.config import parse_config
@@ -41,6 +42,8 @@ def serve(
     parsed = parse_config(
         yaml.safe_dump(settings), where=str(config or "flags"), folder=config.parent if config else None
     )
+    if config:
+        import_from(config.parent)
     if stop_on_eof:
         stop_with_parent()
     load_attribute("gateway.serve:serve")(parsed, on_bound=announce("gateway"))

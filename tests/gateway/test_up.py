@@ -13,13 +13,15 @@ import pytest
 
 from gateway.up import UpPlan, run_up
 from gateway.watch import UpFailedError
+from swarm.errors import ConfigError
+from swarm.http.serve import bind
 from swarm.job import TrainJob
 
 
 class Run:
     """Runs ``up`` in this thread; ``on`` maps an event to what happens then."""
 
-    def __init__(self, script: str, run_dir: Path, **on: Any) -> None:
+    def __init__(self, script: str, run_dir: Path, addresses: tuple[tuple[str, int], ...] = (), **on: Any) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.on = on
         self.run_dir = run_dir
@@ -28,6 +30,7 @@ class Run:
             swarm_section={"run_dir": str(run_dir), "port": 0},
             gateway_section={"hooks": "x:y"},
             run_dir=run_dir,
+            addresses=addresses,
             boot_timeout=60.0,
             command=(sys.executable, "-m", "tests.gateway.scripted_up", script),
         )
@@ -119,3 +122,28 @@ def test_a_second_signal_does_not_wait_for_the_engine(tmp_path: Path) -> None:
 def test_files_with_secrets_are_private(tmp_path: Path) -> None:
     Run("steps", tmp_path, ready=interrupt())()
     assert stat.S_IMODE((tmp_path / "gateway.yaml").stat().st_mode) == 0o600
+
+
+def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port: int = taken.getsockname()[1]
+        run = Run("steps", tmp_path, addresses=(("127.0.0.1", 0), ("127.0.0.1", port)))
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
+            run()
+    assert run.kinds == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_port_for_both_servers_is_refused(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as free:
+        address = ("127.0.0.1", free.getsockname()[1])
+    with pytest.raises(ConfigError, match="is in use"):
+        Run("steps", tmp_path, addresses=(address, address))()
+
+
+def test_a_run_folder_that_cannot_be_written_is_told_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = Run("steps", tmp_path / "file" / "run")
+    with pytest.raises(ConfigError, match=r"run folder .*/file/run cannot be written .*; set swarm\.run_dir"):
+        run()
+    assert run.kinds == []

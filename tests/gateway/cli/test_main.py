@@ -1,6 +1,8 @@
 """The command line from outside: exit codes, one line on stderr, and what building it may import."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ import pytest
 
 from gateway.cli import main
 from gateway.cli.root import app
+
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -43,6 +47,8 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["swarm", "status", "--url", "ftp://x"], "server_url"),
         (["models", "pull", "no-such-model"], "known: smollm2-135m"),
         (["replay", "--data", "x.jsonl", "--base-url", "nonsense"], "must look like http"),
+        (["replay", "--data", "x.jsonl", "--time-limit", "0"], "time_limit: Input should be greater than 0"),
+        (["replay", "--data", "x.jsonl", "--concurrency", "2000"], "concurrency: Input should be less than"),
         (["replay", "--data", "x.jsonl", "--until-step", "3"], "needs --swarm-url"),
         (["replay", "--data", "none.jsonl", "--model", "m"], "there is no file none.jsonl"),
         (["replay", "--data", "x.jsonl", "--compare", "none"], "cannot read the report none"),
@@ -67,6 +73,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
         ("jobs: {}\ngateway: {hooks: h}", "unknown section 'jobs'"),
         ("job: {model: /no/such/model}\ngateway: {hooks: h}", "/no/such/model"),
         ("gateway: {hooks: h}", "a section is missing"),
+        ("1: {}\njob: {model: m}\ngateway: {hooks: h}", "unknown section 1;"),
         ("- a list", "must be a mapping"),
         ("job: [", "not valid YAML"),
     ],
@@ -81,6 +88,26 @@ def test_a_wrong_up_file_names_what_is_wrong(
 
 def test_a_missing_option_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("replay", monkeypatch=monkeypatch) == 2
+
+
+def test_an_error_of_the_machine_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/x/report.json")
+
+    monkeypatch.setattr(type(app), "__call__", full)
+    assert run("models", "list", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == "swarm-gateway: [Errno 28] No space left on device: '/x/report.json'\n"
+
+
+def test_hooks_are_found_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "myrew.py").write_text("raise ImportError('it was found')")
+    command = [sys.executable, "-P", "-c", "from gateway.cli import main; main()", "serve", "--hooks", "myrew:hooks"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "it was found" in done.stderr
 
 
 def test_an_interrupt_is_exit_code_130_without_a_traceback(

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,17 @@ def test_the_served_name_survives_the_resolution(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "config.json").write_text("{}")
     job = resolve_job(TrainJob(model="checkpoint", served_model_name="assistant"), tmp_path)
     assert (job.model, job.model_name) == (str(tmp_path / "checkpoint"), "assistant")
+
+
+def test_hooks_may_be_a_module_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    hooks = "def on_compute_relative_reward(task, candidates, context):\n    return [0.0 for _ in candidates]\n"
+    (tmp_path / "rewards_of_a_test.py").write_text(f"import sys\n{hooks}\nhooks = sys.modules[__name__]\n")
+    plan = read_plan(project(tmp_path, "job: {model: tiny}\ngateway: {hooks: 'rewards_of_a_test:hooks'}"))
+    assert plan.gateway_section == {"hooks": "rewards_of_a_test:hooks"}
+    assert plan.module_folder == tmp_path
+
+
+def test_the_ports_to_check_are_those_of_both_servers(tmp_path: Path) -> None:
+    text = "job: {model: tiny}\nswarm: {port: 1}\ngateway: {hooks: hooks, host: localhost}"
+    assert read_plan(project(tmp_path, text)).addresses == (("127.0.0.1", 1), ("localhost", 8000))
