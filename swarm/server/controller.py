@@ -148,7 +148,7 @@ class Controller:
     # ------------------------------------------------------------------ engine
 
     def sync_job(self, job: TrainJob) -> None:
-        """Take ``job`` for the next start; an equal job keeps the pool with what it has collected.
+        """Take ``job`` for the next start; one that differs in ``resume`` at most keeps the pool and the steps.
 
         Raises:
             ConflictError: the engine is not OFFLINE.
@@ -158,16 +158,25 @@ class Controller:
                 f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
-        if job != self._job:
-            self._job, self._pool = job, EpisodePool(job)
+        if self._job is None or job != self._job.model_copy(update={"resume": job.resume}):
+            self._pool = EpisodePool(job)
             self._steps.clear()
             self.resolved_config = None
+        self._job = job
         self._detail = "ready to start"
         self._changed.notify()
 
     def boot(self) -> None:
-        """OFFLINE → BOOTING; raises :class:`StateError` from any other state."""
+        """OFFLINE → BOOTING; raises :class:`StateError` from any other state.
+
+        Unless the job resumes, training starts from its first weights: what the run before collected was sampled by
+        weights of another lineage, so it is dropped and the history of steps begins anew.
+        """
         self._to(EngineState.BOOTING, "starting the engine process")
+        if not self.job.resume:
+            self._steps.clear()
+            if dropped := self.pool.drop_collected():
+                logger.warning("dropped %d finished episodes of the run before: this one does not resume it", dropped)
         self.boot_stage, self.last_lines = "starting", []
 
     def progress(self, stage: str, detail: str) -> None:

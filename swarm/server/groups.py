@@ -108,6 +108,14 @@ class GroupStore:
         self._complete.extendleft(reversed(groups))
         return len(groups)
 
+    def clear(self) -> int:
+        """Forget all groups, those of a batch that is out too; returns how many finished episodes were dropped."""
+        self.give_back()
+        dropped = self.episodes
+        self._complete.clear()
+        self._partial.clear()
+        return dropped
+
     def _settle(self, task_id: str, partial: _Partial) -> int:
         if partial.ended < self._num_repeat:
             return self._evict()

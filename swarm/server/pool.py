@@ -222,6 +222,12 @@ class EpisodePool:
         """Take back the batch whose step died; returns how many groups that were."""
         return self._groups.give_back()
 
+    def drop_collected(self) -> int:
+        """Drop all finished episodes that no step has trained; returns how many."""
+        dropped = self._groups.clear()
+        self._dropped += dropped
+        return dropped
+
     def information(self) -> PoolInformation:
         """Counts of the current batch."""
         return PoolInformation(

@@ -182,6 +182,7 @@ async def test_the_batch_of_a_dead_engine_goes_back() -> None:
     assert status.pool.completed_tasks == 2
     assert status.engine.engine_status_detail == "the engine process was killed by SIGKILL"
     assert status.last_lines == ["last", "words"]
+    controller.sync_job(JOB.model_copy(update={"resume": True}))
     controller.boot()
     controller.rollout_ready(ready())
     assert (await asyncio.wait_for(controller.next_batch(), LONG)).groups[0].task_id == "a"
@@ -207,6 +208,23 @@ async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     assert controller.pool.information().completed_tasks == 1
     controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
     assert controller.pool.information().completed_tasks == 0
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_what_the_run_before_collected_is_trained_only_by_a_run_that_resumes_it(resume: bool) -> None:
+    controller = rolling()
+    claims = await claim(controller, 3)
+    finish(controller, claims[:2], "complete")
+    finish(controller, claims[2:], "partial")
+    controller.step_done(StepResult(step=1, batch_id="earlier", metrics={}, seconds=1.0))
+    controller.offline("crashed")
+    controller.sync_job(JOB.model_copy(update={"resume": resume}))
+    assert len(controller.status().steps) == 1, "it can be looked at until the next run starts"
+    controller.boot()
+    information = controller.pool.information()
+    assert information.tasks == ({"complete": 2, "partial": 1} if resume else {})
+    assert information.dropped_episodes == (0 if resume else 3)
+    assert len(controller.status().steps) == (1 if resume else 0)
 
 
 async def test_idle_episodes_are_expired_without_polling() -> None:

@@ -72,6 +72,15 @@ def test_a_batch_whose_step_died_goes_back_to_the_front() -> None:
     assert store.confirm(first.batch_id) is None
 
 
+def test_clearing_forgets_partial_complete_and_outstanding_groups() -> None:
+    store = GroupStore(batch_size=1, num_repeat=2)
+    fill(store, "a", "a", "b", "b", "c")
+    batch = store.take()
+    store.lose("d")
+    assert store.clear() == 5
+    assert (store.tasks(), store.ready, store.confirm(batch.batch_id)) == ({}, False, None)
+
+
 def test_nothing_to_take() -> None:
     store = GroupStore(batch_size=2, num_repeat=1)
     fill(store, "a")
