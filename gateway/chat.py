@@ -4,13 +4,15 @@ Invariant: an error answer means that nothing of the request was trained.
 
 What became of the request's group is told in headers of a plain answer (``x-swarm-policy-version``, ``x-swarm-reward``,
 ``x-swarm-reward-mean``, ``x-swarm-trained``: ``true``, ``false``, or ``pending`` while the swarm server has not yet
-acknowledged, and ``x-swarm-drop-reason``). A stream's headers leave before that is known, so there it is the ``swarm``
-object of the chunk that carries the last ``finish_reason``; clients skip a field that they do not know.
+acknowledged, and ``x-swarm-drop-reason``). A stream says it in the ``swarm`` object of the chunk that carries the last
+``finish_reason`` (clients skip a field that they do not know), and in the same headers too when the group was done
+before they had to leave, which they do with the first keep-alive.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -32,7 +34,8 @@ from swarm.http.asgi import read_json
 _EVENTS_PER_WRITE = 16
 #: Each lost group was aborted, so repeating costs samples but never trains twice.
 _GROUPS_PER_REQUEST = 3
-_SECRET_HEADERS = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
+#: Headers whose name says so much never reach a hook; one too many dropped is the lesser mistake.
+_SECRET_HEADER = re.compile(r"auth|cookie|credential|key|passw|secret|session|token")
 
 
 class ChatRoute:
@@ -57,7 +60,7 @@ class ChatRoute:
         try:
             request = Request(scope, receive)
             call = self._dialect.parse(await read_json(request, self._config.max_body_bytes))
-            headers = {name: value for name, value in request.headers.items() if name not in _SECRET_HEADERS}
+            headers = {name: value for name, value in request.headers.items() if not _SECRET_HEADER.search(name)}
             exchange = Exchange(
                 lambda: self._answer(call, headers),
                 keepalive=self._config.keepalive_seconds if call.stream else None,
@@ -97,7 +100,7 @@ class ChatRoute:
         chunks = self._dialect.chunks(
             result.answers, answer_id, include_usage=call.include_usage, last={"swarm": result.report()}
         )
-        return Reply(_events(chunks), headers=sse_headers())
+        return Reply(_events(chunks), headers={**sse_headers(), **result.headers()})
 
     async def _fall_back(self, call: LLMRequest, error: UnavailableError | UpstreamError) -> Reply:
         if self._fallback is None:

@@ -106,7 +106,7 @@ class FanOut:
         Args:
             dialect: says how a body is sent on.
             request: what the application asked for.
-            headers: the application's own, without secrets; the hook sees them.
+            headers: the application's own, names in lower case and without secrets; the hook sees them.
             waited: what the request has spent of its waiting time.
             serving: what the swarm serves, with a job.
 

@@ -42,7 +42,8 @@ EQUAL_WITHIN = 1e-9
 class UserRequest(Model):
     """One request of the app as it arrived.
 
-    ``body`` is the JSON body of the call, unknown fields included; ``headers`` have lower-case names and no secrets.
+    ``body`` is the JSON body of the call, unknown fields included; ``headers`` have lower-case names, and those whose
+    name tells of a secret (``authorization``, ``x-api-key``, ``cookie``, ``x-auth-token``, ...) are left out.
     """
 
     request_id: str = Field(min_length=1)

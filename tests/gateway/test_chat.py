@@ -128,6 +128,18 @@ async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(
     assert response.headers["x-should-retry"] == "false" and len(swarm.claims) == 1
 
 
+async def test_a_hook_sees_the_headers_without_secrets(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    submit = """
+def on_user_submit_new_requests(request, context):
+    return [{**request.body, "headers": request.headers}] * context.num_repeat
+"""
+    names = ["Authorization", "X-Api-Key", "api-key", "X-Auth-Token", "Cookie", "Proxy-Authorization", "X-My-Secret"]
+    async with open_gateway(submit=submit) as http:
+        await http.post(CHAT, json=BODY, headers={"X-Team": "blue", **dict.fromkeys(names, "hush")})
+    seen = swarm.bodies[0]["headers"]
+    assert seen["x-team"] == "blue" and "hush" not in seen.values()
+
+
 async def test_one_failed_sample_drops_the_group_and_the_user_gets_the_best_of_the_rest(
     swarm: Swarm, gateway: httpx.AsyncClient
 ) -> None:

@@ -32,6 +32,8 @@ async def test_chunks_spell_the_best_answer_and_end_with_done(swarm: Swarm, gate
     response = await gateway.post(CHAT, json={**BODY, "stream_options": {"include_usage": True}})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-request-id"]
+    assert (response.headers["x-swarm-policy-version"], response.headers["x-swarm-trained"]) == ("7", "true")
+    assert float(response.headers["x-swarm-reward"]) == pytest.approx(0.4)
     *chunks, done = events(response.text)
     assert done == "[DONE]"
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -62,9 +64,10 @@ async def test_a_waiting_stream_is_kept_alive(swarm: Swarm, open_gateway: OpenGa
         lines = response.aiter_lines()
         seen = [await anext(lines) for _ in range(4)]
         assert seen == [": keep-alive", ""] * 2
+        assert "x-swarm-trained" not in response.headers
         go.set()
         rest = "\n".join([line async for line in lines])
-    assert "late" in rest and rest.strip().endswith("data: [DONE]")
+    assert "late" in rest and '"trained":true' in rest and rest.strip().endswith("data: [DONE]")
 
 
 async def test_an_error_before_the_headers_has_its_own_status(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
