@@ -6,6 +6,7 @@ Invariant: a gateway that others can reach has API keys; a misspelt key is an er
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +17,10 @@ from swarm.errors import ConfigError
 from swarm.job import describe_validation
 from swarm.types import Model
 
+#: Marks an API key that is given as its SHA-256 digest.
+DIGEST_PREFIX = "sha256:"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class FallbackConfig(Model):
@@ -73,8 +77,12 @@ class GatewayConfig(Model):
     def _reachable_needs_keys(self) -> Self:
         if self.host not in LOOPBACK_HOSTS and not self.api_keys:
             raise ValueError(f"host {self.host!r} is reachable from other machines: set api_keys, or use 127.0.0.1")
-        if any(not key.get_secret_value() for key in self.api_keys):
+        keys = [key.get_secret_value() for key in self.api_keys]
+        if not all(keys):
             raise ValueError("api_keys must not hold an empty key")
+        digests = [key.removeprefix(DIGEST_PREFIX) for key in keys if key.startswith(DIGEST_PREFIX)]
+        if not all(_SHA256.fullmatch(digest) for digest in digests):
+            raise ValueError(f"a key of api_keys that begins with '{DIGEST_PREFIX}' goes on with 64 hexadecimal digits")
         return self
 
 
@@ -103,7 +111,7 @@ def parse_config(text: str, where: str = "gateway config", folder: Path | None =
     try:
         return GatewayConfig.model_validate(data)
     except ValidationError as exc:
-        raise describe_validation(exc, where) from exc
+        raise describe_validation(exc, where, GatewayConfig) from exc
 
 
 def load_config(path: Path) -> GatewayConfig:

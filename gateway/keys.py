@@ -10,10 +10,9 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.config import DIGEST_PREFIX
 from swarm.errors import AuthenticationError
 from swarm.http.asgi import bearer, error_response
-
-_DIGEST_PREFIX = "sha256:"
 
 
 class KeyRing:
@@ -22,9 +21,9 @@ class KeyRing:
     def __init__(self, keys: Iterable[SecretStr]) -> None:
         self._digests = [_digest(key.get_secret_value()) for key in keys]
 
-    def accepts(self, key: str) -> bool:
+    def accepts(self, key: bytes) -> bool:
         """Whether ``key`` opens this gateway."""
-        given = hashlib.sha256(key.encode()).hexdigest()
+        given = hashlib.sha256(key).digest()
         return not self._digests or any([hmac.compare_digest(given, digest) for digest in self._digests])
 
 
@@ -36,14 +35,19 @@ class ApiKeyMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not self._keys.accepts(bearer(Request(scope))):
+        # a header's value is text by its bytes in latin-1; a key is compared by the bytes that were sent
+        if (
+            scope["type"] == "http"
+            and scope["path"] != "/health"
+            and not self._keys.accepts(bearer(Request(scope)).encode("latin-1"))
+        ):
             refusal = AuthenticationError("wrong or missing API key: send one of the gateway's keys as Bearer token")
             await error_response(refusal)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
 
-def _digest(key: str) -> str:
-    if key.startswith(_DIGEST_PREFIX):
-        return key.removeprefix(_DIGEST_PREFIX).lower()
-    return hashlib.sha256(key.encode()).hexdigest()
+def _digest(key: str) -> bytes:
+    if key.startswith(DIGEST_PREFIX):
+        return bytes.fromhex(key.removeprefix(DIGEST_PREFIX))
+    return hashlib.sha256(key.encode()).digest()

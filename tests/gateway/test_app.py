@@ -107,7 +107,13 @@ async def test_health_is_alive_without_a_swarm_server(swarm: Swarm, open_gateway
 
 async def test_keys(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway(api_keys=["secret"]) as http:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+        wrong: list[dict[str, str | bytes]] = [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"x-api-key": "wrong"},
+            {"x-api-key": b"\xff\xc3\xa4"},
+        ]
+        for headers in wrong:
             refused = await http.post(CHAT, json=BODY, headers=headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
             assert refused.headers["x-request-id"]

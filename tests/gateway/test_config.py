@@ -13,13 +13,16 @@ from swarm.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hooks: h\nprot: 1", "prot: Extra inputs"),
+        ("hooks: h\nprot: 1", "unknown key 'prot' .did you mean 'port'"),
         ("port: 1", "hooks: Field required"),
         ("hooks: h\nport: 70000", "port: "),
         ("hooks: h\ncontrol: maybe", "control: "),
         ("hooks: h\nfallback: {base_url: ftp://x}", r"fallback\.base_url: "),
         ("hooks: h\nhost: 0.0.0.0", "set api_keys"),
         ("hooks: h\napi_keys: ['']", "empty key"),
+        ("hooks: h\napi_keys: ['sha256:nothex']", "64 hexadecimal digits"),
+        ("hooks: h\napi_keys: ['sha256:" + "ä" * 64 + "']", "64 hexadecimal digits"),
+        ("hooks: h\nmodel_aliases: ['']", "model_aliases"),
         ("- hooks", "must be a mapping"),
         ("hooks: [", "not valid YAML"),
         ("{1: 2, hooks: h}", "."),
