@@ -5,9 +5,11 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from swarm.job import TrainJob
 from swarm.states import EngineState
@@ -99,6 +101,30 @@ class ClaimGroupResponse(Model):
     fail_cause: str = ""
 
 
+def _tolerant(value: Any) -> Any:
+    """A foreign client's workflow output as ours: unknown and null fields, and metrics that are no number, are left
+    out; what is wrong with the reward stays wrong."""
+    if not isinstance(value, Mapping):
+        return value
+    given = cast("Mapping[str, Any]", value)
+    known = {key: one for key, one in given.items() if key in WorkflowOutput.model_fields and one is not None}
+    metrics: Any = known.get("log_metrics")
+    if isinstance(metrics, Mapping):
+        named = cast("Mapping[str, Any]", metrics)
+        known["log_metrics"] = {key: one for key, one in named.items() if _is_number(one)}
+    return known
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond any float
+        return False
+
+
+WireOutput = Annotated[WorkflowOutput, BeforeValidator(_tolerant)]
+
+
 class EpisodeRequest(WireRequest):
     """``POST /can_continue_episode``, ``/abort_episode`` and whatever names one episode of one client."""
 
@@ -110,15 +136,15 @@ class EndEpisodeRequest(EpisodeRequest):
     """``POST /end_episode``. Repeating it with the same episode is answered like the first time."""
 
     task_id: str = Field(min_length=1)
-    workflow_output: WorkflowOutput
+    workflow_output: WireOutput
     declare_client_active: bool = True
 
 
-class EpisodeEnd(Model):
+class EpisodeEnd(WireRequest):
     """One member of an ended group."""
 
     episode_uuid: str
-    workflow_output: WorkflowOutput
+    workflow_output: WireOutput
 
 
 class EndGroupRequest(WireRequest):

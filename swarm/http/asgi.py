@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STATUS_CLASSES: dict[int, type[RequestError]] = {404: NotFoundError}
 
 
@@ -100,7 +101,7 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
 
     Raises:
         PayloadTooLargeError: the body is longer; raised before the rest is read.
-        RequestError: no JSON, or not an object.
+        RequestError: no JSON (NaN, infinities and lone surrogates are none), or not an object.
     """
     too_large = PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
     declared = request.headers.get("content-length", "")
@@ -112,12 +113,25 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         if len(body) > limit:
             raise too_large
     try:
-        data = json.loads(body)
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        if _SURROGATE.search(text):
+            # half a surrogate pair is a string to Python, and an error to whoever encodes it later
+            json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise RequestError(f"the request body is not valid JSON: {exc}", code="malformed_json") from exc
     if not isinstance(data, dict):
         raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}", code="malformed_json")
     return cast(dict[str, Any], data)
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 async def read_model(request: Request, model: type[ModelT], limit: int) -> ModelT:

@@ -59,6 +59,13 @@ async def test_a_good_id_is_echoed_and_a_bad_one_replaced(client: httpx.AsyncCli
         (b"{", 400, "malformed_json"),
         (b"[1]", 400, "malformed_json"),
         (b"[" * 60, 400, "malformed_json"),
+        (b'{"number": NaN}', 400, "malformed_json"),
+        (b'{"number": 1, "a": [-Infinity]}', 400, "malformed_json"),
+        (b'{"number": 1, "a": 1e999}', 400, "malformed_json"),
+        (b'{"number": 1, "a": "\\ud800"}', 400, "malformed_json"),
+        (b'{"number": 1, "a": "\\uDC00\\uD800"}', 400, "malformed_json"),
+        (b'{"number": 1, "a": "\xed\xa0\x80"}', 400, "malformed_json"),
+        (b'{"number": 1, "a": "\xff"}', 400, "malformed_json"),
         (b'{"number": "x"}', 400, "invalid_request"),
         (b'{"number": 1, "pad": "' + b"x" * 99 + b'"}', 413, "payload_too_large"),
     ],
@@ -68,6 +75,14 @@ async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, status: int
         answer = await client.post("/echo", content=content)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("pad", [b'"\\ud83d\\ude00"', b'"\xf0\x9f\x98\x80"', b"1e300", b'"\\\\ud800"'])
+async def test_good_bodies(client: httpx.AsyncClient, pad: bytes) -> None:
+    async with client:
+        answer = await client.post("/echo", content=b'\xef\xbb\xbf{"number": 1, "pad": ' + pad + b"}")
+    assert answer.status_code == 200
 
 
 @pytest.mark.anyio
