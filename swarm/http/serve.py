@@ -31,7 +31,8 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as exc:
-        raise ConfigError(f"host {host!r} is not an address of this machine: {exc}") from exc
+        raise ConfigError(f"host {host!r} is not an address of this machine: {exc}", code="cannot_bind") from exc
+    # the protocol is not decoration: asyncio turns Nagle's delay (40 ms an answer) off only where it says TCP
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,8 +41,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as exc:
         sock.close()
         if exc.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is in use: stop what runs there or choose another port") from exc
-        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+            message = f"port {port} on {host} is in use: stop what runs there or choose another port"
+            raise ConfigError(message, code="port_in_use") from exc
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}", code="cannot_bind") from exc
     return sock
 
 

@@ -148,9 +148,11 @@ class EngineLink:
         loop = asyncio.get_running_loop()
         interval = min(1.0, self._timeout / 5)
         frame = encode(Heartbeat())
-        last = loop.time()
+        last = next_beat = loop.time()
         while True:
-            await asyncio.sleep(interval)
+            # whichever comes first: a role's deadline, so that its silence is noticed then and not a beat later
+            deadlines = [peer.heard + self._timeout for peer in self._peers.values()]
+            await asyncio.sleep(max(0.0, min([next_beat, *deadlines]) - loop.time()))
             now = loop.time()
             # our own loop was held up: the silence is ours, not theirs
             if now - last > self._timeout / 2:
@@ -159,10 +161,13 @@ class EngineLink:
             last = now
             for role, peer in list(self._peers.items()):
                 silence = now - peer.heard
-                if silence > self._timeout:
+                if silence >= self._timeout:
                     del self._peers[role]
                     if not self._finished:
                         self._events.put_nowait(LinkError(f"{role} has been silent for {silence:.1f} s"))
-                    continue
+            if now < next_beat:
+                continue
+            next_beat = now + interval
+            for peer in list(self._peers.values()):
                 with contextlib.suppress(zmq.ZMQError):
                     await self._router.send_multipart([peer.identity, frame])

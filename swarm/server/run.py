@@ -8,49 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 from collections.abc import Callable, Sequence
 
 import uvicorn
 
-from swarm.errors import ConfigError
+from swarm.http.serve import KEEP_ALIVE_SECONDS, bind
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
 
 #: how long answers in progress may take once the server is told to stop
 _DRAIN_SECONDS = 5
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket at ``host:port``.
-
-    Raises:
-        ConfigError: beyond loopback without a token, the port is in use, or the host is not this machine's.
-    """
-    check_exposure(config.host, config.token)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        # the protocol is not decoration: asyncio turns Nagle's delay (40 ms an answer) off only where it says TCP
-        listener = socket.socket(family, kind, protocol)
-    except OSError as exc:
-        raise ConfigError(f"cannot listen on {config.host}: {exc}", code="cannot_bind") from exc
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as exc:
-        listener.close()
-        if exc.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {config.port} on {config.host} is in use: stop what runs there, or choose another port",
-                code="port_in_use",
-            ) from exc
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {exc.strerror}", code="cannot_bind") from exc
-    return listener
 
 
 class _Server(uvicorn.Server):
@@ -78,9 +47,10 @@ async def serve(
         on_ready: called with the server's URL once it listens (port 0 is resolved).
 
     Raises:
-        ConfigError: see :func:`bind`.
+        ConfigError: beyond loopback without a token, the port is in use, or the host is not this machine's.
     """
-    listener = bind(config)
+    check_exposure(config.host, config.token)
+    listener = bind(config.host, config.port)
     app = create_app(config, engine_command=engine_command)
     server = _Server(
         uvicorn.Config(
@@ -89,8 +59,7 @@ async def serve(
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=_DRAIN_SECONDS,
-            # longer than clients keep idle connections, so that none is closed in the moment of its next request
-            timeout_keep_alive=75,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ),
         app.state.controller.close,
     )

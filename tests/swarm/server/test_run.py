@@ -15,35 +15,30 @@ import psutil
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.http.serve import bind
 from swarm.job import TrainJob, dump_job
 from swarm.server.config import ServerConfig
-from swarm.server.run import bind, serve, url_of
+from swarm.server.run import serve, url_of
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use") as error:
-            bind(ServerConfig(port=port, run_dir=tmp_path))
-    assert error.value.code == "port_in_use"
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
+            await serve(ServerConfig(port=port, run_dir=tmp_path))
 
 
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
-def test_a_host_that_is_not_ours(host: str) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on"):
-        bind(ServerConfig(host=host, port=0, token="t"))
-
-
-def test_beyond_loopback_without_a_token() -> None:
+@pytest.mark.anyio
+async def test_beyond_loopback_without_a_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without a token"):
-        bind(ServerConfig(host="0.0.0.0", port=0))
+        await serve(ServerConfig(host="0.0.0.0", port=0, run_dir=tmp_path))
 
 
 def test_the_url_can_be_connected_to() -> None:
-    with bind(ServerConfig(host="0.0.0.0", port=0, token="t")) as listener:
-        assert listener.proto == socket.IPPROTO_TCP, "or every answer waits 40 ms for an ACK"
+    with bind("0.0.0.0", 0) as listener:
         assert url_of("0.0.0.0", listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 

@@ -20,8 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from swarm.server.config import ServerConfig
-from swarm.server.run import bind
+from swarm.http.serve import bind
 
 ENGINE_MODEL = "/models/engine-side-path"
 PROMPT = [11, 12, 13]
@@ -182,7 +181,7 @@ def beside(app: Starlette, vllm: ScriptedVllm) -> ASGIApp:
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp) -> AsyncGenerator[str]:
     """``app`` behind a real socket on a free loopback port; the URL."""
-    listener = bind(ServerConfig(port=0))
+    listener = bind("127.0.0.1", 0)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=2)
     )
