@@ -5,14 +5,18 @@ Priority of a value: keyword or environment of the caller > job YAML > the defau
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
 from swarm.types import Model
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class TrainJob(Model):
@@ -73,10 +77,19 @@ class TrainJob(Model):
         return limit // self.num_repeat * self.num_repeat
 
 
-def describe_validation(exc: ValidationError, where: str) -> ConfigError:
-    """One-line error naming every wrong key of ``where`` and what is wrong with it."""
-    problems = [f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in exc.errors()]
-    return ConfigError(f"{where}: " + "; ".join(problems))
+def describe_validation(exc: ValidationError, where: str, model: type[BaseModel] | None = None) -> ConfigError:
+    """One-line error naming every wrong key of ``where`` and what is wrong with it; ``model`` knows the right ones."""
+    return ConfigError(f"{where}: " + "; ".join(_problem(error, model) for error in exc.errors()))
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> str:
+    *outer, last = map(str, error["loc"] or ("value",))
+    if error["type"] != "extra_forbidden":
+        return f"{'.'.join([*outer, last])}: {error['msg']}"
+    known = model.model_fields if model is not None and not outer else ()
+    meant = difflib.get_close_matches(last, known, n=1)
+    hint = f" (did you mean {meant[0]!r}?)" if meant else ""
+    return "".join(f"{name}: " for name in outer) + f"unknown key {last!r}{hint}"
 
 
 def parse_job(text: str, where: str = "job") -> TrainJob:
@@ -94,7 +107,7 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
     try:
         return TrainJob.model_validate(data)
     except ValidationError as exc:
-        raise describe_validation(exc, where) from exc
+        raise describe_validation(exc, where, TrainJob) from exc
 
 
 def dump_job(job: TrainJob) -> str:

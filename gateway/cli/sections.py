@@ -40,7 +40,7 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     try:
         return config_class.model_validate(settings)
     except ValidationError as exc:
-        raise describe_validation(exc, where) from exc
+        raise describe_validation(exc, where, config_class) from exc
 
 
 def resolve_job(job: TrainJob, folder: Path) -> TrainJob:

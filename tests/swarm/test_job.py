@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, dump_job, parse_job
+from swarm.job import TrainJob, describe_validation, dump_job, parse_job
+from swarm.types import Model
 
 
 def test_round_trip() -> None:
@@ -13,8 +14,22 @@ def test_round_trip() -> None:
 
 
 def test_a_misspelt_key_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"job\.yaml: batchsize: Extra inputs"):
+    with pytest.raises(ConfigError, match=r"^job\.yaml: unknown key 'batchsize' \(did you mean 'batch_size'\?\)$"):
         parse_job("model: tiny\nbatchsize: 4", "job.yaml")
+
+
+def test_a_key_like_no_other_is_named_without_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"lr: Input.*; unknown key 'xyzzy'$"):
+        parse_job("model: tiny\nxyzzy: 4\nlr: 0", "job.yaml")
+
+
+def test_an_unknown_key_inside_a_mapping_is_named_with_its_place() -> None:
+    class Outer(Model):
+        job: TrainJob
+
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"job": {"model": "m", "batchsize": 1}})
+    assert describe_validation(caught.value, "file", Outer).message == "file: job: unknown key 'batchsize'"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_token_comes_from_the_environment_unless_it_is_given(monkeypatch: py
 
 
 def test_a_misspelt_server_key_is_named() -> None:
-    with pytest.raises(ConfigError, match="prot"):
+    with pytest.raises(ConfigError, match=r"unknown key 'prot' \(did you mean 'port'\?\)"):
         parse_server({"prot": 1}, "flags", None)
 
 
