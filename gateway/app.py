@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.background import Background
@@ -28,7 +29,8 @@ from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.errors import UnavailableError
-from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
+from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
+from swarm.http.guard import LoopbackGuard
 
 #: An idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=3.0)
@@ -95,11 +97,24 @@ def create_app(config: GatewayConfig) -> Starlette:
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
+            Middleware(LoopbackGuard, enabled=not config.api_keys),
             Middleware(ApiKeyMiddleware, keys=KeyRing(config.api_keys)),
         ],
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers={**EXCEPTION_HANDLERS, HTTPException: _on_http_exception},
         lifespan=lifespan,
     )
+
+
+async def _on_http_exception(request: Request, exc: Exception) -> Response:
+    """A 404 of what is there under ``/v1`` says that the caller's ``base_url`` lacks it."""
+    moved = {**request.scope, "path": f"/v1{request.url.path}"}
+    if (
+        isinstance(exc, HTTPException)
+        and exc.status_code == 404
+        and any(route.matches(moved)[0] is not Match.NONE for route in request.app.routes)
+    ):
+        exc = HTTPException(404, f"not found; base_url must end with /v1: {request.base_url}v1")
+    return await on_http_exception(request, exc)
 
 
 class _Chat:
@@ -123,8 +138,8 @@ async def get_model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """``GET /health``: 200 as long as this process answers; the engine's state is said beside it."""
-    return JSONResponse({"status": "ok", **_engine(await _gateway(request).episodes.serving())})
+    """``GET /health``: 200 as long as this process answers; the engine's last known state is said beside it."""
+    return JSONResponse({"status": "ok", **_engine(await _gateway(request).episodes.last_known())})
 
 
 async def status(request: Request) -> Response:
@@ -135,7 +150,7 @@ async def status(request: Request) -> Response:
             **gateway.stats.as_dict(),
             "background": len(gateway.background),
             "control": gateway.config.control,
-            **_engine(await gateway.episodes.serving()),
+            **_engine(await gateway.episodes.last_known()),
         }
     )
 

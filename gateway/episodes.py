@@ -24,6 +24,8 @@ _STATUS_AGE = 2.0
 #: Longest single long-poll: a claim whose caller is gone holds its place in the queue no longer than this.
 _POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
+#: Longest delay of those who only watch; a server that is well answers in milliseconds.
+_GLANCE_SECONDS = 0.25
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
 
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
@@ -57,11 +59,23 @@ class Episodes:
     async def serving(self) -> Serving:
         """What is served now, at most two seconds old. While the server is silent: the last known model and group
         size, with ``engine`` ``None``."""
+        reading = self._refresh()
+        return await asyncio.shield(reading) if reading is not None else self._serving
+
+    async def last_known(self) -> Serving:
+        """The same for those who only watch: a server that is slow to say delays them by a quarter second at most, then
+        it is what was known before; a server that stays silent is told as ``engine`` ``None`` once that is sure."""
+        if (reading := self._refresh()) is not None:
+            await asyncio.wait({reading}, timeout=_GLANCE_SECONDS)
+        return self._serving
+
+    def _refresh(self) -> asyncio.Task[Serving] | None:
+        """The reading of the server's status that is under way; ``None`` while what is known is young enough."""
         if asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
-            return self._serving
+            return None
         if self._reading is None or self._reading.done():
             self._reading = self._background.start(self._read(), "reading the swarm server's status")
-        return await asyncio.shield(self._reading)
+        return self._reading
 
     async def wait_for_job(self, waited: Waiting) -> Serving:
         """The same, once the server has a job.

@@ -68,6 +68,7 @@ class Swarm:
         self.answer: Answer = by_number
         self.end_status: list[int] = []
         self.end_note: str | None = None
+        self.silent = False
         self.claimed: dict[str, int] = {}
         self.claims: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -109,6 +110,7 @@ class Swarm:
         return EngineStatus(engine_status=self.state, global_step=self.step)
 
     async def _status(self, request: Request) -> Response:
+        await self.until(lambda: not self.silent, seconds=30)
         status = ServerStatus(engine=self._engine(), model=self.job.model_name, job=self.job)
         return JSONResponse(status.model_dump(mode="json"))
 

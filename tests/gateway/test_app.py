@@ -69,6 +69,39 @@ async def test_wrong_routes(gateway: httpx.AsyncClient, method: str, path: str, 
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "hinted"),
+    [
+        ("POST", "/chat/completions", True),
+        ("GET", "/models/tiny", True),
+        ("POST", "/v1/v1/chat/completions", False),
+        ("GET", "/nowhere", False),
+    ],
+)
+async def test_a_base_url_without_v1_is_told(gateway: httpx.AsyncClient, method: str, path: str, hinted: bool) -> None:
+    response = await gateway.request(method, path)
+    assert response.status_code == 404
+    assert ("base_url must end with /v1" in response.json()["error"]["message"]) is hinted
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "rebound.example"}, 421),
+        ({"origin": "https://foreign.example"}, 403),
+        ({"origin": "http://localhost:3000"}, 200),
+    ],
+)
+async def test_web_pages_of_other_hosts_need_a_key(
+    swarm: Swarm, open_gateway: OpenGateway, headers: dict[str, str], status: int
+) -> None:
+    async with open_gateway() as http:
+        assert (await http.post(CHAT, json=BODY, headers=headers)).status_code == status
+    async with open_gateway(api_keys=["secret"]) as http:
+        keyed = {**headers, "authorization": "Bearer secret"}
+        assert (await http.post(CHAT, json=BODY, headers=keyed)).status_code == 200
+
+
 async def test_models(gateway: httpx.AsyncClient) -> None:
     listed = (await gateway.get("/v1/models")).json()
     assert (listed["object"], [card["id"] for card in listed["data"]]) == ("list", ["tiny"])
@@ -103,6 +136,16 @@ async def test_health_is_alive_without_a_swarm_server(swarm: Swarm, open_gateway
         response = await http.get("/health")
         assert (response.status_code, response.json()["engine"]) == (200, "unreachable")
         assert (await http.get("/v1/models")).status_code == 503
+
+
+async def test_health_does_not_wait_for_a_swarm_server_that_hangs(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    swarm.silent = True
+    for path in ("/health", "/status"):
+        response = await gateway.get(path, timeout=3)
+        assert (response.status_code, response.json()["engine"]) == (200, "unreachable")
+    swarm.silent = False
+    await swarm.set_state(EngineState.ROLLING)
+    assert (await gateway.get("/health")).json()["engine"] == "ENGINE.ROLLING"
 
 
 async def test_keys(swarm: Swarm, open_gateway: OpenGateway) -> None:
