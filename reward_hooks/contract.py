@@ -12,6 +12,9 @@ A hook folder holds two files, each with one function of the file's own name, sy
     def on_user_submit_new_requests(request: UserRequest, context: HookContext) -> list[dict] | Submission:
         return [dict(request.body) for _ in range(context.num_repeat)]
 
+Further files of the folder can be imported by name, as in ``from helper import grade`` (an installed module of the same
+name goes first).
+
 The first is asked once per user request, with all N answers, and returns one reward per candidate in their order: only
 the differences inside the group train the model. The second is asked before sampling and returns N request bodies
 (``context.num_repeat`` of them), or a ``Submission`` that also says which task they belong to.

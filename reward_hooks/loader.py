@@ -6,6 +6,7 @@ Invariant: whatever is wrong with hooks is a ``ConfigError`` before anything sta
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,10 @@ from swarm.importer import load_attribute, load_file
 
 def load_hooks(spec: str | Path) -> Hooks:
     """The hooks that ``spec`` names.
+
+    Files beside the hooks can be imported by their names (``from helper import grade``): the folder stays on
+    ``sys.path``, at its end, so an installed module of the same name goes first. They are modules of the process like
+    any other: two hook folders in one process share those of the same name.
 
     Args:
         spec: a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py``, or
@@ -38,6 +43,10 @@ def load_hooks(spec: str | Path) -> Hooks:
 
 
 def _from_folder(folder: Path) -> Hooks:
+    # for good, because a hook may import when it is called; last, because a sibling named like a module that this
+    # process has yet to import must not take its place
+    if (siblings := str(folder.resolve())) not in sys.path:
+        sys.path.append(siblings)
     reward_file, submit_file = folder / f"{REWARD}.py", folder / f"{SUBMIT}.py"
     if not reward_file.is_file():
         raise ConfigError(f"{folder} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from reward_hooks import Hooks, load_hooks
+from reward_hooks import HookContext, Hooks, Task, load_hooks
 from reward_hooks.contract import REWARD, SUBMIT
 from reward_hooks.rules import Concise, Repetition, Weighted
 from swarm.errors import ConfigError
@@ -44,6 +45,23 @@ def test_two_folders_do_not_share_their_modules(tmp_path: Path) -> None:
     first = load_hooks(folder(one, "X = 1\n" + GOOD))
     second = load_hooks(folder(two, "X = 2\n" + GOOD))
     assert first.reward.__globals__["X"] != second.reward.__globals__["X"]
+
+
+def test_a_hook_imports_files_beside_it_at_load_and_when_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "sibling_of_the_hook.py").write_text("REWARD = 0.25\n")
+    (tmp_path / "another_sibling_of_the_hook.py").write_text("REWARD = 0.75\n")
+    text = (
+        "from sibling_of_the_hook import REWARD\n"
+        "def on_compute_relative_reward(task, candidates, context):\n"
+        "    import another_sibling_of_the_hook\n"
+        "    return [REWARD, another_sibling_of_the_hook.REWARD]\n"
+    )
+    hooks = load_hooks(folder(tmp_path, text))
+    assert hooks.reward(Task(task_id="t"), [], HookContext(num_repeat=2)) == [0.25, 0.75]
+    assert sys.path.index(str(tmp_path)) == len(sys.path) - 1
 
 
 def test_a_hook_may_be_a_callable_object(tmp_path: Path) -> None:
