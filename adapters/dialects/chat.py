@@ -58,8 +58,8 @@ class ChatDialect:
         """The internal form of a request body.
 
         Raises:
-            RequestError: a field is missing or of the wrong type, which ``param`` names; or the body nests more than 100
-                levels deep.
+            RequestError: a field is missing or of the wrong type, which ``param`` names; or the body nests more than
+                100 levels deep.
         """
         if _deeper_than(_DEEPEST, data):
             raise RequestError(f"the request body nests more than {_DEEPEST} levels deep", code="nested_too_deeply")
