@@ -43,14 +43,14 @@ def replay(
 
     from gateway.cli.output import print_json
     from gateway.cli.replaying import Target, run
-    from gateway.replay import ReplayBar, ReplayConfig, print_report, read_report, write_report
+    from gateway.replay import ReplayBar, make_config, print_report, read_report, write_report
     from swarm.errors import ConfigError
 
     if until_step is not None and swarm_url is None:
         raise ConfigError("--until-step needs --swarm-url to see the steps")
     others = [read_report(path) for path in compare or []]
     target = Target(base_url, api_key, command, model, max_tokens, request_timeout, swarm_url, swarm_token)
-    config = ReplayConfig(
+    config = make_config(
         data=data,
         target=command or base_url,
         label=label,

@@ -3,7 +3,7 @@
 from gateway.replay.bar import ReplayBar
 from gateway.replay.prompts import Prompt
 from gateway.replay.report import Report, read_report, write_report
-from gateway.replay.run import ReplayConfig, replay
+from gateway.replay.run import ReplayConfig, make_config, replay
 from gateway.replay.senders import CommandSender, HttpSender, Outcome, Sender
 from gateway.replay.table import print_report
 
@@ -16,6 +16,7 @@ __all__ = [
     "ReplayConfig",
     "Report",
     "Sender",
+    "make_config",
     "print_report",
     "read_report",
     "replay",

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from gateway.replay.prompts import Prompt, ordered, read_prompts
 from gateway.replay.report import Report, failures_of, latency_of, points_of_answers, points_of_steps
 from gateway.replay.senders import Outcome, Sender
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError
+from swarm.job import describe_validation
 from swarm.protocol import ServerStatus
 from swarm.types import Model, StepResult
 
@@ -51,6 +53,18 @@ class ReplayConfig(Model):
         if self.epochs is None and self.until_step is None and self.max_requests is None:
             raise ValueError("it would never end: give epochs, requests or until_step")
         return self
+
+
+def make_config(**fields: Any) -> ReplayConfig:
+    """The configuration that somebody's flags describe.
+
+    Raises:
+        ConfigError: a value out of range; names each.
+    """
+    try:
+        return ReplayConfig(**fields)
+    except ValidationError as exc:
+        raise describe_validation(exc, "replay", ReplayConfig) from exc
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +27,8 @@ from swarm.data import read_tasks
 from swarm.importer import load_file
 from swarm.job import parse_job
 
-FOLDER = Path(__file__).parents[2] / "tutorial" / "opencode_build_concise_agent"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tutorial" / "opencode_build_concise_agent"
 QUESTION = "Why are default values shared between objects?"
 
 
@@ -38,6 +41,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict[str, Any]] = []
         self.status = 200
+        self.asked = threading.Semaphore(0)
+        self.released = threading.Event()
+        self.released.set()
 
     @property
     def base_url(self) -> str:
@@ -47,17 +53,29 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
+    def do_GET(self) -> None:
+        """As a swarm server that rolls."""
+        self.answer(200, {"engine": {"engine_status": "ENGINE.ROLLING"}})
+
     def do_POST(self) -> None:
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.server.asked.release()
+        self.server.released.wait(60)
         message = {"role": "assistant", "content": "They are made once."}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        data = json.dumps({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-        self.send_response(self.server.status)
-        self.send_header("content-type", "application/json")
-        self.send_header("x-should-retry", "false")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data.encode())
+        body = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        self.answer(self.server.status, body)
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        # whoever asked may be gone by now
+        with contextlib.suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("x-should-retry", "false")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -69,6 +87,7 @@ def server() -> Iterator[Server]:
         thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield one
+        one.released.set()
         one.shutdown()
         thread.join()
 
@@ -97,6 +116,36 @@ def test_an_error_is_one_line(server: Server) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("app: ")
     assert "Traceback" not in done.stderr
+
+
+@contextlib.contextmanager
+def users(server: Server, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    url = server.base_url.removesuffix("/v1")
+    command = [sys.executable, str(FOLDER / "mock_user_request.py"), "--base-url", server.base_url, "--swarm-url", url]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_as_many_users_as_asked_for_and_ctrl_c_waits_for_none(server: Server) -> None:
+    server.released.clear()
+    many = (os.cpu_count() or 1) + 8
+    with users(server, "--concurrency", str(many)) as process:
+        assert all(server.asked.acquire(timeout=60) for _ in range(many))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "interrupted" in out
+
+
+def test_a_number_of_users_out_of_range_is_one_line(server: Server) -> None:
+    with users(server, "--concurrency", "0") as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err == "mock_user_request: replay: concurrency: Input should be greater than or equal to 1\n"
 
 
 def test_the_app_knows_nothing_of_training() -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from app import Assistant
 from openai import APIStatusError, OpenAI, OpenAIError
 
-from gateway.replay import Outcome, Prompt, ReplayBar, ReplayConfig, print_report, replay, write_report
+from gateway.replay import Outcome, Prompt, ReplayBar, make_config, print_report, replay, write_report
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError
 
@@ -22,16 +24,32 @@ HERE = Path(__file__).parent
 
 
 class AppSender:
-    """Asks the app in a thread: its code is synchronous, as applications are."""
+    """Asks the app in a thread per question: its code is synchronous, as applications are.
+
+    Daemon threads, because neither Ctrl-C nor the time limit waits for an answer that may take minutes.
+    """
 
     def __init__(self, client: OpenAI, model: str) -> None:
         self._client = client
         self._model = model
 
     async def send(self, prompt: Prompt) -> Outcome:
+        answer: Future[Outcome] = Future()
+
+        def work() -> None:
+            answer.set_running_or_notify_cancel()
+            try:
+                answer.set_result(self._ask(prompt.text))
+            except BaseException as exc:
+                answer.set_exception(exc)
+
+        threading.Thread(target=work, name="user", daemon=True).start()
+        return await asyncio.wrap_future(answer)
+
+    def _ask(self, question: str) -> Outcome:
         began = time.monotonic()
         try:
-            await asyncio.to_thread(Assistant(self._client, self._model).ask, prompt.text)
+            Assistant(self._client, self._model).ask(question)
         except APIStatusError as exc:
             return Outcome(time.monotonic() - began, f"HTTP {exc.status_code}", exc.message)
         except OpenAIError as exc:
@@ -40,7 +58,7 @@ class AppSender:
 
 
 async def run(arguments: argparse.Namespace, bar: ReplayBar):
-    config = ReplayConfig(
+    config = make_config(
         data=arguments.data,
         target="app.py",
         model=arguments.model,
