@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from swarm.client.policy import RetryPolicy
@@ -28,47 +28,67 @@ DEFAULT_ATTEMPTS = 3
 _FINAL = (ConfigError, AuthenticationError)
 
 
+@dataclass(frozen=True)
+class _Run:
+    stopping: threading.Event
+    episodes: set[str] = field(default_factory=set[str])
+
+
 class OpenEpisodes:
     """Episodes that have been begun and not ended, per run of user code. Thread-safe: each run has its own set."""
 
     def __init__(self) -> None:
-        self._current: ContextVar[set[str] | None] = ContextVar("open_episodes", default=None)
+        self._current: ContextVar[_Run | None] = ContextVar("open_episodes", default=None)
 
     def add(self, episode_uuid: str) -> None:
         """Note a begun episode; nothing to do outside a run."""
         if (current := self._current.get()) is not None:
-            current.add(episode_uuid)
+            current.episodes.add(episode_uuid)
 
     def discard(self, episode_uuid: str) -> None:
         """Note an episode that is over."""
         if (current := self._current.get()) is not None:
-            current.discard(episode_uuid)
+            current.episodes.discard(episode_uuid)
+
+    @property
+    def stopping(self) -> threading.Event | None:
+        """Set when the run that this thread works for is to end; ``None`` outside a run."""
+        current = self._current.get()
+        return None if current is None else current.stopping
 
     @contextmanager
-    def run(self, abort: Callable[[str], None]) -> Generator[None, None, None]:
+    def run(self, abort: Callable[[str], None], stopping: threading.Event) -> Generator[None, None, None]:
         """Call ``abort`` for each episode that is still open when the block is left, however it is left."""
-        current: set[str] = set()
+        current = _Run(stopping)
         token = self._current.set(current)
         try:
             yield
         finally:
             self._current.reset(token)
-            for episode_uuid in current:
+            for episode_uuid in current.episodes:
                 abort(episode_uuid)
 
 
 class Sweep(Generic[ItemT, ResultT]):
-    """One pass of ``func`` over ``items`` in at most ``max_workers`` threads, reading the items as it goes."""
+    """One pass of ``func`` over ``items`` in at most ``max_workers`` threads, reading the items as it goes.
+
+    ``stopping`` is set when the pass ends early: ``func`` should not begin anything then.
+    """
 
     def __init__(
-        self, items: Iterable[ItemT], func: Callable[[ItemT], ResultT], attempts: int, policy: RetryPolicy
+        self,
+        items: Iterable[ItemT],
+        func: Callable[[ItemT], ResultT],
+        attempts: int,
+        policy: RetryPolicy,
+        stopping: threading.Event,
     ) -> None:
         self._items = enumerate(items)
         self._func = func
         self._attempts = attempts
         self._policy = policy
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopping = stopping
         self._results: dict[int, ResultT] = {}
         self._errors: dict[int, Exception] = {}
 
@@ -84,7 +104,7 @@ class Sweep(Generic[ItemT, ResultT]):
                 wait(workers, return_when=FIRST_EXCEPTION)
             finally:
                 # Ctrl-C, or the items' own iterator failed: what runs may finish, nothing new starts
-                self._stopped = True
+                self._stopping.set()
         for worker in workers:
             worker.result()
         if self._errors and not self._results:
@@ -93,7 +113,7 @@ class Sweep(Generic[ItemT, ResultT]):
 
     def _next(self) -> tuple[int, ItemT] | None:
         with self._lock:
-            return None if self._stopped else next(self._items, None)
+            return None if self._stopping.is_set() else next(self._items, None)
 
     def _work(self) -> None:
         while (entry := self._next()) is not None:
@@ -103,9 +123,9 @@ class Sweep(Generic[ItemT, ResultT]):
                     self._results[index] = self._func(item)
                     break
                 except Exception as exc:
-                    if attempt == self._attempts or isinstance(exc, _FINAL) or self._stopped:
+                    if attempt == self._attempts or isinstance(exc, _FINAL) or self._stopping.is_set():
                         logger.error("task %d failed for good after %d tries", index, attempt, exc_info=exc)
                         self._errors[index] = exc
                         break
                     logger.warning("task %d failed (try %d of %d): %s", index, attempt, self._attempts, exc)
-                    time.sleep(self._policy.delay(attempt))
+                    self._stopping.wait(self._policy.delay(attempt))

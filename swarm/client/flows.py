@@ -95,9 +95,14 @@ class Flows:
         )
 
     def perform(
-        self, call: wire.Call[AnswerT], *, policy: RetryPolicy | None = None, deadline: float = float("inf")
+        self,
+        call: wire.Call[AnswerT],
+        *,
+        policy: RetryPolicy | None = None,
+        deadline: float = float("inf"),
+        on_retry: Callable[[], None] = lambda: None,
     ) -> Flow[AnswerT]:
-        """Send ``call`` until it is answered.
+        """Send ``call`` until it is answered; ``on_retry`` is called before each repetition.
 
         Raises:
             UnavailableError: ``server_unreachable`` after the policy's bound or ``deadline`` (on the clock).
@@ -128,6 +133,7 @@ class Flows:
             if not may_retry(outcome) or failures >= policy.attempts or self.clock() + pause > deadline:
                 raise self._gave_up(call, outcome, failures, self.clock() - started)
             yield Pause(pause)
+            on_retry()
 
     def _gave_up(self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float) -> SwarmGatewayError:
         if not isinstance(outcome, httpx.RequestError):
@@ -223,10 +229,19 @@ class Flows:
 
     def start_engine(self, wait_seconds: float) -> Flow[int | None]:
         """Start the engine with the synced job and wait until it is ROLLING; returns its process id."""
-        answer = yield from self.perform(wire.START_ENGINE)
+        retries: list[None] = []
+        try:
+            answer = yield from self.perform(wire.START_ENGINE, on_retry=lambda: retries.append(None))
+            pid = answer.pid
+        except ConflictError:
+            # of a start whose reply was lost, the repetition meets the engine that it started
+            status = (yield from self.perform(wire.STATUS)) if retries else None
+            if status is None or status.engine.engine_status is EngineState.OFFLINE:
+                raise
+            pid = status.engine_pid
         if wait_seconds > 0:
             yield from self.wait_for_state((EngineState.ROLLING,), wait_seconds)
-        return answer.pid
+        return pid
 
     def ensure_engine(self, job: TrainJob, force_restart: bool, wait_seconds: float) -> Flow[None]:
         """Make the engine run ``job``: nothing to do if it rolls with it, wait if it boots or syncs, else start it.
@@ -248,17 +263,21 @@ class Flows:
                 status = yield from self.perform(wire.STATUS)
                 if status.engine.engine_status is EngineState.OFFLINE:
                     raise
-            else:
-                yield from self.wait_for_state((EngineState.ROLLING,), deadline - self.clock())
-                return
-        differing = differences(job, status.job) if status.job is not None else []
-        if differing:
-            raise ConflictError(
-                f"the engine runs another job (it differs in {', '.join(differing)}); pass force_restart=True to "
-                "replace it, or use the running one as it is",
-                code="other_job",
-            )
-        yield from self.wait_for_state((EngineState.ROLLING,), deadline - self.clock())
+        if status.engine.engine_status is not EngineState.OFFLINE:
+            _refuse_other(job, status)
+        # whose job it is that rolls in the end, only the end tells: others may command the engine as well
+        status = yield from self.wait_for_state((EngineState.ROLLING,), deadline - self.clock())
+        _refuse_other(job, status)
+
+
+def _refuse_other(job: TrainJob, status: ServerStatus) -> None:
+    differing = differences(job, status.job) if status.job is not None else []
+    if differing:
+        raise ConflictError(
+            f"the engine runs another job (it differs in {', '.join(differing)}); pass force_restart=True to "
+            "replace it, or use the running one as it is",
+            code="other_job",
+        )
 
 
 def differences(job: TrainJob, running: TrainJob) -> list[str]:

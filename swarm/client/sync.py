@@ -18,7 +18,7 @@ or, with the abort built in::
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -31,7 +31,7 @@ from swarm.client.episodes import DEFAULT_ATTEMPTS, OpenEpisodes, Sweep
 from swarm.client.flows import ABORT_POLICY, Flow, Flows, Pause
 from swarm.client.policy import Outcome, Reply, RetryPolicy
 from swarm.client.wire import EpisodeEndpoint
-from swarm.errors import StateError, SwarmGatewayError
+from swarm.errors import StateError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import EngineStatus, EpisodeType, PoolInformation, ServerStatus
 from swarm.states import EngineState
@@ -123,11 +123,15 @@ class SwarmClient:
             The episode's uuid and where it samples (``base_url``, ``api_key``, ``episode_uuid``).
 
         Raises:
-            UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``.
+            UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``; or the
+                :meth:`run_episodes_until_all_complete` that this is part of is being stopped.
         """
         flow = self._flows.claim(None, self._begin_timeout, episode_type, discard_episode_timeout, throttle_policy)
-        [endpoint] = self._run(flow)
+        stopping = self._open.stopping
+        [endpoint] = self._run(flow, stopping)
         self._open.add(endpoint.episode_uuid)
+        # granted in the poll during which the stop came: the run aborts it
+        _check(stopping)
         return endpoint.episode_uuid, endpoint
 
     def end_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
@@ -198,12 +202,13 @@ class SwarmClient:
             ExceptionGroup: every task failed.
         """
         attempts = DEFAULT_ATTEMPTS if auto_retry is True else max(1, int(auto_retry))
+        stopping = threading.Event()
 
         def run_one(task: ItemT) -> T:
-            with self._open.run(self.abort_episode):
+            with self._open.run(self.abort_episode, stopping):
                 return func(task)
 
-        return Sweep(tasks, run_one, attempts, self._flows.policy).run(max_workers)
+        return Sweep(tasks, run_one, attempts, self._flows.policy, stopping).run(max_workers)
 
     # -- engine
 
@@ -278,16 +283,18 @@ class SwarmClient:
     ) -> None:
         self.close()
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _run(self, flow: Flow[T], stopping: threading.Event | None = None) -> T:
+        stopping = stopping or threading.Event()
         outcome: Outcome | None = None
         while True:
             try:
                 step = flow.send(outcome)
             except StopIteration as stop:
                 return stop.value
+            _check(stopping)
             if isinstance(step, Pause):
                 outcome = None
-                time.sleep(step.seconds)
+                stopping.wait(step.seconds)
                 continue
             try:
                 answer = self._http.request(
@@ -296,3 +303,8 @@ class SwarmClient:
                 outcome = Reply(answer.status_code, dict(answer.headers), answer.content)
             except httpx.RequestError as exc:
                 outcome = exc
+
+
+def _check(stopping: threading.Event | None) -> None:
+    if stopping is not None and stopping.is_set():
+        raise UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")

@@ -245,6 +245,7 @@ def _said(reply: Reply) -> tuple[str, str | None, str | None]:
             shaped = cast("dict[str, Any]", error)
             return str(shaped.get("message") or "failed"), shaped.get("code"), shaped.get("param")
         if error:
-            return str(error), None, None
+            code = body.get("code")
+            return str(error), code if isinstance(code, str) else None, None
     text = reply.content[:200].decode(errors="replace").strip()
     return text or f"HTTP {reply.status}", None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -341,6 +342,41 @@ def test_a_broken_task_source_and_an_exit_end_the_run(client: SwarmClient) -> No
     assert done == [0]
 
 
+def test_an_end_of_the_run_ends_begins_that_wait(server: ScriptedServer) -> None:
+    waits = threading.Event()
+    polled = Answer(claimed("late"), wait=waits)
+    server.script("/claim_episode", not_yet(NO_EPISODES), polled)
+    server.script("/abort_episode", {"success": True})
+
+    def source() -> Iterator[int]:
+        yield 1
+        while len(server.bodies("/claim_episode")) < 2:
+            waits.wait(0.01)
+        threading.Timer(0.2, waits.set).start()
+        raise KeyboardInterrupt
+
+    def func(_: int) -> None:
+        client.begin_episode()
+
+    with SwarmClient(server.url, policy=QUICK, begin_timeout=1000.0) as client, pytest.raises(KeyboardInterrupt):
+        client.run_episodes_until_all_complete(source(), func, max_workers=2)
+    assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == ["late"]
+
+    server.script("/claim_episode", not_yet(NO_EPISODES))
+    server.requests.clear()
+    slow = RetryPolicy(attempts=5, base=1000.0, cap=1000.0)
+    with SwarmClient(server.url, policy=slow, begin_timeout=1000.0) as client, pytest.raises(KeyboardInterrupt):
+        # waits between its polls, and would for minutes
+        client.run_episodes_until_all_complete(interrupted_after_a_claim(server), func, max_workers=2)
+
+
+def interrupted_after_a_claim(server: ScriptedServer) -> Iterator[int]:
+    yield 1
+    while not server.bodies("/claim_episode"):
+        threading.Event().wait(0.01)
+    raise KeyboardInterrupt
+
+
 # -- engine
 
 
@@ -432,6 +468,29 @@ def test_start_without_waiting_returns_the_pid(server: ScriptedServer, client: S
     server.script("/start_engine", {"success": True, "pid": 42})
     assert client.start_engine(wait=False) == 42
     assert len(server.requests) == 1
+
+
+def test_a_start_whose_reply_is_lost_has_started_the_engine(server: ScriptedServer, client: SwarmClient) -> None:
+    refused = Answer({"error": {"message": "it is booting"}}, 409)
+    server.script("/start_engine", DROP, refused)
+    server.script("/status", status(EngineState.BOOTING, engine_pid=42), status(EngineState.ROLLING))
+    assert client.start_engine() == 42
+    server.script("/start_engine", refused)
+    with pytest.raises(ConflictError, match="it is booting"):
+        client.start_engine()
+    server.script("/start_engine", DROP, refused)
+    server.script("/status", status(EngineState.OFFLINE))
+    with pytest.raises(ConflictError, match="it is booting"):
+        client.start_engine()
+
+
+def test_another_job_that_came_between_is_told(server: ScriptedServer, client: SwarmClient) -> None:
+    other = JOB.model_copy(update={"lr": 1e-3})
+    server.script("/status", status(EngineState.OFFLINE), status(EngineState.ROLLING, other))
+    server.script("/sync_train_config", {"success": True})
+    server.script("/start_engine", {"success": True, "pid": 42})
+    with pytest.raises(ConflictError, match="differs in lr"):
+        client.auto_sync_train_config_and_start_engine(JOB)
 
 
 def test_waiting_for_a_state_is_bounded(server: ScriptedServer, client: SwarmClient) -> None:
