@@ -42,6 +42,13 @@ class SuccessResponse(Model):
     error: str | None = None
 
 
+class RefusedResponse(SuccessResponse):
+    """``/sync_train_config`` while the engine is not OFFLINE, with status 400 as AgentJet's client expects it; ``code``
+    is for ours."""
+
+    code: str
+
+
 class StartEngineResponse(SuccessResponse):
     """``POST /start_engine``."""
 

@@ -272,6 +272,14 @@ class Controller:
             # this one may have held up those behind it
             self._serve_waiters()
 
+    def abort(self, client_uuid: str, episode_uuid: str) -> str:
+        """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
+        if self._pool is None:
+            return ""
+        note = self._pool.abort(client_uuid, episode_uuid)
+        self.pool_changed()
+        return note
+
     def pool_changed(self) -> None:
         """Tell that episodes ended or slots came free."""
         self._serve_waiters()

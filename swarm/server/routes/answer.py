@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.responses import Response
 
 from swarm.types import Model
 
 
-def answer(model: Model) -> Response:
-    """``model`` as a JSON answer with status 200."""
-    return Response(model.model_dump_json(), media_type="application/json")
+def answer(model: Model, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``model`` as a JSON answer."""
+    return Response(model.model_dump_json(), status, headers, media_type="application/json")

@@ -1,6 +1,7 @@
 """Routes of the engine: its configuration, start, stop and status.
 
-Invariant: a command that cannot be carried out answers with an OpenAI-shaped error that says what to do, never 200.
+Invariant: a command that cannot be carried out answers with an error that says what to do, never 200. It is
+OpenAI-shaped but for one: a job synced too late is answered in AgentJet's words.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from swarm.errors import RequestError
+from swarm.errors import ConflictError, RequestError
 from swarm.http.asgi import read_model
 from swarm.job import parse_job
-from swarm.protocol import StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
+from swarm.protocol import RefusedResponse, StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.controller import MAX_STEPS, Controller
@@ -46,7 +47,11 @@ class EngineRoutes:
         wanted = await read_model(request, SyncTrainConfigRequest, self.config.max_body_bytes)
         job = parse_job(wanted.yaml_as_string)
         check_model(job)
-        self.controller.sync_job(job)
+        try:
+            self.controller.sync_job(job)
+        except ConflictError as exc:
+            refused = RefusedResponse(success=False, error=exc.message, code=exc.code or "conflict")
+            return answer(refused, status=400, headers={"x-should-retry": "false"})
         return answer(SuccessResponse(success=True))
 
     async def start_engine(self, request: Request) -> Response:

@@ -75,8 +75,7 @@ class EpisodeRoutes:
 
     async def abort_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EpisodeRequest, self.config.max_body_bytes)
-        note = self.controller.pool.abort(wanted.client_uuid, wanted.episode_uuid)
-        self.controller.pool_changed()
+        note = self.controller.abort(wanted.client_uuid, wanted.episode_uuid)
         return answer(SuccessResponse(success=True, error=note or None))
 
     async def can_continue_episode(self, request: Request) -> Response:

@@ -52,10 +52,15 @@ async def test_sync_start_stop(client: httpx.AsyncClient) -> None:
     status = ServerStatus.model_validate((await client.get("/status")).json())
     assert status.engine.engine_status is EngineState.BOOTING
     assert (status.engine_pid, status.model, status.job) == (started["pid"], "tiny", JOB)
-    for refused in (await sync(client), await client.post("/start_engine")):
-        assert refused.status_code == 409
-        assert "/stop_engine" in refused.json()["error"]["message"]
-        assert refused.headers["x-should-retry"] == "false"
+    refused = await client.post("/start_engine")
+    assert refused.status_code == 409
+    assert "/stop_engine" in refused.json()["error"]["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    refused = await sync(client)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
+    told = refused.json()
+    assert (told["success"], told["code"]) == (False, "engine_not_offline")
+    assert "/stop_engine" in told["error"]
     assert (await client.post("/stop_engine")).json()["success"]
     answer = EngineStatus.model_validate((await client.get("/get_engine_status")).json())
     assert answer.engine_status is EngineState.OFFLINE
@@ -66,6 +71,8 @@ async def test_status_of_a_server_without_a_job(client: httpx.AsyncClient) -> No
     status = ServerStatus.model_validate((await client.get("/status")).json())
     assert (status.engine.engine_status, status.pool, status.job) == (EngineState.OFFLINE, None, None)
     assert (await client.get("/health")).json() == {"status": "ok"}
+    gone = {"client_uuid": "me", "episode_uuid": "of an earlier server"}
+    assert (await client.post("/abort_episode", json=gone)).json() == {"success": True, "error": None}
     for response in (
         await client.post("/start_engine"),
         await client.get("/get_current_batch_rollout_pool_information"),
