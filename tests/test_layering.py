@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gateway": {"swarm.client", "swarm.data", "swarm.http", "reward_hooks", "adapters.dialects"},
 }
 MAY_IMPORT_HEAVY = {"adapters.verl", "adapters.models"}
-THIRD_PARTY_OF_BASE = {"pydantic", "yaml"}
+THIRD_PARTY_OF_BASE = {"pydantic", "pydantic_core", "yaml"}
 
 
 def layer_of(module: str) -> str:
