@@ -39,13 +39,13 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 def _import(module: str) -> Any:
-    """A package of the engine extra, which the light install lacks."""
+    """A package that comes with the engine, which the light install lacks."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:
         raise ConfigError(
-            f"converting a model needs the engine's packages ({exc.name} is missing); "
-            "install them with: pip install 'swarm-gateway[cpu]' (or [gpu])"
+            f"converting a model needs {exc.name}, which is not installed; run `make setup` in a clone, "
+            "or: pip install gguf safetensors tokenizers"
         ) from exc
 
 
@@ -78,7 +78,7 @@ def convert(gguf_file: Path, folder: Path, progress: OnProgress) -> None:
     """Write the model in ``gguf_file`` to ``folder`` in Hugging Face layout.
 
     Raises:
-        ConfigError: the engine extra is not installed, or the file holds something else than a known Llama model.
+        ConfigError: a package is not installed, or the file holds something else than a known Llama model.
     """
     gguf, safetensors = _import("gguf"), _import("safetensors.numpy")
     progress("reading", 0, None, "B")

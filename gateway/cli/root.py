@@ -28,9 +28,13 @@ app.add_typer(models_app, name="models")
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"swarm-gateway {version('swarm-gateway')}")
+        try:
+            known = version("swarm-gateway")
+        except PackageNotFoundError:
+            known = "(a checkout that is not installed)"
+        typer.echo(f"swarm-gateway {known}")
         raise typer.Exit
 
 

@@ -24,6 +24,7 @@ def serve(
     import yaml
 
     from gateway.cli.imports import import_from
+    from gateway.cli.logs import log_to_stderr
     from gateway.cli.output import announce, read_mapping
     from gateway.cli.parent import stop_with_parent
     from gateway.config import parse_config
@@ -46,4 +47,5 @@ def serve(
         import_from(config.parent)
     if stop_on_eof:
         stop_with_parent()
+    log_to_stderr()
     load_attribute("gateway.serve:serve")(parsed, on_bound=announce("gateway"))

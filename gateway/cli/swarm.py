@@ -37,6 +37,7 @@ def start(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
+    from gateway.cli.logs import log_to_stderr
     from gateway.cli.output import announce, read_mapping
     from gateway.cli.parent import stop_with_parent
     from gateway.cli.sections import parse_server
@@ -48,6 +49,7 @@ def start(
     parsed = parse_server(settings, str(config or "flags"), config.parent if config and not run_dir else None)
     if stop_on_eof:
         stop_with_parent()
+    log_to_stderr()
     load_attribute("swarm.server.run:run")(parsed, on_ready=announce("swarm server"))
 
 

@@ -1,6 +1,7 @@
 """The command line from outside: exit codes, one line on stderr, and what building it may import."""
 
 import errno
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -134,3 +135,14 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
     assert run("--version", monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out == "swarm-gateway 1.2.3\n"
+
+
+def test_a_checkout_that_is_not_installed_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert run("--version", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == "swarm-gateway (a checkout that is not installed)\n"
