@@ -103,7 +103,8 @@ class EngineEnd:
         if self._closing.is_set():
             return
         self._closing.set()
-        with contextlib.suppress(BlockingIOError):
+        # the thread may be awake, see the flag and close its end before this
+        with contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
         self._thread.join(timeout)
         self._wake_write.close()
