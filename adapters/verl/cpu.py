@@ -37,6 +37,8 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
         f"{actor}.use_torch_compile": False,
         f"{actor}.fsdp_config.use_torch_compile": False,
         f"{actor}.fsdp_config.mixed_precision": fp32,
+        # one process per node shards nothing: gathering the weights anew for each backward pass is a copy for nothing
+        f"{actor}.fsdp_config.reshard_after_forward": False,
         f"{ref}.use_torch_compile": False,
         f"{ref}.fsdp_config.use_torch_compile": False,
         f"{ref}.fsdp_config.mixed_precision": fp32,
