@@ -75,7 +75,7 @@ class Up:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway.cli", "up", str(config), "--json"],
-            cwd=config.parent,
+            cwd=ROOT,
             env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
