@@ -28,9 +28,9 @@ def main() -> None:
         # what no command foresaw: a full disk, a folder of somebody else's
         _leave(str(exc) or type(exc).__name__)
     except ValueError as exc:
-        # pydantic is slow to import, and --help must not wait for it
-        pydantic = sys.modules.get("pydantic")
-        if pydantic is None or not isinstance(exc, pydantic.ValidationError):
+        from pydantic import ValidationError
+
+        if not isinstance(exc, ValidationError):
             raise
         from swarm.job import describe_validation
 
