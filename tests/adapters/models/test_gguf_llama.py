@@ -134,5 +134,5 @@ def test_an_unknown_tensor_is_refused() -> None:
 
 def test_without_the_engine_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(ConfigError, match="`make setup` in a clone, or: pip install gguf safetensors tokenizers"):
+    with pytest.raises(ConfigError, match="`make setup` in a clone, or: pip install gguf"):
         convert(tmp_path / "model.gguf", tmp_path, lambda *_: None)

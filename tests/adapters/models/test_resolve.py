@@ -79,5 +79,5 @@ def test_a_name_that_resembles_nothing_lists_what_there_is(tmp_path: Path) -> No
 
 def test_a_path_into_an_existing_folder_is_no_hub_name(tmp_path: Path) -> None:
     model_folder(tmp_path / "models" / "tiny")
-    with pytest.raises(ConfigError, match="there is no model folder .*models/nothere"):
+    with pytest.raises(ConfigError, match=r"there is no model folder .*models/nothere"):
         resolve_model("models/nothere", tmp_path)
