@@ -189,6 +189,7 @@ class ServerStatus(Model):
     boot_stage: str = ""
     engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
     engine_pid: int | None = None
+    waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
     last_lines: list[str] = Field(default=[], description="last output of a dead engine")
     model: str = ""
     pool: PoolInformation | None = None

@@ -125,6 +125,7 @@ class Controller:
             boot_stage=self.boot_stage,
             engine_seconds=time.monotonic() - self._entered,
             engine_pid=self.engine_pid,
+            waiting_claims=len(self._waiters),
             last_lines=self.last_lines,
             model=self._job.model_name if self._job else "",
             pool=self._pool.information() if self._pool else None,

@@ -53,7 +53,9 @@ async def test_cancelling_releases_long_polls_and_stops_the_engine(tmp_path: Pat
         await client.post("/sync_train_config", json={"yaml_as_string": job})
         pid = (await client.post("/start_engine")).json()["pid"]
         claim = asyncio.create_task(client.post("/claim_episode", json={"client_uuid": "me", "wait_seconds": 60}))
-        await client.get("/status", params={"wait_state": "ENGINE.OFFLINE", "wait_seconds": "0"})
+        async with asyncio.timeout(20):
+            while not (await client.get("/status")).json()["waiting_claims"]:
+                assert not claim.done()
         server.cancel()
         assert "shutting down" in (await asyncio.wait_for(claim, 20)).json()["fail_cause"]
     with pytest.raises(asyncio.CancelledError):
