@@ -29,7 +29,7 @@ demo: $(READY)
 test: test-fast test-engine
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-engine: $(READY)
 	$(BIN)/python -m pytest -m engine tests $(ARGS)

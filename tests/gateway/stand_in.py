@@ -89,7 +89,7 @@ class Swarm:
             ]
         )
 
-    async def until(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float = 30.0) -> None:
         async with asyncio.timeout(seconds), self.changed:
             await self.changed.wait_for(condition)
 

@@ -56,7 +56,7 @@ async def test_the_samples_of_a_group_run_at_once(swarm: Swarm, gateway: httpx.A
     meeting = asyncio.Barrier(4)
 
     async def together(body: dict[str, Any], number: int) -> Response:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await meeting.wait()
         return JSONResponse(completion("x"))
 

@@ -243,13 +243,13 @@ async def test_waiting_for_a_state_ends_with_the_engine() -> None:
     waiter = asyncio.create_task(controller.wait_for_state(EngineState.WEIGHT_SYNCING, LONG))
     await asyncio.sleep(0)
     controller.offline("died")
-    await asyncio.wait_for(waiter, 5)
+    await asyncio.wait_for(waiter, 30)
     started_offline = asyncio.create_task(controller.wait_for_state(EngineState.ROLLING, LONG))
     await asyncio.sleep(0)
     assert not started_offline.done()
     controller.boot()
     controller.rollout_ready(ready())
-    await asyncio.wait_for(started_offline, 5)
+    await asyncio.wait_for(started_offline, 30)
 
 
 async def test_closing_lets_everyone_go() -> None:
@@ -258,5 +258,5 @@ async def test_closing_lets_everyone_go() -> None:
     waiter = asyncio.create_task(controller.claim("me", "train", 1, 1, LONG))
     await asyncio.sleep(0)
     controller.close()
-    assert "shutting down" in str(await asyncio.wait_for(waiter, 5))
-    assert "shutting down" in str(await asyncio.wait_for(controller.claim("me", "train", 1, 1, LONG), 5))
+    assert "shutting down" in str(await asyncio.wait_for(waiter, 30))
+    assert "shutting down" in str(await asyncio.wait_for(controller.claim("me", "train", 1, 1, LONG), 30))
