@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-fast test-engine check format bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine check format bench lock clean
 
 setup: $(READY)
 
@@ -26,10 +26,13 @@ $(READY): requirements/cpu.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/python tutorial/opencode_build_concise_agent/demo.py $(ARGS)
 
-test: test-fast test-engine
+test: test-fast test-slow test-engine
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow -n auto --dist worksteal $(ARGS)
 
 test-engine: $(READY)
 	$(BIN)/python -m pytest -m engine tests $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -79,7 +80,9 @@ class EngineProcess:
             self.process.terminate()
         killed = self.processes()
         for process in killed:
-            process.kill()
+            # it may be ending by itself
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         await self.process.wait()
         await asyncio.to_thread(psutil.wait_procs, killed, 5.0)
         # the supervisor's part, when a test killed the engine

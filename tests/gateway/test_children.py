@@ -9,6 +9,8 @@ import pytest
 
 from gateway.children import Child
 
+pytestmark = pytest.mark.slow
+
 # says when its handlers are in place
 READY = "print('ready', flush=True); time.sleep(60)"
 

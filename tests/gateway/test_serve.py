@@ -16,6 +16,8 @@ from gateway.serve import serve
 from swarm.errors import ConfigError
 from tests.gateway.conftest import write_hooks
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import sys
 from gateway.config import GatewayConfig

@@ -17,6 +17,8 @@ from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.job import TrainJob
 
+pytestmark = pytest.mark.slow
+
 
 class Run:
     """Runs ``up`` in this thread; ``on`` maps an event to what happens then."""

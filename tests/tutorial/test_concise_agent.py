@@ -27,6 +27,8 @@ from swarm.data import read_tasks
 from swarm.importer import load_file
 from swarm.job import parse_job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tutorial" / "opencode_build_concise_agent"
 QUESTION = "Why are default values shared between objects?"

@@ -12,6 +12,8 @@ from adapters.models.cache import Manifest, install, record_files, staging
 from gateway.replay import read_report
 from swarm.importer import load_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "tutorial" / "opencode_build_concise_agent" / "demo.py"
 

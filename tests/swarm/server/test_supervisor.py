@@ -22,7 +22,7 @@ from swarm.server.supervisor import Supervisor, check_model
 from swarm.states import EngineState
 from tests.swarm.server.test_controller import JOB, claim, finish
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 LONG = 30.0
 ROOT = Path(__file__).parents[3]
