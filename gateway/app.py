@@ -28,6 +28,7 @@ from gateway.submission import Submitter
 from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
+from swarm.client.wire import tls_context
 from swarm.errors import UnavailableError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
 from swarm.http.guard import LoopbackGuard
@@ -49,7 +50,9 @@ class Gateway:
         self.background = Background(grace_seconds=min(config.submit_timeout_seconds, _LAST_SECONDS))
         # an episode's address is the swarm server's own: no proxy of the environment leads there; reads have the
         # deadline of the whole sample
-        self.engine_http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False)
+        self.engine_http = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False, verify=tls_context()
+        )
         self.client = AsyncSwarmClient(
             config.swarm_url, config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
         )

@@ -56,7 +56,9 @@ class AsyncSwarmClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._flows = Flows.of(server_url, token, client_uuid, request_timeout, policy)
-        self._http = httpx.AsyncClient(transport=transport, limits=wire.LIMITS, trust_env=False)
+        self._http = httpx.AsyncClient(
+            transport=transport, limits=wire.LIMITS, trust_env=False, verify=wire.tls_context()
+        )
         self._background: set[asyncio.Task[Any]] = set()
 
     @property

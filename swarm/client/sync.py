@@ -96,7 +96,7 @@ class SwarmClient:
         self._flows = Flows.of(server_url, token, client_uuid, request_timeout, policy)
         self._begin_timeout = begin_timeout
         self._boot_timeout = boot_timeout
-        self._http = httpx.Client(limits=wire.LIMITS, trust_env=False)
+        self._http = httpx.Client(limits=wire.LIMITS, trust_env=False, verify=wire.tls_context())
         self._open = OpenEpisodes()
 
     @property

@@ -6,8 +6,10 @@ Invariant: an answer is either the model that the call names or an error of our 
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 import httpx
@@ -37,6 +39,13 @@ AnswerT_co = TypeVar("AnswerT_co", bound=BaseModel, covariant=True)
 WAIT_GRACE = 10.0
 #: Long polls hold a connection each; idle ones go well before the server closes them under a request (75 s).
 LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=128, keepalive_expiry=30.0)
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """One context for all HTTP clients of the process: reading the certificates takes some 30 ms each time."""
+    return httpx.create_ssl_context(trust_env=False)
+
 
 _STATUS_ERRORS: dict[int, type[RequestError]] = {
     401: AuthenticationError,
