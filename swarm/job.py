@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+#: When a batch is complete, by AgentJet's names without their common beginning ``rollout_until_``.
+CollectionMethod = Literal[
+    "finish_enough_episodes",
+    "finish_enough_tasks",
+    "finish_enough_non_dummy_tasks",
+    "any_client_agree_sync_weight",
+    "all_clients_agree_sync_weight",
+]
+
+
 class TrainJob(Model):
     """One training run.
 
@@ -32,6 +42,23 @@ class TrainJob(Model):
     algorithm: Literal["grpo"] = "grpo"
     batch_size: int = Field(default=32, ge=1, description="tasks per training step (B)")
     num_repeat: int = Field(default=4, ge=2, description="episodes per task (N)")
+    collection: CollectionMethod = Field(
+        default="finish_enough_tasks",
+        description="a batch is complete with: B*N episodes; B tasks of N episodes; B such tasks whose rewards differ; "
+        "or whatever there is once any client, or every active client, agrees",
+    )
+    max_staleness: int | None = Field(
+        default=1,
+        ge=0,
+        description="weight syncs that surplus and partial groups outlive before they are dropped; 0: dropped at the "
+        "next sync, null: never",
+    )
+    max_cached_episodes: int = Field(
+        default=9999, ge=1, description="finished episodes that may wait for a batch; beyond it claims wait"
+    )
+    batch_attempts: int = Field(
+        default=3, ge=1, description="a batch on which the trainer fails so often is dropped instead of tried again"
+    )
     max_parallel_episodes: int | None = Field(default=None, ge=1, description="concurrent episodes; default B*N")
     max_prompt_length: int = Field(default=3000, ge=1)
     max_response_length: int = Field(default=15000, ge=1)

@@ -22,6 +22,11 @@ NO_EPISODES = "No available episodes to claim."
 
 EpisodeType = Literal["train", "eval"]
 
+#: Longest name, in characters, that a caller may give to anything (itself, a task, an idempotency key).
+MAX_NAME = 512
+#: Longest time that a caller may ask for: 30 days.
+MAX_SECONDS = 30 * 86400.0
+
 
 class WireRequest(BaseModel):
     """Base of request bodies: frozen, tolerant of fields that a foreign client adds."""
@@ -63,14 +68,31 @@ class EngineStatus(Model):
     global_step: int = 0
 
 
-class ClaimEpisodeRequest(WireRequest):
-    """``POST /claim_episode``. ``wait_seconds`` > 0 long-polls until an episode is free or the time is over."""
+class SwarmThrottlePolicy(WireRequest):
+    """How several clients with different tasks share each batch: this client's own unique tasks in the current batch
+    may be at most ``expected_batch_size * ratio``; a task already begun (``current_task_id``) is never delayed."""
 
-    client_uuid: str = Field(min_length=1)
+    ratio: float = Field(default=1.5, gt=0)
+    expected_batch_size: int | None = Field(default=None, ge=1, description="default: the job's batch_size")
+    expected_num_repeat: int | None = Field(default=None, ge=1, description="default: the job's num_repeat")
+    current_task_id: str | None = None
+
+
+class ClaimEpisodeRequest(WireRequest):
+    """``POST /claim_episode``. ``wait_seconds`` > 0 long-polls until an episode is free or the time is over.
+
+    Of claims with one ``client_uuid`` and ``idempotency_key`` the repetitions get the first one's episodes.
+    """
+
+    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
     episode_type: EpisodeType = "train"
-    discard_episode_timeout: float = Field(default=240.0, gt=0)
-    throttle_policy: dict[str, Any] | None = None
+    discard_episode_timeout: float = Field(default=240.0, gt=0, le=MAX_SECONDS, description="seconds without LLM call")
+    max_episode_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_SECONDS, description="wall clock from claim to end; default: the server's"
+    )
+    throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
 class ClaimEpisodeResponse(Model):
@@ -105,6 +127,9 @@ class ClaimGroupResponse(Model):
     success: bool
     client_uuid: str
     episodes: list[ClaimedEpisode] = []
+    group_uuid: str = ""
+    openai_base_url: str = Field(default="", description="one call here samples an answer for each of the episodes")
+    openai_api_key: str = Field(default="", description="of the group's address; dies with the first of its episodes")
     fail_cause: str = ""
 
 
@@ -135,37 +160,54 @@ WireOutput = Annotated[WorkflowOutput, BeforeValidator(_tolerant)]
 class EpisodeRequest(WireRequest):
     """``POST /can_continue_episode``, ``/abort_episode`` and whatever names one episode of one client."""
 
-    client_uuid: str = Field(min_length=1)
-    episode_uuid: str = Field(min_length=1)
+    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
 
 
 class EndEpisodeRequest(EpisodeRequest):
-    """``POST /end_episode``. Repeating it with the same episode is answered like the first time."""
+    """``POST /end_episode``. Repeating it with the same episode is answered like the first time; with another
+    ``idempotency_key`` it is another end, which comes too late."""
 
-    task_id: str = Field(min_length=1)
+    task_id: str = Field(min_length=1, max_length=MAX_NAME)
     workflow_output: WireOutput
     declare_client_active: bool = True
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
 class EpisodeEnd(WireRequest):
     """One member of an ended group."""
 
-    episode_uuid: str
+    episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
     workflow_output: WireOutput
 
 
 class EndGroupRequest(WireRequest):
     """``POST /end_group``: ends all episodes of one task in one transition."""
 
-    client_uuid: str = Field(min_length=1)
-    task_id: str = Field(min_length=1)
-    ends: list[EpisodeEnd] = Field(min_length=1)
+    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    task_id: str = Field(min_length=1, max_length=MAX_NAME)
+    ends: list[EpisodeEnd] = Field(min_length=1, max_length=1024)
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
 class CanContinueResponse(Model):
     """Whether the episode is still this client's to run."""
 
     can_continue: bool
+
+
+class AgreeSyncWeightRequest(WireRequest):
+    """``POST /agree_sync_weight``: this client has no more for the current batch (the two ``..._agree_sync_weight``
+    collection methods)."""
+
+    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+
+
+class AgreeSyncWeightResponse(Model):
+    """Whether the agreement counts; if not, why."""
+
+    success: bool
+    failure_reason: str = ""
 
 
 class PoolInformation(Model):
