@@ -27,6 +27,14 @@ class RunBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStopped:
+    """The current run was stopped on purpose or has done all its steps: the next start begins another one, unless its
+    job resumes. Undone by the next :class:`RunBegun`, whatever its ``run_id``."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeClaimed:
     """An episode was given to a client; ``group_uuid`` is empty unless it was claimed in a group."""
 
@@ -115,6 +123,7 @@ class StepRecorded:
 
 Record = (
     RunBegun
+    | RunStopped
     | EpisodeClaimed
     | EpisodeKeyAdded
     | CallRecorded
@@ -164,6 +173,7 @@ class Recovered:
 
     run_id: str = ""
     job_yaml: str = ""
+    stopped: bool = False
     claimed: list[ClaimedEpisode] = field(default_factory=list[ClaimedEpisode])
     finished: list[tuple[str, Trajectory]] = field(default_factory=list[tuple[str, Trajectory]])
     outstanding: OutstandingBatch | None = None
