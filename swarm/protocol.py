@@ -230,6 +230,10 @@ class ServerStatus(Model):
     engine: EngineStatus
     boot_stage: str = ""
     engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
+    engine_changes: int | None = Field(
+        default=None, description="another number after each change of state: `?after_change=` it waits for the next"
+    )
+    weight_syncs: int = Field(default=0, description="how often the engine entered WEIGHT_SYNCING in this server's life")
     engine_pid: int | None = None
     waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
     last_lines: list[str] = Field(default=[], description="last output of a dead engine")

@@ -62,6 +62,9 @@ class Controller:
         self._detail = "no training job yet"
         self._entered = time.monotonic()
         self._changed = Signal()
+        # starts beyond every number that an earlier server life can have told
+        self._changes = time.time_ns() // 1000
+        self._weight_syncs = 0
         self._waiters: deque[_Waiter] = deque()
         self._closing = False
         self._job: TrainJob | None = None
@@ -124,6 +127,8 @@ class Controller:
             engine=self.engine_status(),
             boot_stage=self.boot_stage,
             engine_seconds=time.monotonic() - self._entered,
+            engine_changes=self._changes,
+            weight_syncs=self._weight_syncs,
             engine_pid=self.engine_pid,
             waiting_claims=len(self._waiters),
             last_lines=self.last_lines,
@@ -145,6 +150,10 @@ class Controller:
             return self._closing or self._state is state or (self._state is EngineState.OFFLINE and not started_offline)
 
         await self._changed.until(decided, within)
+
+    async def wait_for_change(self, after: int, within: float) -> None:
+        """Return when the engine's state is another than at the change ``after``, or ``within`` seconds have passed."""
+        await self._changed.until(lambda: self._closing or self._changes != after, within)
 
     # ------------------------------------------------------------------ engine
 
@@ -303,6 +312,8 @@ class Controller:
         self._state = check_engine(self._state, state)
         self._detail = detail
         self._entered = time.monotonic()
+        self._changes += 1
+        self._weight_syncs += state is EngineState.WEIGHT_SYNCING
         logger.info("%s: %s", state, detail)
         if self._pool is not None:
             self._pool.enter(state, detail if state is EngineState.OFFLINE else "")

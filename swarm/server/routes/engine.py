@@ -66,19 +66,28 @@ class EngineRoutes:
 
     async def status(self, request: Request) -> Response:
         """``?wait_state=ENGINE.ROLLING&wait_seconds=30`` answers once the engine is there, goes OFFLINE, or time is up;
-        ``?steps=10`` limits the history."""
+        ``?after_change=7&wait_seconds=30`` once ``engine_changes`` is another number; ``?steps=10`` limits the
+        history."""
         query = request.query_params
         try:
             state = EngineState(query["wait_state"]) if "wait_state" in query else None
+            after = int(query["after_change"]) if "after_change" in query else None
             seconds = float(query.get("wait_seconds", "0"))
             steps = int(query.get("steps", MAX_STEPS))
         except ValueError as exc:
             raise RequestError(f"/status: {exc}") from exc
         if not 0 <= seconds <= MAX_WAIT or not 0 <= steps <= MAX_STEPS:
             raise RequestError(f"/status: wait_seconds is at most {MAX_WAIT:g} and steps at most {MAX_STEPS}")
-        if state is not None and seconds:
+        waiting = (
+            self.controller.wait_for_state(state, seconds)
+            if state is not None and seconds
+            else self.controller.wait_for_change(after, seconds)
+            if after is not None and seconds
+            else None
+        )
+        if waiting is not None:
             try:
-                await until_gone(request.receive, self.controller.wait_for_state(state, seconds))
+                await until_gone(request.receive, waiting)
             except ClientGoneError:
                 return Response(status_code=499)
         return answer(self.controller.status(steps))
