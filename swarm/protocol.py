@@ -196,6 +196,27 @@ class CanContinueResponse(Model):
     can_continue: bool
 
 
+class BufferedEpisode(WireRequest):
+    """One running episode; ``latest_activity_timestamp`` is Unix seconds. Its address and key are told to nobody."""
+
+    episode_uuid: str
+    episode_status: str = ""
+    episode_type: str = "train"
+    client_uuid: str = ""
+    openai_base_url: str = ""
+    openai_api_key: str = ""
+    latest_activity_timestamp: float = 0.0
+    discard_episode_timeout: float = 0.0
+    llm_call_count: int = 0
+    optional_task_id: str = ""
+
+
+class EpisodeBufferResponse(Model):
+    """``POST /get_episode_buffer``: the episodes that run now."""
+
+    buffer: list[BufferedEpisode]
+
+
 class AgreeSyncWeightRequest(WireRequest):
     """``POST /agree_sync_weight``: this client has no more for the current batch (the two ``..._agree_sync_weight``
     collection methods)."""
@@ -233,7 +254,7 @@ class ServerStatus(Model):
     engine_changes: int | None = Field(
         default=None, description="another number after each change of state: `?after_change=` it waits for the next"
     )
-    weight_syncs: int = Field(default=0, description="how often the engine entered WEIGHT_SYNCING in this server's life")
+    weight_syncs: int = Field(default=0, description="entries into WEIGHT_SYNCING in this server's life")
     engine_pid: int | None = None
     waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
     last_lines: list[str] = Field(default=[], description="last output of a dead engine")
