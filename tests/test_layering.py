@@ -15,15 +15,18 @@ HEAVY = {"torch", "ray", "verl", "vllm", "tensordict", "transfer_queue", "transf
 
 #: The modules directly in swarm/ are the base; every layer may use them.
 BASE = {"swarm"}
+#: Layers that need nothing but the standard library and what the base needs.
+BASE_ONLY = {"swarm", "swarm.sync"}
 #: layer -> our other layers it may import. The longest matching prefix of a module is its layer.
 MAY_IMPORT: dict[str, set[str]] = {
     "swarm": set(),
     "swarm.http": set(),
     "swarm.link": set(),
     "swarm.tracker": set(),
-    "swarm.client": set(),
+    "swarm.sync": set(),
+    "swarm.client": {"swarm.sync"},
     "swarm.data": set(),
-    "swarm.server": {"swarm.link", "swarm.tracker", "swarm.http"},
+    "swarm.server": {"swarm.link", "swarm.tracker", "swarm.http", "swarm.sync"},
     "reward_hooks": set(),
     "adapters": set(),
     "adapters.dialects": set(),
@@ -71,8 +74,8 @@ def violations(module: str, imported: set[str]) -> list[str]:
             target = layer_of(name)
             if target != layer and target not in BASE | MAY_IMPORT[layer]:
                 wrong.append(f"{module} ({layer}) imports {name} ({target})")
-        elif layer == "swarm" and top not in THIRD_PARTY_OF_BASE and top not in sys.stdlib_module_names:
-            wrong.append(f"{module} is swarm base and imports {name}")
+        elif layer in BASE_ONLY and top not in THIRD_PARTY_OF_BASE and top not in sys.stdlib_module_names:
+            wrong.append(f"{module} ({layer}) imports {name}, which is not in the standard library")
     return wrong
 
 
@@ -91,6 +94,8 @@ def test_imports_follow_the_table(path: Path) -> None:
         ("reward_hooks.runner", "swarm.client"),
         ("swarm.link.server", "torch"),
         ("swarm.types", "starlette"),
+        ("swarm.sync.archive", "httpx"),
+        ("swarm.sync.archive", "swarm.client"),
     ],
 )
 def test_a_forbidden_import_is_seen(module: str, imported: str) -> None:

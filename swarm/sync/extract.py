@@ -1,0 +1,181 @@
+"""``check_and_extract``: an archive from someone else into a folder, or a refusal that names the entry at fault.
+
+Invariant: nothing is written outside the target, nothing is written before every entry has been checked, and the
+folder that appears in the target is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import stat
+import struct
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+from swarm.sync.limits import MAX_NAME_BYTES, MIB, ArchiveLimits, check_name, refusal
+
+#: in front of the names of folders that are not whole yet, or no longer
+PARTIAL = ".partial-"
+
+# the record at the end of every zip: signature, two disk numbers, entries here, entries, size, start, comment length
+_END = struct.Struct("<4s4H2LH")
+_ZIP64_LOCATOR, _ZIP64_LOCATOR_SIZE = b"PK\x06\x07", 20
+#: of an entry in the central directory at most: its head, its name, and what tools add
+_DIRECTORY_BYTES = 46 + MAX_NAME_BYTES + 256
+_ENCRYPTED = 0x1 | 0x40 | 0x2000
+_CHUNK = 256 * 1024
+
+
+def check_and_extract(archive: bytes, target: Path, limits: ArchiveLimits | None = None) -> Path:
+    """Extract ``archive`` into ``target/DIGEST``, named by the SHA-256 of the files' names and contents.
+
+    A folder of that name from before is replaced. Of a file's mode only the owner's executable bit is taken.
+
+    Raises:
+        RequestError: with code ``bad_archive``: no plain zip, or an entry that is or may be dangerous: absolute,
+            leading out of the folder, a link, a device, encrypted, a duplicate, or larger than the limits allow.
+        OSError: the target cannot be written.
+    """
+    limits = limits or ArchiveLimits()
+    _check_frame(archive, limits)
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as reader:
+            entries = reader.infolist()
+            _check_entries(entries, len(archive), limits)
+            partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target))
+            try:
+                name = _extract(reader, entries, partial)
+                return _publish(partial, target / name)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as exc:
+        raise refusal(f"it is no readable zip: {exc}") from exc
+
+
+def _check_frame(archive: bytes, limits: ArchiveLimits) -> None:
+    """Bound what reading the directory costs, before it is read."""
+    if len(archive) > limits.max_archive_bytes:
+        raise refusal(f"it has {len(archive)} bytes, at most {limits.max_archive_bytes} are taken")
+    end_at = len(archive) - _END.size
+    if end_at < 0 or not archive.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        raise refusal("it is no zip")
+    signature, disk, directory_disk, here, entries, size, _, comment = _END.unpack_from(archive, end_at)
+    if signature != b"PK\x05\x06" or comment:
+        raise refusal("it is no plain zip: it is cut off, or has a comment or other data at its end")
+    locator_at = max(0, end_at - _ZIP64_LOCATOR_SIZE)
+    if archive[locator_at : locator_at + 4] == _ZIP64_LOCATOR or disk or directory_disk or here != entries:
+        raise refusal("it is no plain zip: it is in zip64 format or in several parts")
+    if not entries:
+        raise refusal("it is empty")
+    if entries > limits.max_files or size > limits.max_files * _DIRECTORY_BYTES:
+        raise refusal(f"it has {entries} entries, at most {limits.max_files} are taken")
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], packed: int, limits: ArchiveLimits) -> None:
+    if len(entries) > limits.max_files:
+        raise refusal(f"it has {len(entries)} entries, at most {limits.max_files} are taken")
+    given: set[str] = set()
+    folders: set[str] = set()
+    total = 0
+    for entry in entries:
+        # zipfile cuts the name at a NUL; the name before that is what was sent
+        name = entry.orig_filename
+        if wrong := check_name(name) or _check_kind(entry) or _check_size(entry, limits):
+            raise refusal(wrong, name)
+        path = name.removesuffix("/")
+        above = {path[:at] for at, char in enumerate(path) if char == "/"}
+        if name in given or (path in folders and not _is_folder(entry)) or above & given or path in given:
+            raise refusal("its name is there twice, or is that of a file and of a folder", name)
+        given.add(name)
+        folders |= above | ({path} if _is_folder(entry) else set())
+        total += entry.file_size
+        if total > limits.max_total_bytes:
+            raise refusal(f"with it the files have more than {limits.max_total_bytes} bytes", name)
+    if total > MIB and total > limits.max_ratio * packed:
+        # entries that share their packed bytes pass the check of each
+        raise refusal(f"it unpacks to {total} bytes, more than {limits.max_ratio:g} times its size")
+
+
+def _is_folder(entry: zipfile.ZipInfo) -> bool:
+    return entry.orig_filename.endswith("/")
+
+
+def _check_kind(entry: zipfile.ZipInfo) -> str:
+    if entry.flag_bits & _ENCRYPTED:
+        return "it is encrypted"
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"its compression method {entry.compress_type} is not supported; use deflate"
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind == stat.S_IFLNK:
+        return "it is a symbolic link"
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "it is a device, a pipe or a socket"
+    if kind and (kind == stat.S_IFDIR) != _is_folder(entry):
+        return "its name and its mode disagree on whether it is a folder"
+    return ""
+
+
+def _check_size(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
+    size = entry.file_size
+    if _is_folder(entry) and size:
+        return "it is a folder with contents of its own"
+    if size > limits.max_file_bytes:
+        return f"it unpacks to {size} bytes, at most {limits.max_file_bytes} are taken"
+    if size > MIB and size > limits.max_ratio * entry.compress_size:
+        return f"it unpacks to {size} bytes, more than {limits.max_ratio:g} times its packed size"
+    return ""
+
+
+def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path) -> str:
+    """Write all files below ``into``; the digest of their names and contents, as hexadecimal text."""
+    whole = hashlib.sha256()
+    for entry in sorted(entries, key=lambda one: one.orig_filename):
+        name = entry.orig_filename
+        path = into / name
+        executable = bool((entry.external_attr >> 16) & stat.S_IXUSR)
+        try:
+            (path if _is_folder(entry) else path.parent).mkdir(parents=True, exist_ok=True)
+            if _is_folder(entry):
+                continue
+            contents = _write(reader, entry, path, executable)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as exc:
+            raise refusal(f"its contents are damaged: {exc}", name) from exc
+        except FileExistsError:
+            raise refusal("its name differs from another one's only in ways that this system ignores", name) from None
+        whole.update(f"{name}\0{'x' if executable else '-'}\0".encode() + contents)
+    return whole.hexdigest()
+
+
+def _write(reader: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, executable: bool) -> bytes:
+    """Write one file; the digest of its contents."""
+    contents = hashlib.sha256()
+    written = 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if executable else 0o644)
+    with os.fdopen(descriptor, "wb") as writer, reader.open(entry) as source:
+        while chunk := source.read(_CHUNK):
+            contents.update(chunk)
+            writer.write(chunk)
+            written += len(chunk)
+            # zipfile stops at the size that the directory tells, which has been checked; it does not miss the rest
+            if written > entry.file_size:
+                raise zipfile.BadZipFile("longer than it says")
+    if written != entry.file_size:
+        raise zipfile.BadZipFile("shorter than it says")
+    return contents.digest()
+
+
+def _publish(partial: Path, final: Path) -> Path:
+    partial.chmod(0o755)
+    replaced = partial.with_name(partial.name + "-old")
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(replaced)
+    partial.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return final
