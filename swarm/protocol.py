@@ -245,6 +245,25 @@ class PoolInformation(Model):
     tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
 
 
+class ClientRow(Model):
+    """One client in a monitor; counts are of episodes, since the server started."""
+
+    client_uuid: str
+    active: bool = Field(description="gave a sign of life lately")
+    idle_seconds: float = Field(description="since its last sign of life")
+    running: int = 0
+    claimed: int = 0
+    ended: int = Field(default=0, description="with a result")
+    aborted: int = 0
+    timed_out: int = Field(default=0, description="idle or past the wall-clock cap")
+    waiting: int = Field(default=0, description="finished, waiting for a batch")
+    trained: int = 0
+    dropped: int = Field(default=0, description="finished, but never to be trained")
+    groups: int = Field(default=0, description="places that its tasks have in the current batch")
+    throttled: bool = Field(default=False, description="its last claim waits: it has its share of the batch")
+    agreed: bool = Field(default=False, description="has no more for the current batch")
+
+
 class ServerStatus(Model):
     """``GET /status``: everything a monitor shows."""
 
