@@ -4,6 +4,7 @@ SwarmGatewayError
 ├── ConfigError              what an operator wrote (CLI: one line, exit code 2)
 ├── RequestError             what a caller sent (4xx)
 │   ├── AuthenticationError  401
+│   ├── ForbiddenError       403
 │   ├── NotFoundError        404
 │   ├── ConflictError        409
 │   ├── PayloadTooLargeError 413
@@ -78,6 +79,14 @@ class AuthenticationError(RequestError):
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    """Known, but not allowed to do this."""
+
+    status = 403
+    type = "permission_error"
+    default_code = "forbidden"
 
 
 class NotFoundError(RequestError):

@@ -48,10 +48,17 @@ class SuccessResponse(Model):
 
 
 class RefusedResponse(SuccessResponse):
-    """``/sync_train_config`` while the engine is not OFFLINE, with status 400 as AgentJet's client expects it; ``code``
-    is for ours."""
+    """``/sync_train_config`` and ``/sync_train_code`` while the engine is not OFFLINE, with status 400 as AgentJet's
+    client expects it, and code that is not taken; ``code`` is for our client."""
 
     code: str
+
+
+class SyncTrainCodeResponse(SuccessResponse):
+    """``POST /sync_train_code`` with a zip as its body: the folder on the server that the next engine imports from."""
+
+    temp_ajet_code_path: str
+    message: str
 
 
 class StartEngineResponse(SuccessResponse):

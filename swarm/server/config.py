@@ -12,11 +12,23 @@ DEFAULT_PORT = 10086
 
 
 class ServerConfig(Model):
-    """One swarm server. Without a ``token`` it may only listen on a loopback address."""
+    """One swarm server. Without a token, here or in the run folder, it may only listen on a loopback address."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0: any free port")
-    token: str | None = Field(default=None, min_length=1, description="bearer token of the control routes")
+    token: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="a bearer token with all scopes; others: `swarm-gateway swarm tokens create`",
+    )
+    anonymous: bool | None = Field(
+        default=None,
+        description="programs on this machine need no token: true, false, or null: only while there is no token at all",
+    )
+    allow_code_sync: bool = Field(
+        default=False, description="let admins send code that the engine runs (POST /sync_train_code)"
+    )
     run_dir: Path = Field(default=Path("runs/default"), description="engine log, job, checkpoints")
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
     boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
