@@ -116,6 +116,13 @@ class Controller:
             raise UnavailableError(f"the engine is {self._state}: {self._detail}", code="engine_offline")
         return self._serving
 
+    async def synced(self) -> None:
+        """Return when everything that has happened so far is on disk.
+
+        Raises:
+            UnavailableError: the disk did not take it in time (``journal_unavailable``); it happened nevertheless.
+        """
+
     def engine_status(self) -> EngineStatus:
         return EngineStatus(
             engine_status=self._state, engine_status_detail=self._detail, global_step=self.policy_version
