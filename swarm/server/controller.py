@@ -42,11 +42,15 @@ class _Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version."""
+    """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
+
+    ``gone`` is set when the engine that serves it goes OFFLINE; new weights of the same engine keep it.
+    """
 
     addresses: tuple[str, ...]
     engine_model: str
     policy_version: int
+    gone: asyncio.Event
 
 
 class Controller:
@@ -70,6 +74,7 @@ class Controller:
         self._job: TrainJob | None = None
         self._pool: EpisodePool | None = None
         self._serving: Serving | None = None
+        self._engine_gone = asyncio.Event()
         self._steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
         self.engine_pid: int | None = None
         self.boot_stage = ""
@@ -205,7 +210,7 @@ class Controller:
 
     def rollout_ready(self, message: RolloutReady) -> None:
         """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING."""
-        self._serving = Serving(tuple(message.addresses), message.model, message.policy_version)
+        self._serving = Serving(tuple(message.addresses), message.model, message.policy_version, self._engine_gone)
         if self._state is EngineState.WEIGHT_SYNCING and (groups := self.pool.give_back()):
             logger.warning("the engine asks for a batch without having done its step: %d groups go back", groups)
         if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
@@ -235,6 +240,8 @@ class Controller:
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out goes back, running episodes are deleted."""
         self._serving = None
+        self._engine_gone.set()
+        self._engine_gone = asyncio.Event()
         self.engine_pid = None
         self.boot_stage = ""
         self.last_lines = list(last_lines)
