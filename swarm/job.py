@@ -127,8 +127,8 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
     """
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{where} is not valid YAML: {str(exc).splitlines()[0]}") from exc
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
+        raise ConfigError(f"{where} is not valid YAML: {(str(exc) or type(exc).__name__).splitlines()[0]}") from exc
     if not isinstance(data, dict):
         raise ConfigError(f"{where} must be a mapping of TrainJob fields, got {type(data).__name__}")
     try:

@@ -1,0 +1,316 @@
+"""AgentJet's job YAML as a :class:`TrainJob`.
+
+Invariant: every key of the YAML is carried over with its meaning, refused with the reason, or listed as ignored; none
+gets lost unnoticed.
+
+What AgentJet's client syncs is its whole composed configuration: the job under ``ajet``, and beside it the sections of
+its trainer (``actor_rollout_ref``, ``trainer``, ...), which its server overwrites from ``ajet``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, cast, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from swarm.errors import ConfigError
+from swarm.job import CollectionMethod, TrainJob, parse_job
+
+logger = logging.getLogger(__name__)
+
+_COLLECTION_PREFIX = "rollout_until_"
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_TRAINER = "trainer_common"
+
+#: AgentJet's key below ``ajet`` -> ours with the same meaning and unit.
+_FIELDS = {
+    "model.path": "model",
+    "project_name": "project",
+    "experiment_name": "experiment",
+    "swarm_mode_sample_collection_max_cached_episodes": "max_cached_episodes",
+    "data.train_batch_size": "batch_size",
+    "data.max_prompt_length": "max_prompt_length",
+    "data.max_response_length": "max_response_length",
+    "rollout.num_repeat": "num_repeat",
+    "rollout.temperature": "temperature",
+    "rollout.tensor_model_parallel_size": "tensor_parallel_size",
+    "rollout.gpu_memory_utilization": "gpu_memory_utilization",
+    f"{_TRAINER}.n_gpus_per_node": "n_gpu",
+    f"{_TRAINER}.nnodes": "nnodes",
+    f"{_TRAINER}.algorithm.adv_estimator": "algorithm",
+    f"{_TRAINER}.mini_batch_num": "mini_batch_num",
+    f"{_TRAINER}.optim.lr": "lr",
+    f"{_TRAINER}.ppo_epochs": "ppo_epochs",
+    f"{_TRAINER}.save_freq": "save_freq",
+    f"{_TRAINER}.total_training_steps": "total_training_steps",
+}
+
+#: AgentJet's key -> verl's key, for what verl has under the same meaning and a TrainJob has no field for.
+_VERL = {
+    "rollout.max_num_seqs": f"{_ROLLOUT}.max_num_seqs",
+    "rollout.ppo_max_token_len_per_gpu": f"{_ACTOR}.ppo_max_token_len_per_gpu",
+    f"{_TRAINER}.fsdp_config.param_offload": f"{_ACTOR}.fsdp_config.param_offload",
+    f"{_TRAINER}.fsdp_config.optimizer_offload": f"{_ACTOR}.fsdp_config.optimizer_offload",
+    f"{_TRAINER}.kl_loss_type": f"{_ACTOR}.kl_loss_type",
+    f"{_TRAINER}.optim.optimizer": f"{_ACTOR}.optim.optimizer",
+    f"{_TRAINER}.optim.optimizer_impl": f"{_ACTOR}.optim.optimizer_impl",
+    f"{_TRAINER}.optim.lr_warmup_steps_ratio": f"{_ACTOR}.optim.lr_warmup_steps_ratio",
+    f"{_TRAINER}.optim.lr_warmup_steps": f"{_ACTOR}.optim.lr_warmup_steps",
+    f"{_TRAINER}.optim.total_training_steps": f"{_ACTOR}.optim.total_training_steps",
+    f"{_TRAINER}.optim.weight_decay": f"{_ACTOR}.optim.weight_decay",
+    f"{_TRAINER}.optim.betas": f"{_ACTOR}.optim.betas",
+    f"{_TRAINER}.optim.min_lr_ratio": f"{_ACTOR}.optim.min_lr_ratio",
+    f"{_TRAINER}.optim.num_cycles": f"{_ACTOR}.optim.num_cycles",
+    f"{_TRAINER}.optim.lr_scheduler_type": f"{_ACTOR}.optim.lr_scheduler_type",
+    f"{_TRAINER}.optim.zero_indexed_step": f"{_ACTOR}.optim.zero_indexed_step",
+    # verl's FSDP engine reads the optimizer's, under this name
+    f"{_TRAINER}.optim.grad_clip": f"{_ACTOR}.optim.clip_grad",
+    f"{_TRAINER}.ulysses_sequence_parallel_size": f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+}
+
+#: LoRA's keys, carried only where ``lora_rank`` turns it on.
+_LORA = {
+    "lora.lora_rank": "actor_rollout_ref.model.lora_rank",
+    "lora.lora_alpha": "actor_rollout_ref.model.lora_alpha",
+    "lora.target_modules": "actor_rollout_ref.model.target_modules",
+    "lora.load_format": f"{_ROLLOUT}.load_format",
+    "lora.layered_summon": f"{_ROLLOUT}.layered_summon",
+}
+
+#: AgentJet's key -> the values it may have, and why no other can be carried.
+_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "backbone": (("verl",), "the only trainer here is verl"),
+    "enable_swarm_mode": ((True,), "a swarm server trains on what its clients run, not on a workflow of its own"),
+    "rollout.name": (("vllm",), "the only inference engine here is vLLM"),
+    "rollout.top_p": ((1,), "the trainer's ratio needs log-probabilities of untruncated sampling"),
+    "rollout.top_k": ((-1,), "the trainer's ratio needs log-probabilities of untruncated sampling"),
+    f"{_TRAINER}.use_kl_in_reward": (
+        (False, None),
+        "rewards are trained as the client gives them; use kl_loss_coef for a penalty",
+    ),
+    f"{_TRAINER}.algorithm.use_kl_in_reward": (
+        (False, None),
+        "rewards are trained as the client gives them; use kl_loss_coef for a penalty",
+    ),
+    f"{_TRAINER}.loss_extra_scale_ratio": ((1,), "the loss is not scaled; scale the learning rate"),
+    f"{_TRAINER}.loss_weight_normalization_episode_level": (
+        (False, None),
+        "a token's weight does not depend on how many timelines its episode has",
+    ),
+    f"{_TRAINER}.val_only": ((False,), "evaluation runs as eval episodes of a client"),
+}
+
+#: Pattern of AgentJet's key -> why it is of no use here; asked for keys that nothing above has taken.
+_IGNORED = {
+    "experiment_dir": "the operator's run folder is used",
+    f"{_TRAINER}.checkpoint_base_dir": "the operator's run folder is used",
+    f"{_TRAINER}.save_trajectory_as_json_file": "the journal keeps every trajectory",
+    f"{_TRAINER}.total_epochs": "clients bring the tasks: a run is as long as total_training_steps",
+    f"{_TRAINER}.test_freq": "evaluation runs as eval episodes of a client",
+    f"{_TRAINER}.val_*": "evaluation runs as eval episodes of a client",
+    f"{_TRAINER}.kl_penalty_type": "there is no KL penalty in the reward",
+    f"{_TRAINER}.advantage_estimation_episode_level": "advantages are always taken over episodes",
+    "rollout.val_kwargs.*": "eval episodes sample as their client asks",
+    "rollout.max_response_length_in_one_turn": "a client bounds one answer by max_tokens",
+    "rollout.multi_turn.*": "a client runs its own loop",
+    "rollout.compute_madness_checklist": "a client or a reward hook judges degenerate answers",
+    "rollout.agent_madness_*": "a client or a reward hook judges degenerate answers",
+    "rollout.n_vllm_engine": "as many engines as tensor_model_parallel_size leaves room for",
+    "context_tracker.*": "timelines are merged where their token ids agree",
+    "lora.*": "lora_rank is 0",
+    "task_reader.*": "clients bring the tasks",
+    "task_judge.*": "clients bring the rewards",
+    "interchange_server.*": "AgentJet's own process layout",
+    "enable_interchange_server": "AgentJet's own process layout",
+    "task_runner.*": "AgentJet's own process layout",
+    "debug.*": "AgentJet's own process layout",
+    "execute_test*": "AgentJet's own tests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """``job`` is what an AgentJet job means here; ``ignored`` has its keys without a meaning here, with the reason."""
+
+    job: TrainJob
+    ignored: dict[str, str]
+
+
+def read_job(text: str, where: str = "job") -> TrainJob:
+    """Read a job from YAML text, ours or AgentJet's; what is ignored of the latter is logged.
+
+    Raises:
+        ConfigError: no mapping, a misspelt key, a value out of range or one that cannot be carried; names each.
+    """
+    if "ajet" not in text:
+        return parse_job(text, where)
+    try:
+        data: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{where} is not valid YAML: {_first_line(exc)}") from exc
+    if not isinstance(data, Mapping) or "ajet" not in data:
+        return parse_job(text, where)
+    conversion = convert(cast("Mapping[str, Any]", data), where)
+    if conversion.ignored:
+        listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items())
+        logger.info("%s is AgentJet's; ignored: %s", where, listed)
+    return conversion.job
+
+
+def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
+    """What AgentJet's composed configuration means here.
+
+    Raises:
+        ConfigError: a value out of range or one that cannot be carried; names each by AgentJet's key.
+    """
+    job: Any = config["ajet"]
+    if not isinstance(job, Mapping):
+        raise ConfigError(f"{where}: ajet must be a mapping, got {type(job).__name__}")
+    given = {key: value for key, value in _leaves(cast("Mapping[str, Any]", job)) if value is not None}
+    reader = _Reader(given)
+    values = reader.values()
+    if reader.refused:
+        raise ConfigError(f"{where}: " + "; ".join(reader.refused))
+    try:
+        trained = TrainJob.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError(f"{where}: " + "; ".join(_described(exc))) from exc
+    ignored = reader.ignored()
+    ignored |= {
+        str(section): "set verl's keys in `overrides` of a job in our own form"
+        for section in config
+        if section not in ("ajet", "hydra", "defaults")
+    }
+    return Conversion(trained, ignored)
+
+
+class _Reader:
+    """Takes the keys of one job, by their dotted names below ``ajet``, and remembers which it has taken."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+        self._taken: set[str] = set()
+        self.refused: list[str] = []
+
+    def values(self) -> dict[str, Any]:
+        """Fields of a TrainJob; what cannot be one of them is in :attr:`refused`."""
+        values: dict[str, Any] = {ours: self._take(theirs) for theirs, ours in _FIELDS.items() if theirs in self._given}
+        if values.get("experiment") == "read_yaml_name":  # AgentJet's place-holder for the name of the YAML file
+            del values["experiment"]
+        for key, (allowed, why) in _ONLY.items():
+            if key in self._given and (value := self._take(key)) not in allowed:
+                self.refused.append(f"ajet.{key} cannot be {value!r}: {why}")
+        values |= self._collection() | self._slots(values) | self._kl() | self._loggers()
+        values["overrides"] = self._overrides(values)
+        return values
+
+    def ignored(self) -> dict[str, str]:
+        """Keys that were not taken, or the pattern that says why for several at once."""
+        found: dict[str, str] = {}
+        for key in sorted(set(self._given) - self._taken):
+            pattern = next((pattern for pattern in _IGNORED if fnmatchcase(key, pattern)), key)
+            found[f"ajet.{pattern}"] = _IGNORED.get(pattern, "not known here")
+        return found
+
+    def _take(self, key: str, default: Any = None) -> Any:
+        self._taken.add(key)
+        return self._given.get(key, default)
+
+    def _collection(self) -> dict[str, Any]:
+        key = "swarm_mode_sample_collection_method"
+        if key not in self._given:
+            return {}
+        method = str(self._take(key))
+        ours = method.removeprefix(_COLLECTION_PREFIX)
+        known = get_args(CollectionMethod)
+        if ours not in known or not method.startswith(_COLLECTION_PREFIX):
+            names = ", ".join(_COLLECTION_PREFIX + name for name in known)
+            self.refused.append(f"ajet.{key} cannot be {method!r}: known are {names}")
+        return {"collection": ours}
+
+    def _slots(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """AgentJet runs ``min(batch_size, max_env_worker // num_repeat)`` groups at once, and so does a TrainJob whose
+        limit is at most a whole batch."""
+        workers = self._take("rollout.max_env_worker")
+        batch, repeat = (_positive(values.get(name, TrainJob.model_fields[name].default)) for name in _SIZES)
+        if not isinstance(workers, int) or batch is None or repeat is None:
+            return {} if workers is None else {"max_parallel_episodes": workers}
+        return {"max_parallel_episodes": min(workers, batch * repeat)}
+
+    def _kl(self) -> dict[str, Any]:
+        use, coefficient = self._take(f"{_TRAINER}.use_kl_loss"), self._take(f"{_TRAINER}.kl_loss_coef")
+        if use not in (True, False, None):
+            self.refused.append(f"ajet.{_TRAINER}.use_kl_loss cannot be {use!r}: true or false")
+        if use is False:
+            return {"kl_coef": 0.0}
+        return {} if coefficient is None else {"kl_coef": coefficient}
+
+    def _loggers(self) -> dict[str, Any]:
+        loggers = self._take(f"{_TRAINER}.logger")
+        if loggers is None:
+            return {}
+        # a single name gets the console beside it
+        return {"logger": list(dict.fromkeys(["console", loggers])) if isinstance(loggers, str) else loggers}
+
+    def _overrides(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        carried = dict(_VERL)
+        if self._take("lora.lora_rank", 0) != 0:
+            carried |= _LORA
+        overrides = {theirs: self._take(ours) for ours, theirs in carried.items() if ours in self._given}
+        total = self._take("rollout.max_model_len")
+        lengths = [_positive(values.get(name, TrainJob.model_fields[name].default)) for name in _LENGTHS]
+        if total is not None and _positive(total) is None:
+            self.refused.append(f"ajet.rollout.max_model_len cannot be {total!r}: a number of tokens")
+        elif total is not None and None not in lengths:
+            needed = sum(length or 0 for length in lengths)
+            if total < needed:
+                self.refused.append(
+                    f"ajet.rollout.max_model_len cannot be {total}: max_prompt_length and max_response_length "
+                    f"together are {needed}"
+                )
+            elif total > needed:
+                overrides[f"{_ROLLOUT}.max_model_len"] = total
+        return overrides
+
+
+_SIZES = ("batch_size", "num_repeat")
+_LENGTHS = ("max_prompt_length", "max_response_length")
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _described(exc: ValidationError) -> Iterator[str]:
+    theirs = {ours: key for key, ours in _FIELDS.items()} | {
+        "max_parallel_episodes": "rollout.max_env_worker",
+        "kl_coef": f"{_TRAINER}.kl_loss_coef",
+        "logger": f"{_TRAINER}.logger",
+    }
+    for error in exc.errors():
+        name = str(error["loc"][0]) if error["loc"] else ""
+        if name in theirs:
+            yield f"ajet.{theirs[name]}: {error['msg']}"
+        else:
+            yield re.sub(
+                r"\w+_\w+", lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0], error["msg"]
+            )
+
+
+def _first_line(exc: Exception) -> str:
+    return (str(exc) or type(exc).__name__).splitlines()[0]
