@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from swarm.agentjet import read_job
 from swarm.errors import ConflictError, RequestError
 from swarm.http.asgi import read_model
-from swarm.job import parse_job
 from swarm.protocol import RefusedResponse, StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
@@ -45,7 +45,7 @@ class EngineRoutes:
 
     async def sync_train_config(self, request: Request) -> Response:
         wanted = await read_model(request, SyncTrainConfigRequest, self.config.max_body_bytes)
-        job = parse_job(wanted.yaml_as_string)
+        job = read_job(wanted.yaml_as_string)
         check_model(job)
         try:
             self.controller.sync_job(job)
