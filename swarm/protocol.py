@@ -271,6 +271,16 @@ class ClientRow(Model):
     agreed: bool = Field(default=False, description="has no more for the current batch")
 
 
+class ReplicaStatus(Model):
+    """One vLLM replica as the data plane sees it; ``in_flight`` counts answers, of which one call may sample several."""
+
+    address: str
+    healthy: bool = Field(description="false while no connection can be made; then it is probed and gets no calls")
+    in_flight: int
+    calls: int = Field(description="tries of calls sent there")
+    failures: int = Field(description="of those, how many failed; aborts for a weight sync are none")
+
+
 class ServerStatus(Model):
     """``GET /status``: everything a monitor shows."""
 
