@@ -239,7 +239,11 @@ class AgreeSyncWeightResponse(Model):
 
 
 class PoolInformation(Model):
-    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs."""
+    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs.
+
+    The fields from ``sample_collection_method`` on are what AgentJet's client and monitor read; in ``/status`` they are
+    left at their defaults.
+    """
 
     batch_size: int
     num_repeat: int
@@ -250,6 +254,55 @@ class PoolInformation(Model):
     quarantined_episodes: int
     dropped_episodes: int
     tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
+    sample_collection_method: str = ""
+    completed_episode_target: int = 0
+    completed_task_target: int = 0
+    completed_non_dummy_tasks: int = 0
+    completed_non_dummy_task_target: int = 0
+    task_expected_num_repeat: int = 0
+    completed_tasks_details: dict[str, list[str]] = Field(default={}, description="task_id -> finished episode uuids")
+    completed_tasks_rewards: dict[str, list[float]] = Field(default={}, description="task_id -> their rewards")
+    completed_tasks_client_uuids: dict[str, list[str]] = Field(default={}, description="task_id -> their clients")
+    running_episode_details: dict[str, dict[str, str]] | None = Field(
+        default=None, description="episode_uuid -> what a monitor shows of it; null when none runs"
+    )
+    engine_status: str | None = None
+    global_step: int | None = None
+    booting_start_time: float | None = Field(default=None, description="Unix seconds, while the engine boots")
+
+
+class IsEpisodeClaimedRequest(WireRequest):
+    """``POST /is_episode_claimed``; whether it is to be unregistered otherwise is AgentJet's trainer's business."""
+
+    episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+
+
+class BoolResponse(Model):
+    """AgentJet's yes or no; ``failure_reason`` says why not."""
+
+    success: bool
+    failure_reason: str = ""
+
+
+class ServerExperimentDirResponse(Model):
+    """``GET /get_server_experiment_dir``: where the server keeps the run; null before a job is synced."""
+
+    server_experiment_dir: str | None
+
+
+class PushVerboseLogRequest(WireRequest):
+    """``POST /push_verbose_log``: a line for the monitor; long ones are cut."""
+
+    tag: str = ""
+    message: str
+
+
+class LogEntry(Model):
+    """One pushed line; ``timestamp`` is Unix seconds."""
+
+    timestamp: float
+    tag: str = ""
+    message: str
 
 
 class ClientRow(Model):
@@ -281,6 +334,46 @@ class ReplicaStatus(Model):
     failures: int = Field(description="of those, how many failed; aborts for a weight sync are none")
 
 
+class RunningEpisode(Model):
+    """One claimed episode in a monitor; times are in seconds."""
+
+    episode_uuid: str = Field(
+        description="only its beginning where the caller's token claims episodes but is no admin's"
+    )
+    client_uuid: str
+    episode_type: EpisodeType
+    task_id: str = Field(default="", description="as its claim's throttle_policy told it")
+    seconds: float = Field(description="since its claim")
+    seconds_left: float = Field(description="until its wall-clock cap")
+    idle_seconds: float = Field(description="since its last LLM call; 0 while one is in flight")
+    idle_timeout: float
+    in_flight: int = Field(description="LLM calls now")
+    calls: int = Field(description="LLM calls completed")
+    quarantined: str = Field(default="", description="why it can never be trained")
+
+
+class Rates(Model):
+    """Means over the last ``window`` seconds."""
+
+    window: float
+    claims_per_minute: float
+    episodes_per_minute: float = Field(description="ended with a result")
+    sampled_tokens_per_second: float
+    trained_tokens_per_second: float
+
+
+class JournalStatus(Model):
+    """The journal: what is not yet on disk, and what is."""
+
+    pending: int = Field(description="records that wait for the disk")
+    oldest_pending_seconds: float
+    last_commit_seconds: float = Field(description="how long the last commit took")
+    commits: int
+    records: int
+    bytes: int
+    error: str = Field(default="", description="why the last commit failed")
+
+
 class ServerStatus(Model):
     """``GET /status``: everything a monitor shows."""
 
@@ -296,6 +389,16 @@ class ServerStatus(Model):
     last_lines: list[str] = Field(default=[], description="last output of a dead engine")
     model: str = ""
     pool: PoolInformation | None = None
+    running: list[RunningEpisode] = Field(default=[], description="longest idle first; at most `?episodes=` of them")
+    longest_wait_seconds: float = Field(default=0.0, description="of the claims that wait")
+    rates: Rates | None = None
+    outcomes: dict[str, int] = Field(default={}, description="how episodes ended, since the server started")
+    quarantined: dict[str, int] = Field(default={}, description="reason -> episodes, since the server started")
+    dropped: dict[str, int] = Field(default={}, description="cause -> episodes, since the server started")
+    clients: list[ClientRow] = []
+    replicas: list[ReplicaStatus] = []
+    journal: JournalStatus | None = None
+    log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
     steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
     resolved_config: dict[str, Any] | None = None
