@@ -93,10 +93,14 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpisodesDropped:
-    """Finished episodes that waited for a batch never will be trained: stale, evicted, of a broken group, ..."""
+    """Finished episodes that waited for a batch never will be trained: stale, evicted, of a broken group, ...
+
+    ``cause`` is the kind of reason, for counters; it is not kept on disk.
+    """
 
     episode_uuids: Sequence[str]
     reason: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
