@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 from swarm.job import TrainJob
 from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
-from swarm.server.collecting.groups import Dropped, Failure
+from swarm.server.collecting.clients import COUNT_OF_END, Client, Clients
+from swarm.server.collecting.groups import Dropped, Failure, GroupStore
+from swarm.server.collecting.shares import Shares
+from swarm.server.collecting.throttle import Throttle
 from swarm.server.journal.records import EndedHow, OutstandingBatch
 from swarm.types import TrainBatch, Trajectory
 
@@ -49,7 +52,13 @@ class Collection:
         client_timeout: float = CLIENT_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        raise NotImplementedError
+        self._job = job
+        self._clock = clock
+        self._clients = Clients(client_timeout, clock)
+        self._shares = Shares(job.num_repeat, client_timeout, clock)
+        self._groups = GroupStore(job, self._shares)
+        self._throttle = Throttle(job, self._shares, self._clients, client_timeout, clock)
+        self._someone_throttled = False
 
     # ------------------------------------------------------------------ clients
 
@@ -58,26 +67,34 @@ class Collection:
 
         Call it when a request of the client arrives, not when a waiting claim is tried again.
         """
-        raise NotImplementedError
+        self._clients.seen(client_uuid, train=train)
 
     def begin_call(self, client_uuid: str) -> None:
         """An LLM call of the client starts; the client counts as active until :meth:`end_call` and a while after."""
-        raise NotImplementedError
+        self._clients.begin_call(client_uuid, train=self._shares.running_of(client_uuid) > 0)
 
     def end_call(self, client_uuid: str) -> None:
         """An LLM call of the client is over, whatever came of it."""
-        raise NotImplementedError
+        self._clients.end_call(client_uuid, train=self._shares.running_of(client_uuid) > 0)
 
     def agree(self, client_uuid: str) -> str:
         """The client has no more for the current batch; returns why that does not count, or an empty string.
 
         It does not count when the job collects by another method, or while there is nothing to train.
         """
-        raise NotImplementedError
+        if not self._groups.by_agreement:
+            self._clients.seen(client_uuid, train=True)
+            return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
+        if not self._groups.trainable:
+            self._clients.seen(client_uuid, train=True)
+            return "there is nothing to train yet: no task has two finished episodes"
+        self._clients.agree(client_uuid)
+        return ""
 
     def rows(self) -> list[ClientRow]:
         """One row per client that is remembered, last seen first."""
-        raise NotImplementedError
+        now = self._clock()
+        return [self._row(name, client, now) for name, client in self._clients.rows()]
 
     # ------------------------------------------------------------------ claims
 
@@ -91,24 +108,42 @@ class Collection:
         where clients agree on the batch, makes one of what there is: :attr:`ready` may be true afterwards. A claim that
         was refused must be tried again at :meth:`next_change` at the latest.
         """
-        raise NotImplementedError
+        if episode_type == "eval":
+            return Admission()
+        refusal = self._throttle.refusal(client_uuid, count, policy) if policy else ""
+        self._clients.throttled(client_uuid, bool(refusal))
+        if refusal:
+            self._someone_throttled = True
+            return Admission(refusal)
+        reason, dropped = self._groups.make_room(self._shares.running, count, self.ready)
+        return Admission(reason, tuple(self._counted(dropped)))
 
     def claimed(self, client_uuid: str, episode_type: EpisodeType, task_hint: str = "", count: int = 1) -> None:
         """``count`` episodes were given to the client, at the claim or (once each) in recovery.
 
         ``task_hint`` is the policy's ``current_task_id``, or empty.
         """
-        raise NotImplementedError
+        train = episode_type == "train"
+        self._clients.seen(client_uuid, train=train)
+        self._clients.count([client_uuid] * count, "claimed")
+        if train:
+            self._shares.claimed(client_uuid, task_hint, count)
 
     def released(self, client_uuid: str, episode_type: EpisodeType, task_hint: str, how: EndedHow) -> None:
         """One episode that :meth:`claimed` told of is over; call it before :meth:`add` or :meth:`lose`."""
-        raise NotImplementedError
+        train = episode_type == "train"
+        if how in ("ended", "aborted"):
+            self._clients.seen(client_uuid, train=train)
+        if what := COUNT_OF_END.get(how):
+            self._clients.count([client_uuid], what)
+        if train:
+            self._shares.released(client_uuid, task_hint)
 
     # ------------------------------------------------------------------ finished episodes
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
         """Add one finished episode; returns what was dropped by that, itself perhaps among it."""
-        raise NotImplementedError
+        return self._counted(self._groups.add(client_uuid, trajectory))
 
     def lose(self, task_id: str) -> list[Dropped]:
         """Tell that an episode of this task ended with a result but without a trajectory.
@@ -116,15 +151,16 @@ class Collection:
         Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: an
         advantage over what is left would compare against a mean that the lost answer is not in.
         """
-        raise NotImplementedError
+        return self._counted(self._groups.lose(task_id))
 
     def advance(self, policy_version: int) -> list[Dropped]:
         """New weights are served: drop what waits and was sampled more than ``max_staleness`` versions before."""
-        raise NotImplementedError
+        return self._counted(self._groups.advance(policy_version))
 
     def clear(self, reason: str) -> list[Dropped]:
         """Drop everything that waits and the batch that is out; running episodes and clients stay."""
-        raise NotImplementedError
+        self._clients.end_agreements()
+        return self._counted(self._groups.clear(reason))
 
     def restore(
         self, finished: Iterable[tuple[str, Trajectory]], outstanding: OutstandingBatch | None
@@ -133,18 +169,23 @@ class Collection:
 
         Returns what is dropped by that: decisions that the restart came in between of.
         """
-        raise NotImplementedError
+        dropped = self._groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
+        for client_uuid, trajectory in finished:
+            dropped += self._groups.add(client_uuid, trajectory)
+        return self._counted(dropped)
 
     # ------------------------------------------------------------------ batches
 
     @property
     def ready(self) -> bool:
         """Whether :meth:`take` gives a batch now."""
-        raise NotImplementedError
+        return self._groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may turn by the passing of time alone."""
-        raise NotImplementedError
+        lapse = self._clients.next_lapse() if self._groups.by_agreement else None
+        lift = self._throttle.next_lift() if self._someone_throttled else None
+        return min((time for time in (lapse, lift) if time is not None), default=None)
 
     def take(self) -> TrainBatch:
         """The next batch; it is out until :meth:`confirm`, :meth:`fail` or :meth:`give_back`.
@@ -154,43 +195,80 @@ class Collection:
         Raises:
             StateError: no batch is ready, or one is out.
         """
-        raise NotImplementedError
+        fresh = self._groups.outstanding is None
+        batch = self._groups.take(self._clients.any_agreed, self._clients.all_agreed)
+        if fresh:
+            self._clients.end_agreements()
+            self._someone_throttled = False
+        return batch
 
     def confirm(self, batch_id: str) -> TrainBatch | None:
         """The batch that ``batch_id`` names, now trained and gone, whether out or back; ``None`` if it is another."""
-        raise NotImplementedError
+        taken = self._groups.confirm(batch_id)
+        if taken is None:
+            return None
+        self._clients.count(taken.client_uuids, "trained")
+        return taken.batch
 
     def fail(self, batch_id: str) -> Failure | None:
-        """The trainer reported an error while this batch was out: it comes back, or is dropped after
-        ``batch_attempts`` failures; ``None`` if it is not the one that is out."""
-        raise NotImplementedError
+        """The trainer reported an error while it had this batch: it comes back, or is dropped after ``batch_attempts``
+        failures; ``None`` if it is not the one that was taken."""
+        failure = self._groups.fail(batch_id)
+        if failure is not None and failure.dropped is not None:
+            self._counted([failure.dropped])
+        return failure
 
     def give_back(self) -> bool:
         """The batch that is out was not trained, without evidence against it: it comes back; False if none is out."""
-        raise NotImplementedError
+        return self._groups.give_back()
 
     # ------------------------------------------------------------------ counts
 
     @property
     def outstanding(self) -> TrainBatch | None:
         """The batch that was taken and neither confirmed nor dropped, out or back."""
-        raise NotImplementedError
+        return self._groups.outstanding
 
     @property
     def completed_groups(self) -> int:
         """Whole groups (of ``num_repeat`` episodes) that wait for a batch."""
-        raise NotImplementedError
+        return self._groups.whole_groups
 
     @property
     def episodes(self) -> int:
         """Finished episodes that wait for a batch; those of :attr:`outstanding` do not."""
-        raise NotImplementedError
+        return self._groups.episodes
 
     @property
     def running(self) -> int:
         """Train episodes that are claimed now."""
-        raise NotImplementedError
+        return self._shares.running
 
     def tasks(self) -> dict[str, int]:
         """Finished episodes that wait, by task, complete groups first."""
-        raise NotImplementedError
+        return self._groups.tasks()
+
+    # ------------------------------------------------------------------ inside
+
+    def _counted(self, dropped: list[Dropped]) -> list[Dropped]:
+        for one in dropped:
+            self._clients.count(one.client_uuids, "dropped")
+        return dropped
+
+    def _row(self, client_uuid: str, client: Client, now: float) -> ClientRow:
+        return ClientRow(
+            client_uuid=client_uuid,
+            active=self._clients.is_active(client_uuid),
+            idle_seconds=0.0 if client.in_flight else now - client.last_seen,
+            running=self._shares.running_of(client_uuid),
+            claimed=client.claimed,
+            ended=client.ended,
+            aborted=client.aborted,
+            timed_out=client.timed_out,
+            waiting=self._shares.waiting_of(client_uuid),
+            trained=client.trained,
+            dropped=client.dropped,
+            groups=self._shares.places(client_uuid),
+            throttled=client.throttled,
+            agreed=client.agreed,
+        )

@@ -1,0 +1,182 @@
+"""The clients: who is active, who agrees, and what each of them has done.
+
+Invariant: nobody is waited for who gave no sign of life for ``timeout`` seconds; at most ``limit`` clients are
+remembered, the longest unseen are forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.server.journal.records import EndedHow
+
+#: clients remembered at most, unless more of them have LLM calls in flight
+MAX_CLIENTS = 10_000
+
+Count = Literal["claimed", "ended", "aborted", "timed_out", "trained", "dropped"]
+
+#: under which count an episode's end goes; one that was deleted with its engine phase under none
+COUNT_OF_END: dict[EndedHow, Count] = {
+    "ended": "ended",
+    "aborted": "aborted",
+    "idle": "timed_out",
+    "capped": "timed_out",
+}
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """What is known of one client; ``last_seen`` is on the clock, the counts are of episodes."""
+
+    last_seen: float
+    in_flight: int = 0
+    agreed: bool = False
+    throttled: bool = False
+    claimed: int = 0
+    ended: int = 0
+    aborted: int = 0
+    timed_out: int = 0
+    trained: int = 0
+    dropped: int = 0
+
+
+class Clients:
+    """Activity, agreements and counts by client.
+
+    A client is active until ``timeout`` seconds after its last sign of life, and while an LLM call of it is in flight;
+    it is training likewise, by signs that have to do with train episodes.
+    """
+
+    def __init__(self, timeout: float, clock: Callable[[], float], limit: int = MAX_CLIENTS) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._limit = limit
+        self._clients: dict[str, Client] = {}
+        # each in the order of the last sign of life, so that whoever lapses next is first
+        self._active: OrderedDict[str, float] = OrderedDict()
+        self._training: OrderedDict[str, float] = OrderedDict()
+        self._lapsed: OrderedDict[str, None] = OrderedDict()
+        self._agreements = 0
+        self._active_agreed = 0
+
+    # ------------------------------------------------------------------ what happens
+
+    def seen(self, client_uuid: str, *, train: bool) -> Client:
+        """A sign of life."""
+        now = self._clock()
+        self._lapse(now)
+        client = self._clients.get(client_uuid)
+        if client is None:
+            client = self._clients[client_uuid] = Client(now)
+        client.last_seen = now
+        self._lapsed.pop(client_uuid, None)
+        if client_uuid not in self._active and client.agreed:
+            self._active_agreed += 1
+        self._active[client_uuid] = now
+        self._active.move_to_end(client_uuid)
+        if train:
+            self._training[client_uuid] = now
+            self._training.move_to_end(client_uuid)
+        if len(self._clients) > self._limit:
+            self._forget_one()
+        return client
+
+    def begin_call(self, client_uuid: str, *, train: bool) -> None:
+        """An LLM call starts: the client is active at least until its end."""
+        self.seen(client_uuid, train=train).in_flight += 1
+
+    def end_call(self, client_uuid: str, *, train: bool) -> None:
+        self.seen(client_uuid, train=train).in_flight -= 1
+
+    def agree(self, client_uuid: str) -> None:
+        """The client has no more for the current batch."""
+        client = self.seen(client_uuid, train=True)
+        if not client.agreed:
+            client.agreed = True
+            self._agreements += 1
+            self._active_agreed += 1
+
+    def end_agreements(self) -> None:
+        """Another batch begins."""
+        if self._agreements:
+            for client in self._clients.values():
+                client.agreed = False
+        self._agreements = self._active_agreed = 0
+
+    def count(self, client_uuids: Iterable[str], what: Count) -> None:
+        """Count one episode for each of ``client_uuids`` that is remembered."""
+        for client_uuid in client_uuids:
+            if client := self._clients.get(client_uuid):
+                setattr(client, what, getattr(client, what) + 1)
+
+    def throttled(self, client_uuid: str, throttled: bool) -> None:
+        """Whether the client's last claim waits for its share."""
+        if client := self._clients.get(client_uuid):
+            client.throttled = throttled
+
+    # ------------------------------------------------------------------ what is
+
+    def is_active(self, client_uuid: str) -> bool:
+        self._lapse(self._clock())
+        return client_uuid in self._active
+
+    @property
+    def any_agreed(self) -> bool:
+        """Whether a client agreed, be it active still or not."""
+        return self._agreements > 0
+
+    @property
+    def all_agreed(self) -> bool:
+        """Whether a client agreed and no active one has yet to."""
+        self._lapse(self._clock())
+        return self._agreements > 0 and self._active_agreed == len(self._active)
+
+    def others_train(self, client_uuid: str) -> bool:
+        """Whether another client is active with train episodes."""
+        self._lapse(self._clock())
+        return len(self._training) > (client_uuid in self._training)
+
+    def next_lapse(self) -> float | None:
+        """When the next client will have been silent for too long to be waited for."""
+        self._lapse(self._clock())
+        firsts = [next(iter(signs.values())) for signs in (self._active, self._training) if signs]
+        return min(firsts) + self._timeout if firsts else None
+
+    def rows(self) -> list[tuple[str, Client]]:
+        """Everyone who is remembered, last seen first."""
+        self._lapse(self._clock())
+        return [(name, self._clients[name]) for name in (*reversed(self._active), *reversed(self._lapsed))]
+
+    # ------------------------------------------------------------------ inside
+
+    def _lapse(self, now: float) -> None:
+        horizon = now - self._timeout
+        for signs in (self._active, self._training):
+            while signs:
+                name, since = next(iter(signs.items()))
+                if since > horizon:
+                    break
+                if self._clients[name].in_flight:
+                    signs[name] = now
+                    signs.move_to_end(name)
+                    continue
+                del signs[name]
+                if signs is self._active:
+                    self._lapsed[name] = None
+                    if self._clients[name].agreed:
+                        self._active_agreed -= 1
+
+    def _forget_one(self) -> None:
+        name = next(iter(self._lapsed or self._active))
+        client = self._clients[name]
+        if client.in_flight:
+            return
+        if self._active.pop(name, None) is not None and client.agreed:
+            self._active_agreed -= 1
+        self._training.pop(name, None)
+        self._lapsed.pop(name, None)
+        # its agreement, if it gave one, stands: the count of agreements is not touched
+        del self._clients[name]

@@ -1,0 +1,168 @@
+"""The collection methods: when there is a batch, and which groups go into it.
+
+Invariant: a batch never holds a group of one episode (compared with itself alone it has no advantage, hence no
+gradient), and :meth:`Method.select` gives at least one group whenever :meth:`Method.ready` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from swarm.job import CollectionMethod
+from swarm.types import TrainGroup, Trajectory
+
+#: episodes that a group needs to compare them with each other
+MIN_GROUP = 2
+
+
+class Member(NamedTuple):
+    """One finished episode; ``oldest_version`` is of the weights that sampled its oldest token."""
+
+    client_uuid: str
+    trajectory: Trajectory
+    oldest_version: int
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Finished episodes of one task. ``number`` orders groups by when they were begun; ``version`` is the policy
+    version then; ``lost`` counts episodes that ended without a trajectory."""
+
+    number: int
+    task_id: str
+    version: int
+    members: list[Member] = field(default_factory=list[Member])
+    lost: int = 0
+
+    @property
+    def clients(self) -> list[str]:
+        """The client of each member."""
+        return [member.client_uuid for member in self.members]
+
+    def train_group(self) -> TrainGroup:
+        return TrainGroup(task_id=self.task_id, trajectories=[member.trajectory for member in self.members])
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What waits: whole groups, episodes in groups of at least two; and who agrees to train on it."""
+
+    whole_groups: int
+    trainable_episodes: int
+    any_agreed: bool
+    all_agreed: bool
+    cache_full: bool
+
+
+class Method(Protocol):
+    """One collection method of one job."""
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a batch consists of groups of ``num_repeat`` only; else of all that have two episodes."""
+        ...
+
+    @property
+    def by_agreement(self) -> bool:
+        """Whether clients say when the batch is complete."""
+        ...
+
+    def objection(self, group: Group) -> str:
+        """Why a whole group is not worth training, or an empty string."""
+        ...
+
+    def ready(self, tally: Tally) -> bool:
+        """Whether there is a batch."""
+        ...
+
+    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+        """The groups of the batch: of ``whole`` ones in the order of their completion, or of all ``trainable`` ones,
+        oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnoughTasks:
+    """``batch_size`` whole groups, first complete first in; with ``informative`` only groups whose rewards differ."""
+
+    batch_size: int
+    informative: bool
+    whole_groups: bool = True
+    by_agreement: bool = False
+
+    def objection(self, group: Group) -> str:
+        first, *others = (member.trajectory.reward for member in group.members)
+        if self.informative and all(reward == first for reward in others):
+            return f"all {len(group.members)} episodes of task {group.task_id!r} have the reward {first:g}"
+        return ""
+
+    def ready(self, tally: Tally) -> bool:
+        return tally.whole_groups >= self.batch_size
+
+    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+        return list(islice(whole, self.batch_size))
+
+
+@dataclass(frozen=True, slots=True)
+class EnoughEpisodes:
+    """Groups that hold ``episodes`` episodes together, oldest first; one group at most goes beyond that number."""
+
+    episodes: int
+    whole_groups: bool = False
+    by_agreement: bool = False
+
+    def objection(self, group: Group) -> str:
+        return ""
+
+    def ready(self, tally: Tally) -> bool:
+        return tally.trainable_episodes >= self.episodes
+
+    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+        chosen: list[Group] = []
+        missing = self.episodes
+        for group in trainable:
+            if missing <= 0:
+                break
+            chosen.append(group)
+            missing -= len(group.members)
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Every group of at least two, once any client agrees or ``everyone`` who is active does.
+
+    A full cache counts as agreement: nobody could collect more, and waiting on would be for ever.
+    """
+
+    everyone: bool
+    whole_groups: bool = False
+    by_agreement: bool = True
+
+    def objection(self, group: Group) -> str:
+        return ""
+
+    def ready(self, tally: Tally) -> bool:
+        agreed = tally.all_agreed if self.everyone else tally.any_agreed
+        return tally.trainable_episodes > 0 and (agreed or tally.cache_full)
+
+    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+        return list(trainable)
+
+
+def method_of(collection: CollectionMethod, batch_size: int, num_repeat: int) -> Method:
+    """The method that ``TrainJob.collection`` names."""
+    match collection:
+        case "finish_enough_tasks":
+            return EnoughTasks(batch_size, informative=False)
+        case "finish_enough_non_dummy_tasks":
+            return EnoughTasks(batch_size, informative=True)
+        case "finish_enough_episodes":
+            return EnoughEpisodes(batch_size * num_repeat)
+        case "any_client_agree_sync_weight":
+            return Agreement(everyone=False)
+        case "all_clients_agree_sync_weight":
+            return Agreement(everyone=True)
