@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
-from swarm.http.guard import JsonBodies, LoopbackGuard
-from swarm.server.auth import TokenMiddleware
+from swarm.http.guard import JsonBodies
+from swarm.server.auth import AuthMiddleware, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.dataplane.routes import DataPlane
@@ -35,11 +35,15 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         config: see :class:`ServerConfig`; ``host`` and ``port`` are for :func:`swarm.server.run.serve`.
         engine_command: starts the engine, the job's YAML path is appended; default: our verl adapter.
 
+    Raises:
+        ConfigError: the run folder's ``tokens.json`` is damaged.
+
     ``app.state.controller`` and ``app.state.supervisor`` are for the one who serves the app.
     """
     controller = Controller(config.post_rolling_timeout)
     supervisor = Supervisor(config, controller, engine_command)
     upstream = Upstream()
+    ring = TokenRing(config.token, config.run_dir)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -65,8 +69,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                     *EpisodeRoutes(config, controller).routes(),
                 ],
                 middleware=[
-                    Middleware(LoopbackGuard, enabled=config.token is None),
-                    Middleware(TokenMiddleware, token=config.token),
+                    Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous),
                     Middleware(JsonBodies),
                 ],
             ),

@@ -49,7 +49,7 @@ async def serve(
     Raises:
         ConfigError: beyond loopback without a token, the port is in use, or the host is not this machine's.
     """
-    check_exposure(config.host, config.token)
+    check_exposure(config)
     listener = bind(config.host, config.port)
     app = create_app(config, engine_command=engine_command)
     server = _Server(

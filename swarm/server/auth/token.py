@@ -1,55 +1,39 @@
-"""The optional bearer token of the control routes.
+"""A bearer token: its scopes, its digest, and the caller it makes of a request.
 
-Invariant: beyond loopback no control route is reachable without the token; only its digest is kept and compared.
+Invariant: a token is shown once, when it is made; what is kept and compared is its digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Literal
 
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from swarm.errors import AuthenticationError, ConfigError
-from swarm.http.asgi import bearer, error_response
-from swarm.http.guard import is_loopback
+#: ``claim``: run episodes. ``admin``: everything. ``read``: status and metrics, which every token may.
+TokenScope = Literal["claim", "admin", "read"]
 
 
-def digest(secret: str) -> bytes:
+def digest(secret: str | bytes) -> bytes:
     """SHA-256 of a secret of full entropy: all that is kept of it."""
-    return hashlib.sha256(secret.encode()).digest()
+    return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
 
 
-def check_exposure(host: str, token: str | None) -> None:
-    """Refuse to listen beyond loopback without a token.
+def new_token() -> str:
+    """A random token of 256 bits."""
+    return f"swt_{secrets.token_urlsafe(32)}"
 
-    Raises:
-        ConfigError: ``host`` is reachable from elsewhere and there is no token.
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of its token, for people and for the log, and what the token allows.
+
+    :class:`~swarm.server.auth.middleware.AuthMiddleware` puts it in ``scope["caller"]``.
     """
-    if token or is_loopback(host):
-        return
-    raise ConfigError(
-        f"listening on {host} without a token would let anyone on the network run training here: "
-        "set a token (SWARM_TOKEN), or listen on 127.0.0.1",
-        code="token_required",
-    )
 
+    name: str
+    scopes: frozenset[TokenScope]
 
-class TokenMiddleware:
-    """Answer 401 unless the request carries the token; without a token configured, let everything through."""
-
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self.app = app
-        self._digest = digest(token) if token else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digest is not None:
-            given = digest(bearer(Request(scope)))
-            if not hmac.compare_digest(given, self._digest):
-                error = AuthenticationError(
-                    "wrong or missing token: send `Authorization: Bearer TOKEN` with the swarm server's token"
-                )
-                await error_response(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+    def may(self, needed: TokenScope) -> bool:
+        """Whether a route that needs ``needed`` is open to this caller."""
+        return "admin" in self.scopes or needed in self.scopes or (needed == "read" and bool(self.scopes))

@@ -1,0 +1,113 @@
+"""Lets a request through to the control routes if its caller may use the route it names.
+
+Invariant: behind it ``scope["caller"]`` is always there, and holds the scope that :mod:`swarm.server.auth.scopes` asks
+for; of a request without a token that is decided by where it comes from, never by what it says.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm.errors import ConfigError, ForbiddenError, SwarmGatewayError
+from swarm.http.asgi import bearer, error_response
+from swarm.http.guard import LoopbackGuard, is_loopback
+from swarm.server.auth.ring import TokenRing
+from swarm.server.auth.scopes import needed_scope
+from swarm.server.auth.token import Caller
+from swarm.server.config import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
+#: what a proxy adds: the peer is then not the caller
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+class AuthMiddleware:
+    """Answer 401 to callers without a known token, and 403 to those whose token lacks the route's scope.
+
+    Args:
+        anonymous: see :class:`~swarm.server.config.ServerConfig`. Anonymous callers go through
+            :class:`~swarm.http.guard.LoopbackGuard`, for a web page can make a browser on this machine send requests.
+    """
+
+    def __init__(self, app: ASGIApp, ring: TokenRing, anonymous: bool | None) -> None:
+        self.app = app
+        self._guarded = LoopbackGuard(app, enabled=True)
+        self._ring = ring
+        self._anonymous = anonymous
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            caller, app = self._identify(scope)
+            self._check_scope(caller, scope)
+        except SwarmGatewayError as exc:
+            answer = error_response(exc)
+            if exc.status == 401:
+                answer.headers["www-authenticate"] = "Bearer"
+            await answer(scope, receive, send)
+            return
+        scope["caller"] = caller
+        await app(scope, receive, send)
+
+    def _identify(self, scope: Scope) -> tuple[Caller, ASGIApp]:
+        # a header's value is text by its bytes in latin-1; a token is compared by the bytes that were sent
+        key = bearer(Request(scope)).encode("latin-1")
+        if not key and self._anonymous_may(scope):
+            return ANONYMOUS, self._guarded
+        return self._ring.authenticate(key), self.app
+
+    def _anonymous_may(self, scope: Scope) -> bool:
+        if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
+            return False
+        headers = Headers(scope=scope)
+        return _is_here(scope) and not any(name in headers for name in _FORWARDED)
+
+    @staticmethod
+    def _check_scope(caller: Caller, scope: Scope) -> None:
+        needed = needed_scope(path := scope["path"])
+        if not caller.may(needed):
+            raise ForbiddenError(
+                f"{path[:200]} needs a token with the scope {needed!r}; {caller.name!r} has "
+                f"{', '.join(sorted(caller.scopes))}",
+                code="scope_missing",
+            )
+        if needed == "admin" and scope["method"] not in ("GET", "HEAD"):
+            logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
+
+
+def check_exposure(config: ServerConfig) -> None:
+    """Refuse to listen beyond loopback while there is no token that opens anything.
+
+    Raises:
+        ConfigError: ``config.host`` is reachable from elsewhere and there is no usable token, or ``tokens.json`` is
+            damaged.
+    """
+    if not TokenRing(config.token, config.run_dir).usable() and not is_loopback(config.host):
+        raise ConfigError(
+            f"listening on {config.host} without a token would let anyone on the network run training here: make one "
+            f"(`swarm-gateway swarm tokens create NAME --scope admin --run-dir {config.run_dir}`), set SWARM_TOKEN, or "
+            "listen on 127.0.0.1",
+            code="token_required",
+        )
+
+
+def _is_here(scope: Scope) -> bool:
+    """Whether the connection's other end is on this machine."""
+    peer = scope.get("client")
+    if peer is None:
+        return False
+    try:
+        address = ipaddress.ip_address(peer[0])
+    except ValueError:
+        return False
+    # a socket that listens for both families tells IPv4 peers as ::ffff:127.0.0.1
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,0 +1,46 @@
+"""Which scope each control route needs: the one place where that is said.
+
+Invariant: a path that is not listed here, misspelt or new, needs ``admin``; nothing is open by omission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from swarm.server.auth.token import TokenScope
+
+#: Exact path -> scope. Routes with parameters in their path cannot be listed, so they need ``admin``.
+ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
+    {
+        "/status": "read",
+        "/metrics": "read",
+        "/openapi.json": "read",
+        "/get_engine_status": "read",
+        "/get_server_experiment_dir": "read",
+        "/get_current_batch_rollout_pool_information": "read",
+        "/claim_episode": "claim",
+        "/claim_group": "claim",
+        "/end_episode": "claim",
+        "/end_group": "claim",
+        "/abort_episode": "claim",
+        "/can_continue_episode": "claim",
+        "/is_episode_claimed": "claim",
+        "/agree_sync_weight": "claim",
+        # it tells the ids of everyone's episodes, and whoever knows an episode's id may end it
+        "/get_episode_buffer": "admin",
+        "/sync_train_config": "admin",
+        "/sync_train_code": "admin",
+        "/start_engine": "admin",
+        "/stop_engine": "admin",
+        "/push_verbose_log": "admin",
+    }
+)
+
+#: Paths before and below which no token is asked for: probes, and episodes' addresses, which have keys of their own.
+WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
+
+
+def needed_scope(path: str) -> TokenScope:
+    """The scope that ``path`` needs."""
+    return ROUTE_SCOPES.get(path, "admin")

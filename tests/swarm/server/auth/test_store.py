@@ -1,0 +1,120 @@
+"""``tokens.json``: what is in it, who may read it, and what a damaged one says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.server.auth.store import TokenFile
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> TokenFile:
+    return TokenFile(tmp_path / "run")
+
+
+def test_only_the_digest_is_kept(tokens: TokenFile) -> None:
+    token = tokens.create("ci", ["read", "claim", "read"], timedelta(days=30))
+    text = tokens.path.read_text()
+    assert token not in text and token.removeprefix("swt_") not in text
+    [stored] = json.loads(text)["tokens"]
+    assert stored["sha256"] == hashlib.sha256(token.encode()).hexdigest()
+    assert stored["scopes"] == ["claim", "read"]
+    assert stat.S_IMODE(tokens.path.stat().st_mode) == 0o600
+    assert len(token.removeprefix("swt_")) == 43, "256 bits in base64"
+    assert tokens.create("other", ["admin"]) != token
+
+
+def test_states(tokens: TokenFile) -> None:
+    tokens.create("ci", ["claim"], timedelta(days=30))
+    [token] = tokens.read()
+    now = datetime.now(UTC)
+    assert (token.state(now), token.state(now + timedelta(days=31))) == ("active", "expired")
+    revoked = tokens.revoke("ci")
+    assert revoked.state(now) == "revoked"
+    assert tokens.revoke("ci") == revoked, "revoking again changes nothing"
+
+
+def test_a_name_is_free_again_once_its_token_is_dead(tokens: TokenFile) -> None:
+    first = tokens.create("ci", ["claim"])
+    with pytest.raises(ConfigError, match="there is a token 'ci' already"):
+        tokens.create("ci", ["claim"])
+    tokens.revoke("ci")
+    assert tokens.create("ci", ["claim"]) != first
+    assert len(tokens.read()) == 1
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a\n", "../x", "x" * 65, "nämé"])
+def test_names_that_are_not_allowed(tokens: TokenFile, name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        tokens.create(name, ["claim"])
+    assert not tokens.path.exists()
+
+
+def test_what_a_token_cannot_be(tokens: TokenFile) -> None:
+    with pytest.raises(ConfigError, match="scopes"):
+        tokens.create("x", [])
+    with pytest.raises(ConfigError, match="scopes"):
+        tokens.create("x", ["root"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="calendar"):
+        tokens.create("x", ["read"], timedelta(days=999_999_999))
+    with pytest.raises(ConfigError, match=r"no token 'x' .*; there are: none"):
+        tokens.revoke("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Invalid JSON"),
+        ('{"version": 2, "tokens": []}', "version"),
+        ('{"tokens": [{"name": "x"}]}', "sha256"),
+        (
+            '{"tokens": [{"name": "x", "sha256": "12", "scopes": ["read"], "created": "2026-01-01T00:00:00Z"}]}',
+            "sha256",
+        ),
+        ('{"tokenz": []}', "tokenz"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(tokens: TokenFile, text: str, said: str) -> None:
+    tokens.path.parent.mkdir()
+    tokens.path.write_text(text)
+    tokens.path.chmod(0o600)
+    with pytest.raises(ConfigError, match=said) as caught:
+        tokens.read()
+    assert str(tokens.path) in caught.value.message
+    with pytest.raises(ConfigError):
+        tokens.create("new", ["read"])
+    assert tokens.path.read_text() == text, "what cannot be read is not overwritten"
+
+
+def test_two_tokens_of_one_name_are_damage(tokens: TokenFile) -> None:
+    tokens.create("x", ["read"])
+    data = json.loads(tokens.path.read_text())
+    tokens.path.write_text(json.dumps({"tokens": data["tokens"] * 2}))
+    with pytest.raises(ConfigError, match="two tokens have one name"):
+        tokens.read()
+
+
+def test_a_file_that_others_may_write_is_refused(tokens: TokenFile) -> None:
+    tokens.create("x", ["read"])
+    tokens.path.chmod(0o620)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        tokens.read()
+
+
+def test_writers_do_not_lose_each_others_tokens(tokens: TokenFile) -> None:
+    names = [f"t{n}" for n in range(16)]
+    threads = [threading.Thread(target=tokens.create, args=(name, ["read"])) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(token.name for token in tokens.read()) == sorted(names)
+    assert sorted(path.name for path in tokens.path.parent.iterdir()) == ["tokens.json", "tokens.json.lock"]
