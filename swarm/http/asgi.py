@@ -9,13 +9,13 @@ import json
 import logging
 import math
 import re
-import uuid
+import secrets
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+#: ASGI's headers: pairs of lower-case name and value
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STATUS_CLASSES: dict[int, type[RequestError]] = {404: NotFoundError}
 
@@ -43,16 +46,29 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        given = header(scope["headers"], b"x-request-id")
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            given = b"req_" + secrets.token_hex(16).encode()
+        scope.setdefault("state", {})["request_id"] = given.decode()
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
-            await send(message)
+                headers = list(message.get("headers", ()))
+                if header(headers, b"x-request-id") is None:
+                    headers.append((b"x-request-id", given))
+                message["headers"] = headers
+            return send(message)
 
         await self.app(scope, receive, send_with_id)
+
+
+def header(headers: RawHeaders, name: bytes) -> bytes | None:
+    """The first value of ``name``, in lower case, among ASGI's headers; without the objects that a lookup by
+    starlette's ``Headers`` makes for each request."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
 def error_response(exc: SwarmGatewayError) -> JSONResponse:
@@ -103,18 +119,13 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         PayloadTooLargeError: the body is longer; raised before the rest is read.
         RequestError: no JSON (NaN, infinities and lone surrogates are none), or not an object.
     """
-    too_large = PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    declared = header(request.scope["headers"], b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    body = await _body(request.receive, limit)
     try:
         text = body.decode("utf-8-sig")
-        data = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        data = _DECODER.decode(text)
         if _SURROGATE.search(text):
             # half a surrogate pair is a string to Python, and an error to whoever encodes it later
             json.dumps(data, ensure_ascii=False).encode()
@@ -132,6 +143,30 @@ def _no_number(constant: str) -> float:
 def _finite(text: str) -> float:
     number = float(text)
     return number if math.isfinite(number) else _no_number(text)
+
+
+#: one for all: ``json.loads`` with these arguments would build a decoder for each body
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+
+
+async def _body(receive: Receive, limit: int) -> bytes | bytearray:
+    """The whole body; like starlette's ``Request.stream``, without the async generator for the one message that most
+    bodies are."""
+    gathered = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        if len(gathered) + len(chunk) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return gathered + chunk if gathered else chunk
+        gathered += chunk
+
+
+def _too_large(limit: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
 
 
 async def read_model(request: Request, model: type[ModelT], limit: int) -> ModelT:

@@ -6,14 +6,14 @@ rebound to this machine, reaches no route behind :class:`LoopbackGuard`.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import RequestError
-from swarm.http.asgi import error_response
+from swarm.http.asgi import RawHeaders, error_response, header
 
 
 class LoopbackGuard:
@@ -30,7 +30,7 @@ class LoopbackGuard:
         self._enabled = enabled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = _foreign(Headers(scope=scope)) if self._enabled and scope["type"] == "http" else None
+        error = _foreign(scope["headers"]) if self._enabled and scope["type"] == "http" else None
         if error is None:
             await self.app(scope, receive, send)
         else:
@@ -44,11 +44,10 @@ class JsonBodies:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _has_body(headers := Headers(scope=scope)):
-            given = headers.get("content-type", "")
-            kind = given.partition(";")[0].strip().lower()
-            if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-                message = f"content-type {given!r}: send JSON with `content-type: application/json`"
+        if scope["type"] == "http" and _has_body(scope["headers"]):
+            given = header(scope["headers"], b"content-type") or b""
+            if not _is_json(given):
+                message = f"content-type {given.decode('latin-1')!r}: send JSON with `content-type: application/json`"
                 await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
                 return
         await self.app(scope, receive, send)
@@ -63,34 +62,43 @@ def is_loopback(host: str) -> bool:
         return host.lower().removesuffix(".") == "localhost"
 
 
-def _foreign(headers: Headers) -> RequestError | None:
-    host = _host_of(f"//{headers.get('host', '')}")
+def _foreign(headers: RawHeaders) -> RequestError | None:
+    host = header(headers, b"host")
     # HTTP/1.0 may come without; a browser never does
-    if "host" in headers and not is_loopback(host):
+    if host is not None and not _names_loopback(b"//" + host):
         return _refusal(
             421,
-            f"host {headers['host']!r}: a server without a key answers to 127.0.0.1 and localhost only; "
+            f"host {host.decode('latin-1')!r}: a server without a key answers to 127.0.0.1 and localhost only; "
             "use such an address, or configure a key",
             "foreign_host",
         )
-    origin = headers.get("origin")
+    origin = header(headers, b"origin")
     # "null" (a file, a sandboxed frame) is anybody
-    if origin is not None and not is_loopback(_host_of(origin)):
+    if origin is not None and not _names_loopback(origin):
         return _refusal(
-            403, f"origin {origin!r}: pages of other hosts may not use a server without a key", "foreign_origin"
+            403,
+            f"origin {origin.decode('latin-1')!r}: pages of other hosts may not use a server without a key",
+            "foreign_origin",
         )
     return None
 
 
-def _host_of(url: str) -> str:
+@functools.lru_cache(maxsize=256)
+def _names_loopback(url: bytes) -> bool:
     try:
-        return urlsplit(url).hostname or ""
+        return is_loopback(urlsplit(url.decode("latin-1")).hostname or "")
     except ValueError:
-        return ""
+        return False
 
 
-def _has_body(headers: Headers) -> bool:
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+@functools.lru_cache(maxsize=256)
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.decode("latin-1").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _has_body(headers: RawHeaders) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
 def _refusal(status: int, message: str, code: str) -> RequestError:

@@ -5,14 +5,17 @@ Invariant: the port is bound before anything is started for it, so that a failur
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError
+from swarm.http.protocol import GatheringProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +50,11 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run_app(app: ASGIApp, sock: socket.socket, *, shutdown_seconds: int = 10, log_level: str = "warning") -> None:
-    """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have ``shutdown_seconds`` to finish.
-
-    Raises:
-        ConfigError: the app failed to start (its log says why).
-    """
-    config = uvicorn.Config(
+def uvicorn_config(app: ASGIApp, *, shutdown_seconds: int, log_level: str) -> uvicorn.Config:
+    """How our servers serve: httptools where the platform has them, no access log, no server header."""
+    return uvicorn.Config(
         app,
+        http=GatheringProtocol,
         lifespan="on",
         access_log=False,
         server_header=False,
@@ -62,6 +62,22 @@ def run_app(app: ASGIApp, sock: socket.socket, *, shutdown_seconds: int = 10, lo
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_seconds,
     )
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the event loop of a process that serves: uvloop's where the platform has it."""
+    from uvicorn.loops.auto import auto_loop_factory
+
+    return auto_loop_factory()
+
+
+def run_app(app: ASGIApp, sock: socket.socket, *, shutdown_seconds: int = 10, log_level: str = "warning") -> None:
+    """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have ``shutdown_seconds`` to finish.
+
+    Raises:
+        ConfigError: the app failed to start (its log says why).
+    """
+    config = uvicorn_config(app, shutdown_seconds=shutdown_seconds, log_level=log_level)
     try:
         uvicorn.Server(config).run(sockets=[sock])
     except KeyboardInterrupt:

@@ -1,0 +1,104 @@
+"""Gathered writes: order, size bound, close; and answers over a real socket leave in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from swarm.http.protocol import GATHERED_BYTES, GatheringTransport
+from swarm.http.serve import bind, uvicorn_config
+
+pytestmark = pytest.mark.anyio
+
+
+class Recorder:
+    """A transport that remembers."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self.done.append(data)
+
+    def close(self) -> None:
+        self.closing = True
+        self.done.append("closed")
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_extra_info(self, name: str) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+async def test_one_turn_is_one_write(recorder: Recorder) -> None:
+    transport = GatheringTransport(recorder)  # type: ignore[arg-type]
+    transport.write(b"head")
+    transport.write(b"body")
+    assert recorder.done == []
+    await asyncio.sleep(0)
+    transport.write(b"next")
+    await asyncio.sleep(0)
+    assert recorder.done == [b"headbody", b"next"]
+
+
+async def test_much_is_written_at_once(recorder: Recorder) -> None:
+    transport = GatheringTransport(recorder)  # type: ignore[arg-type]
+    transport.write(b"head")
+    transport.write(b"x" * GATHERED_BYTES)
+    assert [len(data) for data in recorder.done] == [GATHERED_BYTES + 4]
+
+
+async def test_close_sends_what_waits_first(recorder: Recorder) -> None:
+    transport = GatheringTransport(recorder)  # type: ignore[arg-type]
+    transport.write(b"last words")
+    transport.close()
+    transport.write(b"too late")
+    await asyncio.sleep(0)
+    assert recorder.done == [b"last words", "closed"]
+
+
+async def test_over_a_socket() -> None:
+    import uvicorn
+
+    async def plain(request: Request) -> Response:
+        return JSONResponse({"ok": True})
+
+    async def stream(request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(50):
+                yield b"x" * 20_000
+
+        return StreamingResponse(chunks())
+
+    app = Starlette(routes=[Route("/plain", plain), Route("/stream", stream)])
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=2, log_level="warning"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        for _ in range(2):
+            writer.write(b"GET /plain HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(65536), 10)
+            assert answer.endswith(b'\r\n\r\n{"ok":true}'), "head and body came in one piece"
+        writer.write(b"GET /stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 10)).count(b"x") == 1_000_000
+        writer.close()
+        await writer.wait_closed()
+    finally:
+        server.should_exit = True
+        await task
