@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
+from swarm.http.direct import DirectRoutes
 from swarm.http.guard import JsonBodies
 from swarm.server.auth import AuthMiddleware, TokenRing
 from swarm.server.config import ServerConfig
@@ -57,22 +58,21 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             await asyncio.gather(idle, return_exceptions=True)
             await upstream.close()
 
+    control = [
+        *EngineRoutes(config, controller, supervisor).routes(),
+        *EpisodeRoutes(config, controller).routes(),
+    ]
+    guards = [
+        Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous),
+        Middleware(JsonBodies),
+    ]
     app = Starlette(
         routes=[
+            DirectRoutes(control, guards),
             Route("/health", health, methods=["GET"]),
             *DataPlane(config, controller, upstream).routes(),
             # last: it answers for every path that is not above, so that nothing is told to callers without the token
-            Mount(
-                "",
-                routes=[
-                    *EngineRoutes(config, controller, supervisor).routes(),
-                    *EpisodeRoutes(config, controller).routes(),
-                ],
-                middleware=[
-                    Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous),
-                    Middleware(JsonBodies),
-                ],
-            ),
+            Mount("", routes=control, middleware=guards),
         ],
         middleware=[Middleware(RequestIdMiddleware)],
         exception_handlers=EXCEPTION_HANDLERS,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
-from swarm.http.serve import KEEP_ALIVE_SECONDS, bind
+from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
@@ -53,14 +53,7 @@ async def serve(
     listener = bind(config.host, config.port)
     app = create_app(config, engine_command=engine_command)
     server = _Server(
-        uvicorn.Config(
-            app,
-            log_level=log_level,
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        ),
+        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
         app.state.controller.close,
     )
     with contextlib.closing(listener):
@@ -91,5 +84,6 @@ def run(
     log_level: str = "warning",
 ) -> None:
     """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level))
+    work = serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(work)
