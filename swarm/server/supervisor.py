@@ -23,6 +23,7 @@ from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.process import TOKEN_VARIABLE, EngineProcess
+from swarm.server.snapshots import Snapshots
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,8 @@ class Supervisor:
         }
         # the engine has no business with the control routes
         environ.pop("SWARM_TOKEN", None)
+        if self._config.allow_code_sync and (code := Snapshots(run_dir).selected()):
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), environ.get("PYTHONPATH"))))
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
 
     async def _drive(self, link: EngineLink, process: EngineProcess) -> str:
