@@ -325,7 +325,7 @@ class ClientRow(Model):
 
 
 class ReplicaStatus(Model):
-    """One vLLM replica as the data plane sees it; ``in_flight`` counts answers, of which one call may sample several."""
+    """One vLLM replica as the data plane sees it; ``in_flight`` counts answers (one call may sample several)."""
 
     address: str
     healthy: bool = Field(description="false while no connection can be made; then it is probed and gets no calls")

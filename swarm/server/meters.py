@@ -1,0 +1,199 @@
+"""What happened since the server started, counted as it happens.
+
+Invariant: a counter only grows, and the number of different counters is bounded: whatever text a reason is, it is
+counted under one of at most :data:`MAX_REASONS` names.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from swarm.protocol import Rates
+from swarm.server.journal.records import (
+    BatchTaken,
+    CallRecorded,
+    EpisodeClaimed,
+    EpisodeEnded,
+    EpisodeQuarantined,
+    EpisodesDropped,
+    Record,
+    StepRecorded,
+)
+
+#: different reasons that are told apart; later ones are counted as ``other``
+MAX_REASONS = 20
+#: characters of a reason's name
+MAX_REASON = 100
+#: seconds over which rates are taken
+WINDOW = 60.0
+
+WAIT_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+STEP_BOUNDS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+REQUEST_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0)
+
+
+class Histogram:
+    """Counts of values up to each bound and beyond; ``bounds`` are inclusive upper ones, ascending."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """``(bound, values at most that)``, the last one ``+Inf``: Prometheus' buckets."""
+        found: list[tuple[str, int]] = []
+        running = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            found.append((bound, running))
+        return found
+
+
+class Rate:
+    """The sum of what was added within the last :data:`WINDOW` seconds, kept by the second."""
+
+    __slots__ = ("_seconds", "_sum")
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[float]] = deque()
+        self._sum = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        second = float(int(now))
+        if self._seconds and self._seconds[-1][0] == second:
+            self._seconds[-1][1] += amount
+        else:
+            self._seconds.append([second, amount])
+            self._forget(now)
+        self._sum += amount
+
+    def sum(self, now: float) -> float:
+        self._forget(now)
+        return self._sum
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] <= now - WINDOW:
+            self._sum -= self._seconds.popleft()[1]
+        if not self._seconds:
+            self._sum = 0.0  # nothing is left for rounding errors to add up in
+
+
+class Reasons:
+    """Counts by reason; numbers in a reason and reasons beyond :data:`MAX_REASONS` are not told apart."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, reason: str, count: int = 1) -> None:
+        name = re.sub(r"\d+", "N", reason)[:MAX_REASON]
+        self._counts[name if name in self._counts or len(self._counts) < MAX_REASONS else "other"] += count
+
+    def counts(self) -> dict[str, int]:
+        """Most frequent first."""
+        return dict(self._counts.most_common())
+
+
+class Meters:
+    """Counters of one server's life.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        #: by type of episode
+        self.claims: Counter[str] = Counter()
+        #: ``trainable``, ``eval``, ``untrainable`` (ended with a result), ``aborted``, ``idle``, ``capped``, ``engine``
+        self.outcomes: Counter[str] = Counter()
+        self.quarantined = Reasons()
+        self.dropped = Reasons()
+        self.sampled_tokens = 0
+        self.trained_tokens = 0
+        self.trained_episodes = 0
+        self.claim_waits = Histogram(WAIT_BOUNDS)
+        self.step_seconds = Histogram(STEP_BOUNDS)
+        #: (method, route, status) -> durations
+        self.requests: dict[tuple[str, str, int], Histogram] = {}
+        self._tokens_of_batch = 0
+        self._episodes_of_batch = 0
+        self._claim_rate, self._episode_rate = Rate(), Rate()
+        self._sampled_rate, self._trained_rate = Rate(), Rate()
+
+    def observe(self, record: Record) -> None:
+        """Count what ``record`` says; it is called with each record that the journal is given."""
+        match record:
+            case CallRecorded(call=call):
+                self.sampled_tokens += len(call.response_ids)
+                self._sampled_rate.add(len(call.response_ids), self._clock())
+            case EpisodeClaimed(episode_type=episode_type):
+                self.claims[episode_type] += 1
+                self._claim_rate.add(1, self._clock())
+            case EpisodeEnded():
+                self._ended(record)
+            case EpisodeQuarantined(reason=reason):
+                self.quarantined.add(reason)
+            case EpisodesDropped(episode_uuids=episodes, reason=reason, cause=cause):
+                self.dropped.add(cause or reason, len(episodes))
+            case BatchTaken(batch=batch):
+                trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+                self._episodes_of_batch = len(trajectories)
+                self._tokens_of_batch = sum(sum(line.response_mask) for one in trajectories for line in one.timelines)
+            case StepRecorded(result=result):
+                self.step_seconds.observe(result.seconds)
+                self.trained_episodes += self._episodes_of_batch
+                self.trained_tokens += self._tokens_of_batch
+                self._trained_rate.add(self._tokens_of_batch, self._clock())
+                self._episodes_of_batch = self._tokens_of_batch = 0
+            case _:
+                pass
+
+    def claim_granted(self, waited: float) -> None:
+        """A claim was granted ``waited`` seconds after it had come."""
+        self.claim_waits.observe(waited)
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered; ``route`` is a route's template, never a path that a caller made up."""
+        key = (method, route, status)
+        durations = self.requests.get(key)
+        if durations is None:
+            durations = self.requests[key] = Histogram(REQUEST_BOUNDS)
+        durations.observe(seconds)
+
+    def rates(self) -> Rates:
+        """Means over the window, or over the server's life while that is shorter."""
+        now = self._clock()
+        window = min(WINDOW, max(1.0, now - self._started))
+        return Rates(
+            window=window,
+            claims_per_minute=60 * self._claim_rate.sum(now) / window,
+            episodes_per_minute=60 * self._episode_rate.sum(now) / window,
+            sampled_tokens_per_second=self._sampled_rate.sum(now) / window,
+            trained_tokens_per_second=self._trained_rate.sum(now) / window,
+        )
+
+    def _ended(self, record: EpisodeEnded) -> None:
+        if record.how != "ended":
+            self.outcomes[record.how] += 1
+            return
+        self._episode_rate.add(1, self._clock())
+        if record.trajectory is not None:
+            self.outcomes["trainable"] += 1
+        elif record.drop_reason:
+            self.outcomes["untrainable"] += 1
+            if not record.drop_reason.startswith("quarantined"):
+                self.dropped.add(record.drop_reason)
+        else:
+            self.outcomes["eval"] += 1

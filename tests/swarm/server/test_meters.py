@@ -1,0 +1,132 @@
+"""Counters: what is counted, and that there is a bound on how many there are."""
+
+from __future__ import annotations
+
+from swarm.server.journal.records import (
+    BatchTaken,
+    CallRecorded,
+    EndedHow,
+    EpisodeClaimed,
+    EpisodeEnded,
+    EpisodeQuarantined,
+    EpisodesDropped,
+    StepRecorded,
+)
+from swarm.server.meters import MAX_REASONS, Histogram, Meters, Rate, Reasons
+from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def trajectory(mask: list[int]) -> Trajectory:
+    timeline = Timeline(
+        prompt_ids=[1],
+        response_ids=[2] * len(mask),
+        response_mask=mask,
+        logprobs=[0.0] * len(mask),
+        min_policy_version=0,
+        max_policy_version=0,
+        num_calls=1,
+    )
+    return Trajectory(episode_uuid="e", task_id="t", reward=1, timelines=[timeline], num_calls=1)
+
+
+def call(tokens: int) -> ModelCall:
+    return ModelCall(
+        call_id="c",
+        prompt_ids=[1],
+        response_ids=[2] * tokens,
+        logprobs=[0.0] * tokens,
+        min_policy_version=0,
+        max_policy_version=0,
+        finish_reason="stop",
+    )
+
+
+def ended(how: EndedHow = "ended", drop_reason: str = "", one: Trajectory | None = None) -> EpisodeEnded:
+    return EpisodeEnded("e", "c", how, 0.0, drop_reason=drop_reason, trajectory=one)
+
+
+def test_each_record_is_counted_once() -> None:
+    meters = Meters(Clock())
+    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1, 0, 1])] * 2)])
+    for record in (
+        EpisodeClaimed("e", "c", "train", b"", 1.0, 1.0, 0.0),
+        CallRecorded("e", call(3)),
+        EpisodeQuarantined("e", "3 token ids, 2 log-probabilities"),
+        EpisodeQuarantined("f", "4 token ids, 1 log-probabilities"),
+        ended(one=trajectory([1])),
+        ended(),
+        ended(drop_reason="quarantined: 3 token ids"),
+        ended(drop_reason="no completed LLM call was recorded"),
+        ended("idle"),
+        EpisodesDropped(["a", "b"], "sampled more than 1 weight syncs before version 7", "stale"),
+        BatchTaken(batch),
+        StepRecorded(StepResult(step=1, batch_id="b", metrics={}, seconds=3.0)),
+    ):
+        meters.observe(record)
+    assert meters.claims == {"train": 1}
+    assert meters.sampled_tokens == 3
+    assert meters.outcomes == {"trainable": 1, "eval": 1, "untrainable": 2, "idle": 1}
+    assert meters.quarantined.counts() == {"N token ids, N log-probabilities": 2}
+    assert meters.dropped.counts() == {"stale": 2, "no completed LLM call was recorded": 1}
+    assert (meters.trained_episodes, meters.trained_tokens) == (2, 4)
+    assert meters.step_seconds.total == 3.0
+
+
+def test_a_batch_that_is_trained_twice_counts_once() -> None:
+    meters = Meters(Clock())
+    meters.observe(
+        BatchTaken(TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1])])]))
+    )
+    step = StepRecorded(StepResult(step=1, batch_id="b", metrics={}, seconds=3.0))
+    meters.observe(step)
+    meters.observe(step)
+    assert meters.trained_tokens == 1
+
+
+def test_rates_are_means_over_the_window() -> None:
+    clock = Clock()
+    meters = Meters(clock)
+    clock.now += 30
+    for _ in range(10):
+        meters.observe(ended(one=trajectory([1])))
+        meters.observe(CallRecorded("e", call(6)))
+    rates = meters.rates()
+    assert (rates.window, rates.episodes_per_minute, rates.sampled_tokens_per_second) == (30.0, 20.0, 2.0)
+    clock.now += 59
+    assert meters.rates().episodes_per_minute == 10.0
+    clock.now += 2
+    assert meters.rates().episodes_per_minute == 0.0
+
+
+def test_a_rate_forgets_as_it_is_fed() -> None:
+    rate = Rate()
+    for second in range(1000):
+        rate.add(1, float(second))
+        rate.add(1, second + 0.5)
+    assert rate.sum(999.5) == 120
+    assert len(rate._seconds) == 60
+
+
+def test_reasons_are_bounded() -> None:
+    reasons = Reasons()
+    for n in range(500):
+        reasons.add("x" * (n + 1))
+    counts = reasons.counts()
+    assert len(counts) == MAX_REASONS + 1
+    assert sum(counts.values()) == 500
+    assert max(map(len, counts)) <= 100
+
+
+def test_buckets_are_cumulative_and_inclusive() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.total == 12.0
