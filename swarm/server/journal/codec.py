@@ -1,0 +1,134 @@
+"""Token data as bytes and back.
+
+Invariant: exact. Ids come back as the same integers and log-probabilities as the same doubles; a value that does not
+fit its narrow form is stored in the next wider one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgpack
+
+from swarm.types import ModelCall, Timeline, Trajectory
+
+#: narrow to wide: bytes, 32 bits, 64 bits (``array`` type codes; the widths are the same on every platform we run on)
+_INTEGERS = ("B", "i", "q")
+
+
+def pack_call(call: ModelCall) -> bytes:
+    """The call without its ``call_id``."""
+    return _dump(
+        [
+            _ints(call.prompt_ids, "i"),
+            _ints(call.response_ids, "i"),
+            _floats(call.logprobs),
+            call.min_policy_version,
+            call.max_policy_version,
+            call.finish_reason,
+        ]
+    )
+
+
+def unpack_call(call_id: str, data: bytes) -> ModelCall:
+    """The call that :func:`pack_call` was given."""
+    prompt, response, logprobs, oldest, newest, finish_reason = _load(data)
+    return ModelCall(
+        call_id=call_id,
+        prompt_ids=_numbers(prompt),
+        response_ids=_numbers(response),
+        logprobs=_numbers(logprobs),
+        min_policy_version=oldest,
+        max_policy_version=newest,
+        finish_reason=finish_reason,
+    )
+
+
+def pack_trajectory(trajectory: Trajectory) -> bytes:
+    """The trajectory without its ``episode_uuid``."""
+    timelines = [
+        [
+            _ints(timeline.prompt_ids, "i"),
+            _ints(timeline.response_ids, "i"),
+            _ints(timeline.response_mask, "B"),
+            _floats(timeline.logprobs),
+            timeline.min_policy_version,
+            timeline.max_policy_version,
+            timeline.num_calls,
+        ]
+        for timeline in trajectory.timelines
+    ]
+    return _dump([trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, timelines])
+
+
+def unpack_trajectory(episode_uuid: str, data: bytes) -> Trajectory:
+    """The trajectory that :func:`pack_trajectory` was given."""
+    task_id, reward, num_calls, log_metrics, timelines = _load(data)
+    return Trajectory(
+        episode_uuid=episode_uuid,
+        task_id=task_id,
+        reward=reward,
+        num_calls=num_calls,
+        log_metrics=log_metrics,
+        timelines=[
+            Timeline(
+                prompt_ids=_numbers(prompt),
+                response_ids=_numbers(response),
+                response_mask=_numbers(mask),
+                logprobs=_numbers(logprobs),
+                min_policy_version=oldest,
+                max_policy_version=newest,
+                num_calls=calls,
+            )
+            for prompt, response, mask, logprobs, oldest, newest, calls in timelines
+        ],
+    )
+
+
+def pack_json(value: Any) -> str:
+    """ASCII JSON; infinities and NaN as Python writes them, what JSON has no form for as its text."""
+    return json.dumps(value, default=str)
+
+
+def clean(text: str) -> str:
+    """Text that SQLite takes: a lone surrogate, which JSON bodies can carry, becomes a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _ints(values: Sequence[int], narrow: str) -> bytes:
+    for code in _INTEGERS[_INTEGERS.index(narrow) :]:
+        try:
+            return code.encode() + _little(array(code, values))
+        except OverflowError:
+            if code == _INTEGERS[-1]:
+                raise
+    raise AssertionError("unreachable: the widest form returns or raises")
+
+
+def _floats(values: Sequence[float]) -> bytes:
+    return b"d" + _little(array("d", values))
+
+
+def _numbers(data: bytes) -> list[Any]:
+    found = array(data[:1].decode(), data[1:])
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tolist()
+
+
+def _little(values: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _dump(value: Any) -> bytes:
+    return cast("bytes", msgpack.packb(value, unicode_errors="surrogatepass"))
+
+
+def _load(data: bytes) -> Any:
+    return msgpack.unpackb(data, unicode_errors="surrogatepass")

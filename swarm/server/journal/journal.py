@@ -1,0 +1,205 @@
+"""The journal as the event loop sees it: append without waiting, then wait until it is on disk.
+
+Invariant: :meth:`Journal.synced` returns only after every record appended before it was called is committed and
+synced to the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self, TypeVar
+
+from swarm.errors import UnavailableError
+from swarm.server.journal.reading import past_claim, past_ending, recover
+from swarm.server.journal.records import PastEnding, Record, Recovered
+from swarm.server.journal.schema import FolderLock, connect_to_read, prepare, unreadable
+from swarm.server.journal.store import load
+from swarm.server.journal.writer import Writer
+from swarm.types import Model
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: seconds that :meth:`Journal.close` gives a disk that fails
+_CLOSE_SECONDS = 10.0
+
+
+class JournalStats(Model):
+    """How the journal does; seconds, bytes. ``error`` is empty unless the disk refuses what is pending."""
+
+    pending: int
+    oldest_pending_seconds: float
+    last_commit_seconds: float
+    commits: int
+    records: int
+    bytes: int
+    error: str
+
+
+class Journal:
+    """The journal of one server. :meth:`append` and :meth:`synced` belong to one event loop."""
+
+    def __init__(self, path: Path, lock: FolderLock, connection: sqlite3.Connection, writer: Writer) -> None:
+        self._path = path
+        self._lock = lock
+        self._connection = connection
+        self._writer = writer
+        self._appended = 0
+        self._oldest = 0.0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reader = connect_to_read(path)
+        self._lookups = ThreadPoolExecutor(1, "swarm-journal-lookup")
+        writer.start(self._committed)
+
+    @classmethod
+    def open(cls, path: Path, *, keep_episodes: int = 100_000, keep_bytes: int = 4 * 1024**3) -> Self:
+        """Open the journal at ``path`` to write, and make it if there is none.
+
+        Args:
+            keep_episodes: how many episodes that are over are kept, the latest.
+            keep_bytes: size on disk above which the oldest of them go even so.
+
+        Raises:
+            ConfigError: another server has it, it is unreadable or no journal, or a newer version wrote it.
+        """
+        lock = FolderLock(path)
+        try:
+            connection = prepare(path)
+            try:
+                writer = Writer(connection, load(connection))
+            except sqlite3.Error as exc:
+                connection.close()
+                raise unreadable(path, exc) from exc
+        except BaseException:
+            lock.release()
+            raise
+        return cls(path, lock, connection, writer)
+
+    def recover(self) -> Recovered:
+        """What an earlier server left, before anything is appended.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        try:
+            return recover(self._reader)
+        except (sqlite3.Error, ValueError) as exc:
+            raise unreadable(self._path, exc) from exc
+
+    @property
+    def pending(self) -> int:
+        """How many records are not on disk yet."""
+        return self._appended - self._writer.committed
+
+    def append(self, *records: Record) -> None:
+        """Queue ``records`` to be written in this order; never waits, never raises. They must not be changed later."""
+        if not self.pending:
+            self._oldest = time.monotonic()
+        self._appended += len(records)
+        for record in records:
+            self._writer.put(record)
+
+    async def synced(self, within: float = 10.0) -> None:
+        """Wait until everything appended so far is on disk.
+
+        Raises:
+            UnavailableError: it is not after ``within`` seconds (``journal_unavailable``); it will be tried further.
+        """
+        target = self._appended
+        if self._writer.committed >= target:
+            return
+        loop = self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((target, future))
+        # the writer looks for waiters after it has committed: one of the two sees the other
+        self._wake()
+        timer = loop.call_later(within, self._expire, future, within)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    async def past_ending(self, episode_uuid: str) -> PastEnding | None:
+        """How an episode ended that memory has forgotten; ``None``: unknown.
+
+        Raises:
+            UnavailableError: the journal cannot be read now (``journal_unavailable``).
+        """
+        return await self._look_up(lambda: past_ending(self._reader, episode_uuid))
+
+    async def past_claim(self, client_uuid: str, claim_key: str) -> list[str] | None:
+        """The episodes that a claim under ``claim_key`` got, in its order; ``None``: unknown.
+
+        Raises:
+            UnavailableError: the journal cannot be read now (``journal_unavailable``).
+        """
+        return await self._look_up(lambda: past_claim(self._reader, client_uuid, claim_key))
+
+    def stats(self) -> JournalStats:
+        """Counts, times and the size on disk."""
+        writer = self._writer
+        pending = self.pending
+        oldest = max(self._oldest, writer.pending_since)
+        return JournalStats(
+            pending=pending,
+            oldest_pending_seconds=time.monotonic() - oldest if pending else 0.0,
+            last_commit_seconds=writer.last_commit_seconds,
+            commits=writer.commits,
+            records=writer.committed,
+            bytes=sum(part.stat().st_size for part in _files(self._path) if part.exists()),
+            error=writer.error,
+        )
+
+    async def close(self) -> None:
+        """Write what is pending and release the folder; a second call does nothing."""
+        if self._lock.released:
+            return
+        done = await asyncio.to_thread(self._writer.stop, _CLOSE_SECONDS)
+        if not done:
+            logger.error("%d journal records could not be written: %s", self.pending, self._writer.error)
+        self._lookups.shutdown()
+        self._reader.close()
+        if done:
+            self._connection.close()
+        self._lock.release()
+
+    async def _look_up(self, read: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._lookups, read)
+        except sqlite3.Error as exc:
+            raise UnavailableError(f"the journal cannot be read: {exc}", code="journal_unavailable") from exc
+
+    def _committed(self) -> None:
+        """In the writer's thread: let those go on who wait for what was just committed."""
+        if self._waiting and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        committed = self._writer.committed
+        while self._waiting and self._waiting[0][0] <= committed:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def _expire(self, future: asyncio.Future[None], within: float) -> None:
+        if not future.done():
+            why = f": {self._writer.error}" if self._writer.error else ""
+            future.set_exception(
+                UnavailableError(
+                    f"the journal did not reach the disk within {within:g} s{why}; repeat the request",
+                    code="journal_unavailable",
+                )
+            )
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    return path, path.with_name(path.name + "-wal")

@@ -1,0 +1,305 @@
+"""What records mean: each changes the state of episodes, of the batch that is out, and the counts of the run.
+
+Invariant: a record that repeats another, or comes after its episode is over, changes nothing. A :class:`Changes` says
+in absolute values what the rows become, so writing it twice is writing it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.server.journal.codec import clean, pack_call, pack_json, pack_trajectory
+from swarm.server.journal.records import (
+    BatchFailed,
+    BatchTaken,
+    CallRecorded,
+    EpisodeClaimed,
+    EpisodeEnded,
+    EpisodeKeyAdded,
+    EpisodeQuarantined,
+    EpisodesDropped,
+    Record,
+    RunBegun,
+    StepRecorded,
+)
+from swarm.server.journal.schema import State
+
+#: episodes that are over and whose repeated claim or end is still told from a new one's
+_OVER_REMEMBERED = 20_000
+_NEW_RUN = "a new run began"
+
+Row = tuple[Any, ...]
+Rows = list[Row]
+
+
+@dataclass(slots=True)
+class Live:
+    """An episode that is claimed, waits for a batch, or is in the one that is out."""
+
+    id: int
+    train: bool
+    state: State = State.CLAIMED
+    quarantined: bool = False
+    digests: set[bytes] = field(default_factory=set[bytes])
+    call_ids: set[str] = field(default_factory=set[str])
+
+
+@dataclass(slots=True)
+class Run:
+    """The current run and its counts; ``id`` 0: none has begun."""
+
+    id: int = 0
+    run_id: str = ""
+    job_yaml: str = ""
+    trained: int = 0
+    dropped: int = 0
+    quarantined: int = 0
+
+    def row(self) -> Row:
+        return (self.id, self.run_id, self.job_yaml, self.trained, self.dropped, self.quarantined)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Ended episodes, by id, that go to ``state`` together."""
+
+    state: State
+    ids: list[int]
+    batch_id: str = ""
+    lost_reason: str = ""
+    step: int | None = None
+
+
+@dataclass(slots=True)
+class Changes:
+    """The rows that one transaction writes, in the order of the fields; ``cleared`` are the ids of episodes whose calls
+    and further keys are no longer needed."""
+
+    runs: dict[int, Row] = field(default_factory=dict[int, Row])
+    claims: Rows = field(default_factory=list[Row])
+    keys: Rows = field(default_factory=list[Row])
+    calls: Rows = field(default_factory=list[Row])
+    quarantines: Rows = field(default_factory=list[Row])
+    ends: Rows = field(default_factory=list[Row])
+    trajectories: Rows = field(default_factory=list[Row])
+    cleared: list[int] = field(default_factory=list[int])
+    moves: list[Move] = field(default_factory=list[Move])
+    batches: dict[str, Row | None] = field(default_factory=dict[str, Row | None])
+    attempts: dict[str, int] = field(default_factory=dict[str, int])
+    steps: Rows = field(default_factory=list[Row])
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The live part of the journal. The ``last_...`` are the highest numbers given so far."""
+
+    run: Run = field(default_factory=Run)
+    live: dict[str, Live] = field(default_factory=dict[str, Live])
+    batch_id: str = ""
+    batch: dict[str, None] = field(default_factory=dict[str, None])
+    last_episode: int = 0
+    last_ended: int = 0
+    last_call: int = 0
+    over: int = 0
+    _recent: dict[str, None] = field(default_factory=dict[str, None])
+
+    def fold(self, records: Iterable[Record]) -> Changes:
+        """Apply ``records`` and return what they change on disk."""
+        changes = Changes()
+        for record in records:
+            self._apply(record, changes)
+        return changes
+
+    def _apply(self, record: Record, changes: Changes) -> None:
+        match record:
+            case EpisodeClaimed():
+                self._claim(record, changes)
+            case EpisodeEnded():
+                self._end(record, changes)
+            case CallRecorded():
+                self._call(record, changes)
+            case EpisodeKeyAdded():
+                episode = self._claimed(record.episode_uuid)
+                if episode is not None and record.key_digest not in episode.digests:
+                    episode.digests.add(record.key_digest)
+                    changes.keys.append((episode.id, len(episode.digests), record.key_digest))
+            case EpisodeQuarantined():
+                episode = self._claimed(record.episode_uuid)
+                if episode is not None and not episode.quarantined:
+                    episode.quarantined = True
+                    changes.quarantines.append((clean(record.reason), episode.id))
+            case EpisodesDropped():
+                self._drop(record.episode_uuids, record.reason, changes)
+            case BatchTaken():
+                self._take(record, changes)
+            case BatchFailed():
+                if self.batch and record.batch_id == self.batch_id:
+                    changes.attempts[record.batch_id] = record.attempts
+            case StepRecorded():
+                self._step(record, changes)
+            case RunBegun():
+                self._begin(record, changes)
+
+    def _claimed(self, episode_uuid: str) -> Live | None:
+        episode = self.live.get(episode_uuid)
+        return episode if episode is not None and episode.state is State.CLAIMED else None
+
+    def _claim(self, record: EpisodeClaimed, changes: Changes) -> None:
+        if record.episode_uuid in self.live or record.episode_uuid in self._recent:
+            return
+        self.last_episode += 1
+        self.live[record.episode_uuid] = Live(self.last_episode, record.episode_type == "train")
+        changes.claims.append(
+            (
+                self.last_episode,
+                clean(record.episode_uuid),
+                self.run.id,
+                record.episode_type,
+                clean(record.client_uuid),
+                clean(record.claim_key),
+                clean(record.task_hint),
+                clean(record.group_uuid),
+                record.group_size,
+                record.key_digest,
+                record.idle_timeout,
+                record.max_seconds,
+                record.claimed_at,
+            )
+        )
+
+    def _call(self, record: CallRecorded, changes: Changes) -> None:
+        episode = self._claimed(record.episode_uuid)
+        call = record.call
+        if episode is None or call.call_id in episode.call_ids:
+            return
+        episode.call_ids.add(call.call_id)
+        self.last_call += 1
+        changes.calls.append((self.last_call, episode.id, clean(call.call_id), pack_call(call)))
+
+    def _end(self, record: EpisodeEnded, changes: Changes) -> None:
+        episode = self._claimed(record.episode_uuid)
+        if episode is None:
+            return
+        if record.trajectory is not None:
+            episode.state = State.WAITING
+        elif episode.train and record.how == "ended":
+            episode.state = State.DROPPED
+            if episode.quarantined:
+                self.run.quarantined += 1
+            else:
+                self.run.dropped += 1
+            self._count(changes)
+        else:
+            episode.state = State.OVER
+        self.last_ended += 1
+        output = record.output
+        changes.ends.append(
+            (
+                episode.id,
+                episode.state,
+                self.last_ended,
+                record.how,
+                record.ended_at,
+                clean(record.task_id),
+                output.reward if output is not None else None,
+                pack_json(output.model_dump()) if output is not None else None,
+                clean(record.drop_reason),
+                clean(record.end_key),
+            )
+        )
+        if record.trajectory is not None:
+            changes.trajectories.append((self.last_ended, pack_trajectory(record.trajectory)))
+        else:
+            self._over(record.episode_uuid)
+        if episode.call_ids or episode.digests:
+            changes.cleared.append(episode.id)
+            episode.call_ids = set()
+            episode.digests = set()
+
+    def _take(self, record: BatchTaken, changes: Changes) -> None:
+        batch = record.batch
+        if self.batch and batch.batch_id == self.batch_id:
+            return
+        if self.batch:
+            # one batch is out at a time: that a second one was taken means that the first one came back
+            self._move(self.batch, State.WAITING, changes)
+            changes.batches[self.batch_id] = None
+        members = [[group.task_id, [one.episode_uuid for one in group.trajectories]] for group in batch.groups]
+        taken = [
+            one.episode_uuid
+            for group in batch.groups
+            for one in group.trajectories
+            if (episode := self.live.get(one.episode_uuid)) is not None and episode.state is State.WAITING
+        ]
+        self.batch_id, self.batch = batch.batch_id, dict.fromkeys(taken)
+        if taken:
+            self._move(taken, State.OUT, changes, batch_id=batch.batch_id)
+            changes.batches[batch.batch_id] = (batch.batch_id, pack_json(members), 0)
+
+    def _step(self, record: StepRecorded, changes: Changes) -> None:
+        result = record.result
+        metrics = pack_json(result.metrics)
+        changes.steps.append((self.run.id, clean(result.batch_id), result.step, result.seconds, metrics))
+        if not self.batch or result.batch_id != self.batch_id:
+            return
+        self.run.trained += len(self.batch)
+        self._count(changes)
+        self._move(self.batch, State.TRAINED, changes, batch_id=result.batch_id, step=result.step)
+        self._forget_batch(changes)
+
+    def _drop(self, episode_uuids: Sequence[str], reason: str, changes: Changes) -> None:
+        ended = (State.WAITING, State.OUT)
+        dropped = list(
+            dict.fromkeys(uuid for uuid in episode_uuids if uuid in self.live and self.live[uuid].state in ended)
+        )
+        if not dropped:
+            return
+        self.run.dropped += len(dropped)
+        self._count(changes)
+        was_out = bool(self.batch)
+        for uuid in dropped:
+            self.batch.pop(uuid, None)
+        self._move(dropped, State.DROPPED, changes, lost_reason=clean(reason))
+        if was_out and not self.batch:
+            self._forget_batch(changes)
+
+    def _begin(self, record: RunBegun, changes: Changes) -> None:
+        if self.run.id == 0 or record.run_id != self.run.run_id:
+            self._drop([uuid for uuid, one in self.live.items() if one.state is not State.CLAIMED], _NEW_RUN, changes)
+            self.run = Run(self.run.id + 1, record.run_id)
+        self.run.job_yaml = record.job_yaml
+        self._count(changes)
+
+    def _move(
+        self,
+        episode_uuids: Iterable[str],
+        state: State,
+        changes: Changes,
+        batch_id: str = "",
+        lost_reason: str = "",
+        step: int | None = None,
+    ) -> None:
+        ids: list[int] = []
+        for uuid in episode_uuids:
+            episode = self.live[uuid]
+            episode.state = state
+            ids.append(episode.id)
+            if state >= State.TRAINED:
+                self._over(uuid)
+        changes.moves.append(Move(state, ids, batch_id, lost_reason, step))
+
+    def _over(self, episode_uuid: str) -> None:
+        del self.live[episode_uuid]
+        self.over += 1
+        self._recent[episode_uuid] = None
+        if len(self._recent) > _OVER_REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+
+    def _forget_batch(self, changes: Changes) -> None:
+        changes.batches[self.batch_id] = None
+        self.batch_id, self.batch = "", {}
+
+    def _count(self, changes: Changes) -> None:
+        changes.runs[self.run.id] = self.run.row()
