@@ -182,10 +182,15 @@ async def read_model(request: Request, model: type[ModelT], limit: int) -> Model
 
 def bearer(request: Request) -> str:
     """The caller's key from ``Authorization: Bearer`` or ``x-api-key``; empty when there is none."""
-    scheme, _, value = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and value:
+    return bearer_bytes(request.scope["headers"]).decode("latin-1")
+
+
+def bearer_bytes(headers: RawHeaders) -> bytes:
+    """:func:`bearer`, as the bytes that were sent."""
+    scheme, _, value = (header(headers, b"authorization") or b"").partition(b" ")
+    if scheme.lower() == b"bearer" and value:
         return value.strip()
-    return request.headers.get("x-api-key", "")
+    return header(headers, b"x-api-key") or b""
 
 
 def require(condition: bool, message: str = "wrong or missing API key") -> None:

@@ -6,15 +6,14 @@ for; of a request without a token that is decided by where it comes from, never 
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 
-from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import ConfigError, ForbiddenError, SwarmGatewayError
-from swarm.http.asgi import bearer, error_response
+from swarm.http.asgi import bearer_bytes, error_response
 from swarm.http.guard import LoopbackGuard, is_loopback
 from swarm.server.auth.ring import TokenRing
 from swarm.server.auth.scopes import needed_scope
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
 #: what a proxy adds: the peer is then not the caller
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
 
 class AuthMiddleware:
@@ -59,8 +58,7 @@ class AuthMiddleware:
         await app(scope, receive, send)
 
     def _identify(self, scope: Scope) -> tuple[Caller, ASGIApp]:
-        # a header's value is text by its bytes in latin-1; a token is compared by the bytes that were sent
-        key = bearer(Request(scope)).encode("latin-1")
+        key = bearer_bytes(scope["headers"])
         if not key and self._anonymous_may(scope):
             return ANONYMOUS, self._guarded
         return self._ring.authenticate(key), self.app
@@ -68,8 +66,7 @@ class AuthMiddleware:
     def _anonymous_may(self, scope: Scope) -> bool:
         if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
             return False
-        headers = Headers(scope=scope)
-        return _is_here(scope) and not any(name in headers for name in _FORWARDED)
+        return _is_here(scope) and not any(name in _FORWARDED for name, _ in scope["headers"])
 
     @staticmethod
     def _check_scope(caller: Caller, scope: Scope) -> None:
@@ -103,10 +100,13 @@ def check_exposure(config: ServerConfig) -> None:
 def _is_here(scope: Scope) -> bool:
     """Whether the connection's other end is on this machine."""
     peer = scope.get("client")
-    if peer is None:
-        return False
+    return peer is not None and _is_loopback_address(peer[0])
+
+
+@functools.lru_cache(maxsize=256)
+def _is_loopback_address(text: str) -> bool:
     try:
-        address = ipaddress.ip_address(peer[0])
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
     # a socket that listens for both families tells IPv4 peers as ::ffff:127.0.0.1
