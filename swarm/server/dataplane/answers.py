@@ -42,11 +42,11 @@ class Shaper:
             self._identity = {key: chunk[key] for key in ("id", "created", "system_fingerprint") if key in chunk}
         return self.answer(chunk | self._identity)
 
-    def continued(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """A /v1/completions chunk as the chat chunk that it continues."""
+    def continued(self, chunk: dict[str, Any], index: int) -> dict[str, Any]:
+        """A /v1/completions chunk as the chat chunk that continues choice ``index``."""
         choices = [
             {
-                "index": choice.get("index", 0),
+                "index": index,
                 "delta": {"content": choice.get("text") or ""},
                 "logprobs": _chat_logprobs(choice.get("logprobs")),
                 "finish_reason": choice.get("finish_reason"),

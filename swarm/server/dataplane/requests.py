@@ -109,7 +109,9 @@ class ChatCall:
         }
 
 
-def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, engine_model: str) -> ChatCall:
+def prepare(
+    body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, engine_model: str, group_size: int | None = None
+) -> ChatCall:
     """Read the caller's chat body and build vLLM's.
 
     Args:
@@ -117,10 +119,12 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
         episode_type: train episodes sample as the trainer assumes, eval episodes as the caller asks.
         job: gives the served name, lengths and temperature.
         engine_model: the name under which vLLM serves.
+        group_size: of a call that samples one answer for each episode of a group.
 
     Raises:
         NotFoundError: an unknown model.
-        RequestError: no messages, a ``stream`` that is no boolean, or several answers per call in a train episode.
+        RequestError: no messages, a ``stream`` that is no boolean, several answers per call in a train episode, or of a
+            group another number than it has episodes.
     """
     name = body.get("model")
     if name is not None and name not in (job.model_name, engine_model):
@@ -135,8 +139,15 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
     if not isinstance(body.get("stream"), bool | None):
         raise RequestError("stream: must be true or false", param="stream")
     train = episode_type == "train"
-    samples = body.get("n") or 1
-    if train and samples != 1:
+    samples: Any = body.get("n") or group_size or 1
+    if not isinstance(samples, int):
+        raise RequestError("n: must be an integer", param="n")
+    if group_size is not None and samples != group_size:
+        raise RequestError(
+            f"n: a call of this group samples {group_size} answers, one for each of its episodes; leave n out",
+            param="n",
+        )
+    if group_size is None and train and samples != 1:
         raise RequestError("n: a train episode gives one answer per call; claim one episode for each answer", param="n")
     options = _mapping(body.get("stream_options"))
     wants = Wants(
@@ -156,6 +167,8 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
         "include_reasoning": True,
     }
     sent = {**body, **ours}
+    if group_size is not None:
+        sent["n"] = group_size
     if wants.stream:
         sent["stream_options"] = {**options, "include_usage": True}
     asked = _asked_length(body)
@@ -172,9 +185,9 @@ def prepare(body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, e
         body=sent,
         wants=wants,
         model_name=job.model_name,
-        samples=samples if isinstance(samples, int) else 1,
+        samples=samples,
         record=train,
-        continuable=samples == 1 and _plain_text(body),
+        continuable=_plain_text(body),
         max_tokens=job.max_response_length if asked is None else asked,
         context=job.max_prompt_length + job.max_response_length,
     )

@@ -1,14 +1,16 @@
-"""HTTP routes of one episode's endpoint: ``/episodes/{episode_uuid}/v1/...``, opened by the episode's own key.
+"""HTTP routes of the endpoints of episodes (``/episodes/{episode_uuid}/v1/...``) and of groups of them
+(``/groups/{group_uuid}/v1/...``), each opened by its own key.
 
-Invariant: a call lives no longer than its caller, its episode and its deadline, and is cancelled in vLLM with them.
+Invariant: a call lives no longer than its caller, its episodes and its deadline, and is cancelled in vLLM with them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -16,90 +18,56 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, error_response, read_json
-from swarm.server.concurrency import ClientGoneError, first_of, until_gone
+from swarm.protocol import ReplicaStatus
+from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
-from swarm.server.dataplane.chat import ChatSession
+from swarm.server.dataplane import replicas
+from swarm.server.dataplane.calls import Members
+from swarm.server.dataplane.chat import ChatSession, StreamCutError
+from swarm.server.dataplane.jsons import encode
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.sse import DONE, encode_event
-from swarm.server.dataplane.upstream import Upstream, replica
-from swarm.server.episodes import Episode
-from swarm.types import ModelCall
+from swarm.server.dataplane.upstream import Upstream
 
 T = TypeVar("T")
 
 POLICY_VERSION = "x-swarm-policy-version"
+#: of a group's plain answer: how many tokens each choice has, in order; its usage tells only their sum
+COMPLETION_TOKENS = "x-swarm-completion-tokens"
 #: nginx's status for a caller that left; nobody reads it
 _CLIENT_CLOSED_REQUEST = 499
 
 
-class EpisodeLog:
-    """Counts one call of an episode in the pool, and puts what it sampled there."""
-
-    def __init__(self, controller: Controller, episode: Episode) -> None:
-        self._controller = controller
-        self._pool = controller.pool
-        self._episode = episode
-
-    def __enter__(self) -> EpisodeLog:
-        self._pool.begin_call(self._episode)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.end_call(self._episode)
-        self._controller.pool_changed()
-
-    def record(self, call: ModelCall) -> None:
-        self._pool.record(self._episode, call)
-
-    def quarantine(self, reason: str) -> None:
-        self._pool.quarantine(self._episode, reason)
-
-
 @dataclass(frozen=True)
 class DataPlane:
-    """The endpoints of all episodes."""
+    """The endpoints of all episodes and groups; ``quarantined`` counts episodes by reason since the server started."""
 
     config: ServerConfig
     controller: Controller
     upstream: Upstream
+    quarantined: Counter[str] = field(default_factory=Counter[str])
 
     def routes(self) -> list[Route]:
-        base = "/episodes/{episode_uuid}/v1"
         return [
-            Route(f"{base}/chat/completions", self.chat_completions, methods=["POST"]),
-            Route(f"{base}/models", self.models, methods=["GET"]),
+            Route("/episodes/{episode_uuid}/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/episodes/{episode_uuid}/v1/models", self.models, methods=["GET"]),
+            Route("/groups/{group_uuid}/v1/chat/completions", self.group_chat_completions, methods=["POST"]),
+            Route("/groups/{group_uuid}/v1/models", self.models, methods=["GET"]),
         ]
 
+    def replicas(self) -> list[ReplicaStatus]:
+        """What is known of each vLLM replica."""
+        return self.upstream.replicas.rows()
+
     async def chat_completions(self, request: Request) -> Response:
-        episode = self._open(request)
-        body = await read_json(request, self.config.max_body_bytes)
-        # reading the body took time: the episode may be over by now
-        if episode.over_error is not None:
-            raise episode.over_error
-        controller = self.controller
-        serving = controller.serving
-        call = prepare(body, episode.episode_type, controller.job, serving.engine_model)
-        log = EpisodeLog(controller, episode)
-        session = ChatSession(
-            upstream=self.upstream,
-            base_url=replica(serving.addresses, episode.episode_uuid),
-            call=call,
-            attempts=self.config.call_attempts,
-            version=lambda: controller.policy_version,
-            log=log,
-        )
-        if call.wants.stream:
-            return _EventStream(self, episode, log, session)
-        try:
-            with log:
-                work = self.while_open(episode, session.complete())
-                answer, version = await until_gone(request.receive, work)
-        except ClientGoneError:
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
-        return JSONResponse(answer, headers={POLICY_VERSION: str(version)})
+        return await self._chat(request, self._open(request))
+
+    async def group_chat_completions(self, request: Request) -> Response:
+        members = self._open(request)
+        return await self._chat(request, members, len(members.episodes))
 
     async def models(self, request: Request) -> Response:
         self._open(request)
@@ -107,20 +75,15 @@ class DataPlane:
         card = {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def while_open(self, episode: Episode, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, cancelled when the episode ends or the deadline of calls passes.
+    async def while_open(self, members: Members, engine_gone: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.
 
         Raises:
-            SwarmGatewayError: why the episode is over, or that the deadline has passed.
+            SwarmGatewayError: why an episode is over, that no engine serves, or that the deadline has passed.
         """
-
-        async def closed() -> T:
-            await episode.over.wait()
-            raise episode.over_error or UnavailableError("the episode is over")
-
         try:
             async with asyncio.timeout(self.config.call_timeout):
-                return await first_of(work, closed())
+                return await members.while_open(work, engine_gone)
         except TimeoutError as exc:
             error = UpstreamError(
                 f"the call took longer than {self.config.call_timeout:g} s (call_timeout)", code="upstream_timeout"
@@ -128,25 +91,64 @@ class DataPlane:
             error.status = 504
             raise error from exc
 
-    def _open(self, request: Request) -> Episode:
-        return self.controller.pool.open(request.path_params["episode_uuid"], bearer(request))
+    async def _chat(self, request: Request, members: Members, group_size: int | None = None) -> Response:
+        body = await read_json(request, self.config.max_body_bytes)
+        # reading the body took time: an episode may be over by now
+        members.check()
+        controller = self.controller
+        serving = controller.serving
+        call = prepare(body, members.episodes[0].episode_type, controller.job, serving.engine_model, group_size)
+        session = ChatSession(
+            upstream=self.upstream,
+            route=replicas.Route(
+                self.upstream.replicas,
+                members.episodes,
+                lambda: replicas.prefix_of(body),
+                lambda: controller.serving.addresses,
+            ),
+            call=call,
+            attempts=self.config.call_attempts,
+            version=lambda: controller.policy_version,
+            log=members,
+        )
+        if call.wants.stream:
+            return _EventStream(self, members, serving.gone, session)
+        try:
+            with members:
+                work = self.while_open(members, serving.gone, session.complete())
+                done = await until_gone(request.receive, work)
+        except ClientGoneError:
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        headers = {POLICY_VERSION: str(done.version)}
+        if group_size is not None:
+            headers[COMPLETION_TOKENS] = ",".join(map(str, done.tokens))
+        return Response(encode(done.answer), media_type="application/json", headers=headers)
+
+    def _open(self, request: Request) -> Members:
+        pool, key = self.controller.pool, bearer(request)
+        if (group_uuid := request.path_params.get("group_uuid")) is not None:
+            episodes = pool.open_group(group_uuid, key).members
+        else:
+            episodes = (pool.open(request.path_params["episode_uuid"], key),)
+        return Members(self.controller, episodes, self.quarantined)
 
 
 class _EventStream(Response):
     """A streamed answer whose status is decided by its first chunk."""
 
-    def __init__(self, plane: DataPlane, episode: Episode, log: EpisodeLog, session: ChatSession) -> None:
+    def __init__(self, plane: DataPlane, members: Members, engine_gone: asyncio.Event, session: ChatSession) -> None:
         super().__init__()
         self._plane = plane
-        self._episode = episode
-        self._log = log
+        self._members = members
+        self._engine_gone = engine_gone
         self._session = session
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._log:
-                await until_gone(receive, self._plane.while_open(self._episode, self._send(send)))
+            with self._members:
+                work = self._plane.while_open(self._members, self._engine_gone, self._send(send))
+                await until_gone(receive, work)
             tail = DONE
         except ClientGoneError:
             return
@@ -154,6 +156,10 @@ class _EventStream(Response):
             if not self._started:
                 await error_response(exc)(scope, receive, send)
                 return
+            if not isinstance(exc, StreamCutError):
+                # the agent has seen, and may act on, tokens that are in no record
+                problem = TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut")
+                self._members.quarantine_all(problem)
             tail = encode_event(exc.body())
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 

@@ -6,15 +6,16 @@ cut at U+2028 and friends, which stand unescaped in JSON).
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from swarm.server.dataplane.jsons import encode
 
 DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(data: Any) -> bytes:
     """One ``data:`` event that carries ``data`` as JSON."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n\n"
+    return b"data: " + encode(data) + b"\n\n"
 
 
 class SseDecoder:

@@ -1,63 +1,26 @@
-"""The way to vLLM: pooled connections, a fixed replica per episode, and errors told apart by what helps.
+"""The way to vLLM: pooled connections, and errors told apart by what helps.
 
-Invariant: whatever vLLM or the network does comes out as one of three errors: its own refusal (passed on as it is),
-something a retry may cure, or the end of the retries.
+Invariant: whatever vLLM or the network does comes out as one of two errors: its own refusal (passed on as it is), or
+something a retry may cure.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import random
-import zlib
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import httpx
 
 from swarm.errors import UpstreamError
+from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
+from swarm.server.dataplane.jsons import decode, encode
+from swarm.server.dataplane.replicas import Replicas
 from swarm.server.dataplane.sse import SseDecoder
 
 #: vLLM's server drops idle connections after 5 s; reusing one in that moment would fail
 _KEEPALIVE_SECONDS = 4.0
+_JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-
-
-class UpstreamRefusalError(UpstreamError):
-    """vLLM refused the request (a context too long, a bad field): its status and body go to the caller."""
-
-    def __init__(self, status: int, payload: dict[str, Any]) -> None:
-        super().__init__(f"vLLM answered {status}")
-        self.status = status
-        self._payload = payload
-
-    def body(self) -> dict[str, Any]:
-        return self._payload
-
-
-class TransientError(UpstreamError):
-    """vLLM aborted, failed or could not be reached; the same request may succeed in a moment."""
-
-
-class Retries:
-    """The tries of one call: a cap, and pauses that double up to two seconds, with jitter."""
-
-    def __init__(self, attempts: int) -> None:
-        self._left = attempts
-        self._pause = _FIRST_PAUSE
-
-    async def after(self, error: TransientError) -> None:
-        """Pause before the next try.
-
-        Raises:
-            UpstreamError: that was the last one.
-        """
-        self._left -= 1
-        if self._left <= 0:
-            raise UpstreamError(f"the engine could not complete the call: {error.message}") from error
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class Upstream:
@@ -73,8 +36,11 @@ class Upstream:
             # only ever http://, and loading certificates takes 0.1 s
             verify=False,
         )
+        #: where the calls go
+        self.replicas = Replicas(self._client)
 
     async def close(self) -> None:
+        await self.replicas.close()
         await self._client.aclose()
 
     async def post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -85,15 +51,18 @@ class Upstream:
             TransientError: a 5xx or a broken connection.
         """
         try:
-            response = await self._client.post(url, json=body)
+            response = await self._client.post(url, content=encode(body), headers=_JSON)
         except httpx.TransportError as exc:
             raise _unreachable(exc) from exc
         if response.status_code != 200:
             raise _failure(response)
         try:
-            return response.json()
+            answer: Any = decode(response.content)
         except ValueError as exc:
             raise TransientError(f"vLLM's answer is not JSON: {exc}") from exc
+        if not isinstance(answer, dict):
+            raise TransientError(f"vLLM's answer is no object: {response.text[:500]}")
+        return cast("dict[str, Any]", answer)
 
     async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of the streamed answer to ``body``; it ends after ``[DONE]``.
@@ -103,7 +72,7 @@ class Upstream:
             TransientError: a 5xx, an error event, or a stream that breaks off.
         """
         try:
-            async with self._client.stream("POST", url, json=body) as response:
+            async with self._client.stream("POST", url, content=encode(body), headers=_JSON) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise _failure(response)
@@ -118,14 +87,9 @@ class Upstream:
         raise TransientError("vLLM's stream broke off")
 
 
-def replica(addresses: tuple[str, ...], episode_uuid: str) -> str:
-    """The base URL that serves this episode: always the same one, which has its prefix cached."""
-    return f"http://{addresses[zlib.crc32(episode_uuid.encode()) % len(addresses)]}/v1"
-
-
 def _chunk(event: str) -> dict[str, Any]:
     try:
-        chunk: Any = json.loads(event)
+        chunk: Any = decode(event)
     except ValueError as exc:
         raise TransientError(f"vLLM sent a chunk that is not JSON: {exc}") from exc
     if not isinstance(chunk, dict):
@@ -140,7 +104,8 @@ def _chunk(event: str) -> dict[str, Any]:
 
 
 def _unreachable(exc: httpx.TransportError) -> TransientError:
-    return TransientError(f"the connection to vLLM failed: {type(exc).__name__}: {exc}")
+    kind = UnreachableError if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout) else TransientError
+    return kind(f"the connection to vLLM failed: {type(exc).__name__}: {exc}")
 
 
 def _failure(response: httpx.Response) -> UpstreamError:

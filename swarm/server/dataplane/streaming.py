@@ -1,0 +1,100 @@
+"""One try of a streamed chat call as a state machine without I/O: vLLM's chunks in, the caller's chunks out.
+
+Invariant: until a choice has said something nothing is given out, so that the whole call can be repeated; chunks with a
+finish reason are held back until their tokens are recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.server.dataplane.answers import Shaper
+from swarm.server.dataplane.recording import Recorder
+from swarm.server.dataplane.requests import ChatCall
+
+Chunk = dict[str, Any]
+
+
+class Attempt:
+    """One try; feed it with :meth:`take`.
+
+    Args:
+        call: what is asked for.
+        shaper: of all tries of the call.
+        version: the policy version served when the try begins.
+    """
+
+    def __init__(self, call: ChatCall, shaper: Shaper, version: int) -> None:
+        self.recorder = Recorder(version, call.samples)
+        #: whether the caller has seen anything of this try
+        self.delivered = False
+        self._call = call
+        self._shaper = shaper
+        self._opening: list[Chunk] = []
+        self._ends: dict[int, Chunk] = {}
+        # choices of which some token did not become plain text, so that the rest cannot come as text
+        self._parsed: set[int] = set()
+
+    def take(self, chunk: Chunk) -> list[Chunk]:
+        """The chunks for the caller that ``chunk`` of vLLM brings."""
+        self.recorder.add(chunk)
+        for choice in chunk.get("choices") or []:
+            self._look_at(choice)
+        if not chunk.get("choices"):
+            return []  # the usage: given out at the end
+        shaped = self._shaper.chunk(chunk)
+        return [out for choice in shaped["choices"] for out in self._choose(shaped | {"choices": [choice]}, choice)]
+
+    def cut(self) -> list[int]:
+        """The choices that have no end yet."""
+        return [index for index in range(self._call.samples) if index not in self._ends]
+
+    def end(self, index: int, chunk: Chunk) -> None:
+        """``chunk`` is the last one of choice ``index``."""
+        self._ends[index] = chunk
+
+    def ends(self) -> list[Chunk]:
+        """What is left to give out once the call is recorded, ends last."""
+        return [*self._opening, *self._ends.values()]
+
+    def continuable(self, index: int) -> bool:
+        """Whether sampling on after the tokens of choice ``index`` gives exactly what one call would have given."""
+        whole = self.recorder.choices[index].problem is None and bool(self.recorder.prompt_ids)
+        return self._call.continuable and index not in self._parsed and whole
+
+    def _look_at(self, choice: dict[str, Any]) -> None:
+        delta: dict[str, Any] = choice.get("delta") or {}
+        # a parser that holds text back sends tokens without content
+        held_back = bool(choice.get("token_ids")) and "content" not in delta
+        if held_back or any(delta.get(key) for key in delta.keys() - {"role", "content"}):
+            self._parsed.add(choice.get("index", 0))
+
+    def _choose(self, chunk: Chunk, choice: dict[str, Any]) -> list[Chunk]:
+        """Give out ``chunk``, the only choice of which is ``choice``, or hold it back."""
+        finish: str | None = choice.get("finish_reason")
+        if finish not in (None, "abort"):
+            self._ends[choice.get("index", 0)] = chunk
+            return []
+        says = _says_something(choice)
+        chunk = without_abort(chunk)
+        # an abort says that the call will be repeated, if nothing is out yet
+        if not self.delivered and (finish == "abort" or not says):
+            self._opening.append(chunk)
+            return []
+        self.delivered = True
+        ready = [*self._opening, chunk]
+        self._opening.clear()
+        return ready
+
+
+def without_abort(chunk: Chunk) -> Chunk:
+    """``chunk``, whose choices are not over although vLLM aborted them."""
+    for choice in chunk["choices"]:
+        if choice.get("finish_reason") == "abort":
+            choice["finish_reason"] = choice["stop_reason"] = None
+    return chunk
+
+
+def _says_something(choice: dict[str, Any]) -> bool:
+    """Whether a choice tells the caller more than the role."""
+    return any(value for key, value in (choice.get("delta") or {}).items() if key != "role")
