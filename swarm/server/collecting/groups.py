@@ -161,7 +161,10 @@ class GroupStore:
             gone += self._shrink(group)
         for group in [g for g in self._losses.values() if self._old(g.version)]:
             del self._losses[group.task_id]
-        return [_dropped(gone, "stale", self._stale_reason())] if gone else []
+        if not gone:
+            return []
+        self._cache_full = False
+        return [_dropped(gone, "stale", self._stale_reason())]
 
     def make_room(self, running: int, count: int, ready: bool) -> tuple[str, list[Dropped]]:
         """Why ``count`` more train episodes may not begin beside ``running`` ones (or an empty string), and what was
