@@ -22,6 +22,7 @@ from swarm.server.journal.records import (
     EpisodesDropped,
     Record,
     RunBegun,
+    RunStopped,
     StepRecorded,
 )
 from swarm.server.journal.schema import State
@@ -56,9 +57,18 @@ class Run:
     trained: int = 0
     dropped: int = 0
     quarantined: int = 0
+    stopped: bool = False
 
     def row(self) -> Row:
-        return (self.id, self.run_id, self.job_yaml, self.trained, self.dropped, self.quarantined)
+        return (
+            self.id,
+            self.run_id,
+            self.job_yaml,
+            self.trained,
+            self.dropped,
+            self.quarantined,
+            self.stopped,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,10 @@ class Ledger:
                 self._step(record, changes)
             case RunBegun():
                 self._begin(record, changes)
+            case RunStopped():
+                if record.run_id == self.run.run_id:
+                    self.run.stopped = True
+                    self._count(changes)
 
     def _claimed(self, episode_uuid: str) -> Live | None:
         episode = self.live.get(episode_uuid)
@@ -270,6 +284,7 @@ class Ledger:
             self._drop([uuid for uuid, one in self.live.items() if one.state is not State.CLAIMED], _NEW_RUN, changes)
             self.run = Run(self.run.id + 1, record.run_id)
         self.run.job_yaml = record.job_yaml
+        self.run.stopped = False
         self._count(changes)
 
     def _move(

@@ -28,9 +28,9 @@ def recover(connection: sqlite3.Connection) -> Recovered:
     """What the records written so far amount to."""
     query = connection.execute
     run = query(
-        "SELECT run_id, job_yaml, quarantined, dropped, trained, id FROM runs ORDER BY id DESC LIMIT 1"
+        "SELECT run_id, job_yaml, quarantined, dropped, trained, stopped, id FROM runs ORDER BY id DESC LIMIT 1"
     ).fetchone()
-    run_id, job_yaml, quarantined, dropped, trained, number = run or ("", "", 0, 0, 0, 0)
+    run_id, job_yaml, quarantined, dropped, trained, stopped, number = run or ("", "", 0, 0, 0, 0, 0)
     steps = query(
         "SELECT step, batch_id, metrics, seconds FROM steps WHERE run = ? ORDER BY id DESC LIMIT ?", (number, MAX_STEPS)
     ).fetchall()
@@ -41,6 +41,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
     return Recovered(
         run_id=run_id,
         job_yaml=job_yaml,
+        stopped=bool(stopped),
         claimed=_claimed(connection),
         finished=[
             (client_uuid, unpack_trajectory(uuid, data))

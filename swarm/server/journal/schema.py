@@ -41,7 +41,8 @@ CREATE TABLE runs (
     job_yaml TEXT NOT NULL,
     trained INTEGER NOT NULL DEFAULT 0,
     dropped INTEGER NOT NULL DEFAULT 0,
-    quarantined INTEGER NOT NULL DEFAULT 0
+    quarantined INTEGER NOT NULL DEFAULT 0,
+    stopped INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE episodes (
     id INTEGER PRIMARY KEY,

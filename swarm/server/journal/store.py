@@ -32,10 +32,10 @@ class _Bulk:
 
 
 _RUNS = _Bulk(
-    "INSERT INTO runs (id, run_id, job_yaml, trained, dropped, quarantined) VALUES",
-    6,
+    "INSERT INTO runs (id, run_id, job_yaml, trained, dropped, quarantined, stopped) VALUES",
+    7,
     " ON CONFLICT (id) DO UPDATE SET job_yaml = excluded.job_yaml, trained = excluded.trained,"
-    " dropped = excluded.dropped, quarantined = excluded.quarantined",
+    " dropped = excluded.dropped, quarantined = excluded.quarantined, stopped = excluded.stopped",
 )
 _CLAIMS = _Bulk(
     "INSERT OR IGNORE INTO episodes (id, uuid, run, type, client_uuid, claim_key, task_hint, group_uuid, group_size,"
@@ -99,10 +99,10 @@ def load(connection: sqlite3.Connection) -> Ledger:
     last = [one(f"SELECT coalesce(max({key}), 0) FROM {table}").fetchone()[0] for table, key in _NUMBERED]
     ledger = Ledger(last_episode=last[0], last_ended=last[1], last_call=last[2])
     run = one(
-        "SELECT id, run_id, job_yaml, trained, dropped, quarantined FROM runs ORDER BY id DESC LIMIT 1"
+        "SELECT id, run_id, job_yaml, trained, dropped, quarantined, stopped FROM runs ORDER BY id DESC LIMIT 1"
     ).fetchone()
     if run is not None:
-        ledger.run = Run(*run)
+        ledger.run = Run(*run[:-1], stopped=bool(run[-1]))
     names: dict[int, str] = {}
     for number, uuid, state, kind, quarantined in one(
         "SELECT id, uuid, state, type, quarantine_reason != '' FROM episodes WHERE state < 3 ORDER BY id"
