@@ -7,6 +7,7 @@ trainer's thread; the batch is fetched in the second call, so that an error reac
 from __future__ import annotations
 
 import time
+import uuid
 from typing import Any
 
 import transfer_queue as tq
@@ -65,24 +66,31 @@ class BatchFeed:
             )
         )
 
-    def collect(self) -> None:
-        """Wait for the batch of the announced step and queue its rows.
+    def collect(self) -> int:
+        """Wait for the batch of the announced step and queue its rows; returns how many groups it has.
 
         Raises:
             StopRequested: the server said Stop instead.
             EngineError: the server is gone, or vLLM is.
-            ValueError: the batch does not fit the step.
+            ValueError: a trajectory of the batch holds no sampled token.
         """
         batch = self._wait()
         self.batch_id, self.received_at = batch.batch_id, time.monotonic()
-        for rows in batch_rows(batch, self._uids, self._step):
+        # verl announced batch_size prompts; how many groups there are is for the collection method to say
+        spare = self._uids[len(batch.groups) :]
+        if spare:
+            tq.kv_clear(partition_id=PARTITION, keys=spare)
+        more = (str(uuid.uuid4()) for _ in range(len(batch.groups) - len(self._uids)))
+        for rows in batch_rows(batch, [*self._uids[: len(batch.groups)], *more], self._step):
             tq.kv_batch_put(
                 keys=rows.keys,
                 fields=list_of_dict_to_tensordict(rows.fields),
                 tags=rows.tags,
                 partition_id=PARTITION,
             )
-            tq.kv_put(key=rows.uid, partition_id=PARTITION, tag={"status": "finished"})
+            tag = {"is_prompt": True, "status": "finished", "global_steps": self._step}
+            tq.kv_put(key=rows.uid, partition_id=PARTITION, tag=tag)
+        return len(batch.groups)
 
     def _wait(self) -> TrainBatch:
         # no deadline of its own: a swarm may be idle for days. A server that dies is noticed by its heartbeats.
@@ -109,6 +117,6 @@ class SwarmReplayBuffer(ReplayBuffer):
         self._feed = feed
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """The rows of the next batch; blocks until the swarm has one."""
-        self._feed.collect()
-        return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        """The rows of the next batch, of any number of groups; blocks until the swarm has one."""
+        groups = self._feed.collect()
+        return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=groups)

@@ -28,18 +28,13 @@ def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
     """The rows of ``batch``, one :class:`Rows` per group, group ``i`` under the trainer's ``uids[i]``.
 
     Args:
-        batch: as many groups as ``uids``; the groups may have different numbers of trajectories.
-        uids: the trainer's names for the groups of this step.
+        batch: the groups may have different numbers of trajectories.
+        uids: names for the groups of this step, one each.
         step: the training step that consumes the rows.
 
     Raises:
-        ValueError: the number of groups does not fit, or a trajectory holds no sampled token.
+        ValueError: a trajectory holds no sampled token.
     """
-    if len(batch.groups) != len(uids):
-        raise ValueError(
-            f"batch {batch.batch_id} has {len(batch.groups)} groups but the trainer asked for {len(uids)}: "
-            "the swarm server and the engine run with different jobs"
-        )
     rows: list[Rows] = []
     for uid, group in zip(uids, batch.groups, strict=True):
         found = Rows(uid, [], [], [])

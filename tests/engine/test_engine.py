@@ -88,8 +88,8 @@ async def two_turns(client: httpx.AsyncClient, ready: RolloutReady) -> list[Time
     return [joined, timeline(await sample(client, ready, "two", max_tokens=8))]
 
 
-async def make_batch(client: httpx.AsyncClient, ready: RolloutReady) -> TrainBatch:
-    """A full group, whose last trajectory has two timelines, and a group that lacks a trajectory."""
+async def make_batch(client: httpx.AsyncClient, ready: RolloutReady, sizes: dict[str, int] | None = None) -> TrainBatch:
+    """By default a full group, whose last trajectory has two timelines, and a group that lacks a trajectory."""
     rewards = random.Random(ready.policy_version)
 
     async def episode(task: str, number: int) -> Trajectory:
@@ -107,7 +107,7 @@ async def make_batch(client: httpx.AsyncClient, ready: RolloutReady) -> TrainBat
 
     groups = [
         TrainGroup(task_id=task, trajectories=await gather(*[episode(task, i) for i in range(size)]))
-        for task, size in (("a", 4), ("b", 3))
+        for task, size in (sizes or {"a": 4, "b": 3}).items()
     ]
     return TrainBatch(batch_id=uuid.uuid4().hex, groups=groups)
 
@@ -189,16 +189,29 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert not (tmp_path / "run" / "ray").is_symlink()
         assert segments() <= before
 
+    # what the server does after a crash: the next run goes on from the last checkpoint
+    async with EngineProcess(job.model_copy(update={"resume": True}), tmp_path / "run") as engine:
+        ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
+        assert (ready.policy_version, ready.next_step) == (2, 3)
+        assert distance(await served_logprobs(client, ready), served) < 1e-3
+        result, following = await engine.train(await make_batch(client, ready), STEP_TIMEOUT)
+        assert following is not None
+        assert (result.step, following.policy_version) == (3, 3)
+
 
 async def test_kl_loss_trains_and_a_dead_vllm_is_noticed(
     model: Path, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
     async with EngineProcess(make_job(model, kl_coef=0.01, mini_batch_num=2), tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
-        for _ in range(2):
-            result, following = await engine.train(await make_batch(client, ready), STEP_TIMEOUT)
+        # as many groups as the collection method gives: the job's two, fewer, more
+        for sizes in ({"a": 4, "b": 3}, {"a": 4}, {"a": 2, "b": 4, "c": 3}):
+            result, following = await engine.train(await make_batch(client, ready, sizes), STEP_TIMEOUT)
             assert following is not None
             ready = following
+            # the last of four has two timelines
+            timelines = sum(sizes.values()) + (sizes["a"] == 4)
+            assert result.metrics["swarm/rows"] == timelines
         assert result.metrics["actor/kl_loss"] > 0, "after one step the policy is no longer the reference"
 
         # vLLM's HTTP server outlives the process that computes

@@ -86,9 +86,3 @@ def test_trajectory_without_any_sampled_token_is_an_error() -> None:
     batch = make_batch([make_trajectory("ep-1", 1.0, make_timeline([1], [2], mask=[0]))])
     with pytest.raises(ValueError, match="ep-1 has no token"):
         fields.batch_rows(batch, ["u"], step=1)
-
-
-def test_batch_of_the_wrong_size_is_an_error() -> None:
-    batch = make_batch([make_trajectory("a", 1.0, make_timeline([1], [2]))])
-    with pytest.raises(ValueError, match="1 groups but the trainer asked for 2"):
-        fields.batch_rows(batch, ["u0", "u1"], step=1)
