@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,16 +39,24 @@ class LoopbackGuard:
 
 
 class JsonBodies:
-    """Refuse bodies that do not say they are JSON (415): the other types need no preflight from a foreign page."""
+    """Refuse bodies that do not say they are JSON (415): the other types need no preflight from a foreign page.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        other_types: path -> the one type of body that it takes instead, in lower case; one that a page cannot send
+            without a preflight either.
+    """
+
+    def __init__(self, app: ASGIApp, other_types: Mapping[str, str] | None = None) -> None:
         self.app = app
+        self._other_types = other_types or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _has_body(scope["headers"]):
             given = header(scope["headers"], b"content-type") or b""
-            if not _is_json(given):
-                message = f"content-type {given.decode('latin-1')!r}: send JSON with `content-type: application/json`"
+            other = self._other_types.get(scope["path"])
+            if not (_is_json(given) if other is None else _media_type(given) == other):
+                wanted = "JSON with `content-type: application/json`" if other is None else f"`content-type: {other}`"
+                message = f"content-type {given.decode('latin-1')!r}: send {wanted}"
                 await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
                 return
         await self.app(scope, receive, send)
@@ -93,8 +102,12 @@ def _names_loopback(url: bytes) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _is_json(content_type: bytes) -> bool:
-    kind = content_type.decode("latin-1").partition(";")[0].strip().lower()
+    kind = _media_type(content_type)
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _media_type(content_type: bytes) -> str:
+    return content_type.decode("latin-1").partition(";")[0].strip().lower()
 
 
 def _has_body(headers: RawHeaders) -> bool:

@@ -24,8 +24,10 @@ from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.dataplane.routes import DataPlane
 from swarm.server.dataplane.upstream import Upstream
+from swarm.server.routes.code import CodeRoutes
 from swarm.server.routes.engine import EngineRoutes
 from swarm.server.routes.episodes import EpisodeRoutes
+from swarm.server.snapshots import Snapshots
 from swarm.server.supervisor import Supervisor
 
 
@@ -61,10 +63,11 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     control = [
         *EngineRoutes(config, controller, supervisor).routes(),
         *EpisodeRoutes(config, controller).routes(),
+        *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
     ]
     guards = [
         Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous),
-        Middleware(JsonBodies),
+        Middleware(JsonBodies, other_types=CodeRoutes.BODY_TYPES),
     ]
     app = Starlette(
         routes=[

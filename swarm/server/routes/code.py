@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -24,14 +26,15 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
-MEDIA_TYPE = "application/zip"
 #: how long the archive may take to arrive
 _UPLOAD_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class CodeRoutes:
-    """``/sync_train_code``; takes its body as it is, so it must not stand behind ``JsonBodies``."""
+    """``/sync_train_code``. ``BODY_TYPES`` is what :class:`~swarm.http.guard.JsonBodies` must let through to it."""
+
+    BODY_TYPES: ClassVar[Mapping[str, str]] = {"/sync_train_code": "application/zip"}
 
     config: ServerConfig
     controller: Controller
@@ -59,12 +62,6 @@ class CodeRoutes:
                 "to admins, set `allow_code_sync: true` in the swarm server's configuration and restart it",
                 code="code_sync_disabled",
             )
-        # any other type could be sent by a page of a foreign site without the browser asking first
-        given = request.headers.get("content-type", "")
-        if given.partition(";")[0].strip().lower() != MEDIA_TYPE:
-            error = RequestError(f"content-type {given!r}: send a zip with `content-type: {MEDIA_TYPE}`")
-            error.status = 415
-            raise error
         self._check_offline()
         archive = await _read(request, self.snapshots.limits.max_archive_bytes)
         async with self._one_at_a_time:

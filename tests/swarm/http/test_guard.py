@@ -21,8 +21,11 @@ async def echo(request: Request) -> Response:
 
 def client(enabled: bool = True) -> httpx.AsyncClient:
     app = Starlette(
-        routes=[Route("/", echo, methods=["GET", "POST"])],
-        middleware=[Middleware(LoopbackGuard, enabled=enabled), Middleware(JsonBodies)],
+        routes=[Route("/", echo, methods=["GET", "POST"]), Route("/zip", echo, methods=["POST"])],
+        middleware=[
+            Middleware(LoopbackGuard, enabled=enabled),
+            Middleware(JsonBodies, other_types={"/zip": "application/zip"}),
+        ],
     )
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:1", verify=False)
 
@@ -82,3 +85,19 @@ async def test_bodies_say_that_they_are_json(kind: str | None, status: int) -> N
             answer = await http.post("/", content=content, headers={"content-type": kind} if kind else {})
             assert answer.status_code == status
         assert (await http.post("/")).status_code == 200, "no body, no type"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "status"),
+    [
+        ("/zip", "application/zip", 200),
+        ("/zip", "Application/Zip; x=y", 200),
+        ("/zip", "application/json", 415),
+        ("/zip", "text/plain", 415),
+        ("/", "application/zip", 415),
+    ],
+)
+async def test_a_path_with_a_type_of_its_own(path: str, kind: str, status: int) -> None:
+    async with client() as http:
+        answer = await http.post(path, content=b"PK", headers={"content-type": kind})
+    assert answer.status_code == status
