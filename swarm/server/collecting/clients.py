@@ -153,11 +153,11 @@ class Clients:
     # ------------------------------------------------------------------ inside
 
     def _lapse(self, now: float) -> None:
-        horizon = now - self._timeout
         for signs in (self._active, self._training):
             while signs:
                 name, since = next(iter(signs.items()))
-                if since > horizon:
+                # the same sum as in next_lapse: a difference may round so that the time told there is too early
+                if since + self._timeout > now:
                     break
                 if self._clients[name].in_flight:
                     signs[name] = now

@@ -175,10 +175,11 @@ class Shares:
             share.episodes += sign * task.episodes
 
     def _abandon(self) -> None:
-        horizon = self._clock() - self._timeout
+        now = self._clock()
         while self._resting:
             (client, task_id), since = next(iter(self._resting.items()))
-            if since > horizon:
+            # the same sum as in next_abandoned: a difference may round so that the time told there is too early
+            if since + self._timeout > now:
                 return
             del self._resting[client, task_id]
             share = self._shares[client]

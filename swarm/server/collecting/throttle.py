@@ -61,5 +61,5 @@ class Throttle:
     def _stalled(self, client_uuid: str, share: int) -> bool:
         if self._shares.running:
             return False
-        idle = self._clock() - self._shares.last_change
-        return idle >= self._timeout or self._shares.live_places(client_uuid) < share
+        silent = self._shares.last_change + self._timeout <= self._clock()
+        return silent or self._shares.live_places(client_uuid) < share
