@@ -1,6 +1,30 @@
-"""``python -m benchmarks``: what the gateway adds to a request."""
+"""``python -m benchmarks``: measurements, each a subcommand that prints JSON; its module says what it measures and how.
 
-from benchmarks.overhead import main
+* ``overhead``: what the gateway adds to a request.
+* ``lifecycle``: durable claims and ends per second, against a plain dict server.
+* ``soak``: hundreds of clients on several servers for minutes; errors, memory and file descriptors.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import lifecycle, overhead, soak
+
+BENCHMARKS = {"overhead": overhead, "lifecycle": lifecycle, "soak": soak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measurements; each prints JSON.")
+    commands = parser.add_subparsers(required=True)
+    for name, module in BENCHMARKS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    options = parser.parse_args()
+    options.run(options)
+
 
 # servers are spawned: their processes import this module again
 if __name__ == "__main__":

@@ -108,13 +108,13 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="per measurement")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="time the scripted upstream takes to answer")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
-    options = parser.parse_args()
 
+
+def run(options: argparse.Namespace) -> None:
     spawn = multiprocessing.get_context("spawn")
     ports = {name: free_port() for name in ("upstream", "proxy", "gateway_n1", "gateway_n8")}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}

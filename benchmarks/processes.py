@@ -1,0 +1,116 @@
+"""The servers under measurement, each in a process of its own, as ``swarm-gateway swarm start`` runs one.
+
+The one difference to the command line: the engine is the stand-in of :mod:`benchmarks.engine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import uuid
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from benchmarks.wire import Connection, address_of, ask_json
+from swarm.job import TrainJob, dump_job
+
+ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.engine")
+_START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that listens at ``url``."""
+
+    url: str
+    process: BaseProcess
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    async def connect(self) -> Connection:
+        return await Connection.open(*address_of(self.url))
+
+
+@contextlib.contextmanager
+def running(target: Callable[..., None], *arguments: Any) -> Generator[Running]:
+    """``target(*arguments, announce)`` in a spawned process, which calls ``announce(url)`` once it listens."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_announcing, args=(target, arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SECONDS):
+            raise RuntimeError("the server did not start")
+        yield Running(ours.recv(), process)
+    finally:
+        process.terminate()
+        process.join(timeout=30)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _announcing(target: Callable[..., None], arguments: tuple[Any, ...], pipe: Pipe) -> None:
+    target(*arguments, pipe.send)
+
+
+def swarm_server(run_dir: str, announce: Callable[[str], None]) -> None:
+    """A swarm server on a free port with the stand-in engine; runs until SIGTERM."""
+    from swarm.server.config import ServerConfig
+    from swarm.server.run import run
+
+    # the engine imports this package, from wherever the benchmark is started
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    run(
+        ServerConfig(port=0, run_dir=Path(run_dir)), engine_command=ENGINE_COMMAND, on_ready=announce, log_level="error"
+    )
+
+
+def dict_server(announce: Callable[[str], None]) -> None:
+    """Claims and ends on a dict in memory and nothing else: what HTTP alone costs here."""
+    from swarm.http.serve import bind, run_app
+
+    sock = bind("127.0.0.1", 0)
+    port: int = sock.getsockname()[1]
+    episodes: dict[str, Any] = {}
+
+    async def claim(request: Request) -> Response:
+        wanted = await request.json()
+        episode = uuid.uuid4().hex
+        episodes[episode] = wanted["client_uuid"]
+        return JSONResponse({"success": True, "episode_uuid": episode})
+
+    async def end(request: Request) -> Response:
+        wanted = await request.json()
+        del episodes[wanted["episode_uuid"]]
+        return JSONResponse({"success": True, "error": None})
+
+    routes = [Route("/claim_episode", claim, methods=["POST"]), Route("/end_episode", end, methods=["POST"])]
+    announce(f"http://127.0.0.1:{port}")
+    run_app(Starlette(routes=routes), sock)
+
+
+async def start_engine(server: Running, job: TrainJob) -> None:
+    """Give the server its job and wait until the engine serves."""
+    connection = await server.connect()
+    await ask_json(connection, "/sync_train_config", {"yaml_as_string": dump_job(job)})
+    await ask_json(connection, "/start_engine", {})
+    status = await ask_json(connection, "/status?wait_state=ENGINE.ROLLING&wait_seconds=60")
+    connection.close()
+    if status["engine"]["engine_status"] != "ENGINE.ROLLING":
+        raise RuntimeError(f"the engine does not roll: {status['engine']} {status['last_lines']}")
