@@ -181,6 +181,10 @@ class Collection:
         """Whether :meth:`take` gives a batch now."""
         return self._groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
+    def seal(self) -> None:
+        """The batch is decided: it stays :attr:`ready` until it is taken, whoever else turns up meanwhile."""
+        self._groups.seal()
+
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may turn by the passing of time alone."""
         lapse = self._clients.next_lapse() if self._groups.by_agreement else None

@@ -201,6 +201,10 @@ class GroupStore:
 
     # ------------------------------------------------------------------ batches
 
+    def seal(self) -> None:
+        """The batch is decided: as with a full cache, it stays ready though another client turns up and disagrees."""
+        self._cache_full = True
+
     def take(self, any_agreed: bool = False, all_agreed: bool = False) -> TrainBatch:
         """The next batch, out until :meth:`confirm`, :meth:`fail` or :meth:`give_back`; one that came back, as it was.
 
