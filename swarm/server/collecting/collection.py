@@ -8,13 +8,14 @@ nothing here waits, writes or logs; whatever is dropped is returned, so that the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from swarm.job import TrainJob
 from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
 from swarm.server.collecting.clients import COUNT_OF_END, Client, Clients
 from swarm.server.collecting.groups import Dropped, Failure, GroupStore
+from swarm.server.collecting.methods import Group
 from swarm.server.collecting.shares import Shares
 from swarm.server.collecting.throttle import Throttle
 from swarm.server.journal.records import EndedHow, OutstandingBatch
@@ -251,6 +252,10 @@ class Collection:
     def tasks(self) -> dict[str, int]:
         """Finished episodes that wait, by task, complete groups first."""
         return self._groups.tasks()
+
+    def waiting(self) -> Iterator[Group]:
+        """The groups that wait for a batch, complete ones first; not to be changed."""
+        return self._groups.waiting()
 
     # ------------------------------------------------------------------ inside
 

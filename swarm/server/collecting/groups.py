@@ -106,10 +106,15 @@ class GroupStore:
             return self._taken.back
         return self._method.ready(Tally(len(self._whole), self._trainable, any_agreed, all_agreed, self._cache_full))
 
+    def waiting(self) -> Iterator[Group]:
+        """The groups that wait for a batch, whole ones first; not to be changed."""
+        yield from self._whole.values()
+        yield from self._open.values()
+
     def tasks(self) -> dict[str, int]:
         """Finished episodes that wait, by task, whole groups first."""
         counts: Counter[str] = Counter()
-        for group in self._groups():
+        for group in self.waiting():
             counts[group.task_id] += len(group.members)
         return dict(counts)
 
@@ -194,7 +199,7 @@ class GroupStore:
     def clear(self, reason: str) -> list[Dropped]:
         """Drop everything that waits, and the batch that is out."""
         dropped = [self._discard("cleared", reason)] if self._taken else []
-        gone = [member for group in list(self._groups()) for member in self._remove(group)]
+        gone = [member for group in list(self.waiting()) for member in self._remove(group)]
         self._losses.clear()
         self._cache_full = False
         return [*dropped, _dropped(gone, "cleared", reason)] if gone else dropped
@@ -218,7 +223,7 @@ class GroupStore:
             return self._taken.batch
         if not self.ready(any_agreed, all_agreed):
             raise StateError(f"no batch is ready: {self.episodes} episodes, {len(self._whole)} whole groups wait")
-        trainable = [group for group in self._groups() if len(group.members) >= MIN_GROUP]
+        trainable = [group for group in self.waiting() if len(group.members) >= MIN_GROUP]
         groups = self._method.select(self._whole.values(), sorted(trainable, key=lambda group: group.number))
         batch = TrainBatch(batch_id=uuid.uuid4().hex, groups=[group.train_group() for group in groups])
         self._taken = Outstanding(batch, [m.client_uuid for group in groups for m in self._remove(group)])
@@ -256,10 +261,6 @@ class GroupStore:
         return [dropped] if dropped else []
 
     # ------------------------------------------------------------------ inside
-
-    def _groups(self) -> Iterator[Group]:
-        yield from self._whole.values()
-        yield from self._open.values()
 
     def _new_group(self, task_id: str) -> Group:
         self._numbers += 1
