@@ -1,0 +1,110 @@
+"""``swarm tokens``: what is printed where, and that a server takes what was made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.root import app
+from gateway.cli.tokens import parse_lifetime
+from swarm.errors import AuthenticationError, ConfigError
+from swarm.server.auth import TokenRing
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str, run_dir: Path) -> Result:
+    return CliRunner().invoke(app, ["swarm", "tokens", *arguments, "--run-dir", str(run_dir)])
+
+
+def listed(run_dir: Path) -> list[dict[str, str]]:
+    return json.loads(run("list", "--json", run_dir=run_dir).stdout)
+
+
+def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
+    assert listed(tmp_path) == []
+    made = run("create", "ci", "--scope", "claim", "--scope", "read", "--expires", "30d", run_dir=tmp_path)
+    assert made.exit_code == 0, made.output
+    token = made.stdout.strip()
+    ring = TokenRing(None, tmp_path)
+    assert ring.authenticate(token.encode()).scopes == {"claim", "read"}
+    assert "cannot be shown again" in made.stderr and token not in made.stderr
+    [row] = listed(tmp_path)
+    assert (row["name"], row["scopes"], row["state"]) == ("ci", ["claim", "read"], "active")
+    lifetime = datetime.fromisoformat(row["expires"]) - datetime.now(UTC)
+    assert timedelta(days=29, hours=23) < lifetime < timedelta(days=30)
+    assert not {"sha256", "token"} & set(row)
+    assert run("revoke", "ci", run_dir=tmp_path).stdout == "ci is revoked\n"
+    assert listed(tmp_path)[0]["state"] == "revoked"
+    with pytest.raises(AuthenticationError):
+        ring.authenticate(token.encode())
+
+
+def test_as_json(tmp_path: Path) -> None:
+    made = json.loads(run("create", "boss", "--scope", "admin", "--json", run_dir=tmp_path).stdout)
+    assert (made["name"], made["scopes"]) == ("boss", ["admin"])
+    assert TokenRing(None, tmp_path).authenticate(made["token"].encode()).name == "boss"
+    gone = json.loads(run("revoke", "boss", "--json", run_dir=tmp_path).stdout)
+    assert gone["name"] == "boss" and datetime.fromisoformat(gone["revoked"]) <= datetime.now(UTC)
+
+
+def test_the_list_for_people(tmp_path: Path) -> None:
+    run("create", "for-ever", "--scope", "read", run_dir=tmp_path)
+    run("create", "a-day", "--scope", "claim", "--expires", "1d", run_dir=tmp_path)
+    first, second = run("list", run_dir=tmp_path).stdout.splitlines()
+    assert first.split() == ["for-ever", "read", "active"]
+    assert second.split()[:4] == ["a-day", "claim", "active", "until"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["create", "x"], "Missing option '--scope'"),
+        (["create", "x", "--scope", "root"], "'root' is not one of"),
+        (["create", "a b", "--scope", "read"], "name"),
+        (["create", "x", "--scope", "read", "--expires", "soon"], "such as 30m"),
+        (["revoke", "nobody"], "no token 'nobody'"),
+    ],
+)
+def test_wrong_input_is_said_and_writes_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = run(*arguments, run_dir=tmp_path)
+    assert done.exit_code != 0
+    assert said in done.output + str(done.exception)
+    assert not (tmp_path / "tokens.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "lifetime"),
+    [
+        ("30m", timedelta(minutes=30)),
+        ("12h", timedelta(hours=12)),
+        ("30d", timedelta(days=30)),
+        ("8w", timedelta(weeks=8)),
+    ],
+)
+def test_lifetimes(text: str, lifetime: timedelta) -> None:
+    assert parse_lifetime(text) == lifetime
+
+
+@pytest.mark.parametrize("text", ["", "d", "0d", "-1d", "1.5h", "30", "30s", "³d", "9999999d"])
+def test_no_lifetimes(text: str) -> None:
+    with pytest.raises(ConfigError, match="--expires"):
+        parse_lifetime(text)
+
+
+@pytest.mark.slow
+def test_help_loads_nothing_slow() -> None:
+    # pydantic is loaded by typer itself for the help of a single command
+    probe = (
+        "import sys; from typer.testing import CliRunner; from gateway.cli.root import app; "
+        "done = CliRunner().invoke(app, ['swarm', 'tokens', 'create', '--help']); "
+        "print(done.exit_code, sorted({'rich', 'httpx', 'yaml', 'starlette', 'swarm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout.strip() == "0 []", done.stdout + done.stderr
