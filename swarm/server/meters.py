@@ -125,8 +125,10 @@ class Meters:
         self.trained_episodes = 0
         self.claim_waits = Histogram(WAIT_BOUNDS)
         self.step_seconds = Histogram(STEP_BOUNDS)
-        #: (method, route, status) -> durations
-        self.requests: dict[tuple[str, str, int], Histogram] = {}
+        #: by (method, route, status)
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        #: route -> durations
+        self.request_seconds: dict[str, Histogram] = {}
         self._tokens_of_batch = 0
         self._episodes_of_batch = 0
         self._claim_rate, self._episode_rate = Rate(), Rate()
@@ -166,10 +168,10 @@ class Meters:
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered; ``route`` is a route's template, never a path that a caller made up."""
-        key = (method, route, status)
-        durations = self.requests.get(key)
+        self.requests[method, route, status] += 1
+        durations = self.request_seconds.get(route)
         if durations is None:
-            durations = self.requests[key] = Histogram(REQUEST_BOUNDS)
+            durations = self.request_seconds[route] = Histogram(REQUEST_BOUNDS)
         durations.observe(seconds)
 
     def rates(self) -> Rates:

@@ -1,0 +1,100 @@
+"""Where the meters are read: at the journal, which is told everything, and around each request.
+
+Invariant: what is measured goes on as if nobody measured it, and a request is counted under a route of the table or
+under ``other``, so callers cannot make up names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.server.journal import Journal, JournalStats
+from swarm.server.journal.records import BatchTaken, PastEnding, Record, Recovered
+from swarm.server.meters import Meters
+from swarm.server.routes.operations import OPERATIONS
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER = "other"
+#: nginx's status for a caller that left before there was an answer
+_CALLER_GONE = 499
+
+
+class MeteredJournal:
+    """A journal whose records are counted as they are appended."""
+
+    def __init__(self, journal: Journal, meters: Meters) -> None:
+        self._journal = journal
+        self._meters = meters
+        self.synced = journal.synced
+        self.past_claim = journal.past_claim
+
+    def recover(self) -> Recovered:
+        recovered = self._journal.recover()
+        if recovered.outstanding is not None:
+            # it will be trained in this life of the server, though it was taken in an earlier one
+            self._meters.observe(BatchTaken(recovered.outstanding.batch))
+        return recovered
+
+    def append(self, *records: Record) -> None:
+        self._journal.append(*records)
+        for record in records:
+            self._meters.observe(record)
+
+    async def past_ending(self, episode_uuid: str) -> PastEnding | None:
+        return await self._journal.past_ending(episode_uuid)
+
+    def stats(self) -> JournalStats:
+        return self._journal.stats()
+
+
+class RequestMeter:
+    """Count each request by method, route and status, and how long its answer took; outermost of the middleware."""
+
+    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+        self.app = app
+        self._meters = meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = _CALLER_GONE
+
+        def send_noting_status(message: Message) -> Awaitable[None]:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            return send(message)
+
+        try:
+            await self.app(scope, receive, send_noting_status)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            method: str = scope["method"]
+            self._meters.request(
+                method if method in _METHODS else _OTHER, route_of(scope["path"]), status, time.monotonic() - began
+            )
+
+
+_FIXED = frozenset(operation.path for operation in OPERATIONS if "{" not in operation.path)
+#: first part and rest of a path with one parameter -> its template
+_WITH_PARAMETER = {
+    (first, rest): operation.path
+    for operation in OPERATIONS
+    if "{" in operation.path
+    for _, first, _, rest in (operation.path.split("/", 3),)
+}
+
+
+def route_of(path: str) -> str:
+    """The template of the route that ``path`` is for, or ``other``."""
+    if path in _FIXED:
+        return path
+    parts = path.split("/", 3)
+    return _WITH_PARAMETER.get((parts[1], parts[3]), _OTHER) if len(parts) == 4 else _OTHER
