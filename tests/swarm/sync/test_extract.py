@@ -1,0 +1,326 @@
+"""Archives built to do harm, by hand where no tool would build them: each is refused, by name, and leaves nothing."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import stat
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.errors import RequestError
+from swarm.sync import ArchiveLimits, build_archive, check_and_extract
+from swarm.sync.limits import MIB, check_name
+
+LIMITS = ArchiveLimits(max_files=20, max_file_bytes=4 * MIB, max_total_bytes=8 * MIB, max_archive_bytes=MIB)
+
+
+def packed(*entries: tuple[str, bytes], mode: int = 0, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as writer:
+        for name, content in entries:
+            info = zipfile.ZipInfo("placeholder")
+            # past ZipInfo's own cleaning of names
+            info.filename = info.orig_filename = name
+            info.external_attr = mode << 16
+            info.compress_type = method
+            writer.writestr(info, content)
+    return buffer.getvalue()
+
+
+def patched(archive: bytes, at: int, fmt: str, value: int) -> bytes:
+    """``archive`` with a field of its first central directory entry overwritten."""
+    start = archive.index(b"PK\x01\x02") + at
+    return archive[:start] + struct.pack(fmt, value) + archive[start + struct.calcsize(fmt) :]
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def refused(archive: bytes, tmp_path: Path, limits: ArchiveLimits = LIMITS) -> RequestError:
+    target = tmp_path / "outer" / "target"
+    with pytest.raises(RequestError) as caught:
+        check_and_extract(archive, target, limits)
+    assert caught.value.code == "bad_archive"
+    assert everything(tmp_path) in ([], ["outer", "outer/target"]), "it left something behind"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.py",
+        "a/../../evil.py",
+        "a/..",
+        "..",
+        "/etc/cron.d/evil",
+        "//server/share/evil",
+        "C:/evil.py",
+        "C:evil.py",
+        "a.py:stream",
+        "..\\evil.py",
+        "a\\b.py",
+        "\\evil.py",
+        "a\x00.py",
+        "a.py\x00/../x",
+        "a\nb.py",
+        "a//b.py",
+        "./a.py",
+        "a/./b.py",
+        "/",
+        "//",
+        "a" * 256,
+        "d/" * 40 + "a.py",
+        "/".join(["a" * 200] * 6),
+    ],
+)
+def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    error = refused(packed(("fine.py", b""), (name, b"evil")), tmp_path)
+    assert error.param == name[:200]
+    assert repr(name[:200]) in error.message
+    assert check_name(name)
+
+
+def test_an_empty_name(tmp_path: Path) -> None:
+    assert "empty" in refused(packed(("", b"evil")), tmp_path).message
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (stat.S_IFLNK | 0o777, "symbolic link"),
+        (stat.S_IFCHR | 0o666, "device"),
+        (stat.S_IFBLK | 0o666, "device"),
+        (stat.S_IFIFO | 0o666, "pipe"),
+        (stat.S_IFSOCK | 0o666, "socket"),
+        (stat.S_IFDIR | 0o755, "disagree"),
+    ],
+)
+def test_what_is_no_file(tmp_path: Path, mode: int, said: str) -> None:
+    error = refused(packed(("evil", b"/etc/passwd"), mode=mode), tmp_path)
+    assert said in error.message and error.param == "evil"
+
+
+def test_a_folder_that_says_it_is_a_file(tmp_path: Path) -> None:
+    assert "disagree" in refused(packed(("evil/", b""), mode=stat.S_IFREG | 0o644), tmp_path).message
+    assert "contents of its own" in refused(packed(("evil/", b"content")), tmp_path).message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a.py", "a.py"),
+        ("a", "a/b.py"),
+        ("a/b.py", "a"),
+        ("a", "a/"),
+        ("a/", "a"),
+        ("a/", "a/"),
+        ("a/b", "a/b/c/d.py"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_names_that_are_there_twice(tmp_path: Path, names: tuple[str, str]) -> None:
+    first, second = names
+    error = refused(packed((first, b""), (second, b"")), tmp_path)
+    assert "twice" in error.message and error.param == second
+
+
+def test_encrypted(tmp_path: Path) -> None:
+    for flag in (0x1, 0x40, 0x2000):
+        error = refused(patched(packed(("secret.py", b"x")), 8, "<H", flag), tmp_path)
+        assert "encrypted" in error.message and error.param == "secret.py"
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compression_that_may_take_any_memory(tmp_path: Path, method: int) -> None:
+    assert "compression method" in refused(packed(("a.py", b"x" * 100), method=method), tmp_path).message
+
+
+class TestBombs:
+    def test_one_file_packed_a_thousandfold(self, tmp_path: Path) -> None:
+        error = refused(packed(("zeros", bytes(3 * MIB))), tmp_path)
+        assert "200 times its packed size" in error.message and error.param == "zeros"
+
+    def test_one_file_too_large(self, tmp_path: Path) -> None:
+        error = refused(packed(("big", bytes(5 * MIB))), tmp_path)
+        assert f"{5 * MIB} bytes, at most {4 * MIB}" in error.message
+
+    def test_many_that_are_too_large_together(self, tmp_path: Path) -> None:
+        ratio = ArchiveLimits.model_validate(LIMITS.model_dump() | {"max_ratio": 10_000.0})
+        error = refused(packed(*((f"f{n}", bytes(3 * MIB)) for n in range(3))), tmp_path, ratio)
+        assert error.param == "f2" and f"{8 * MIB}" in error.message
+
+    def test_many_small_ones_packed_a_thousandfold(self, tmp_path: Path) -> None:
+        error = refused(packed(*((f"f{n}", bytes(MIB // 2)) for n in range(10))), tmp_path)
+        assert error.param is None and "200 times its size" in error.message
+
+    def test_too_many_files(self, tmp_path: Path) -> None:
+        assert "21 entries, at most 20" in refused(packed(*((f"f{n}", b"") for n in range(21))), tmp_path).message
+
+    def test_too_many_files_that_the_end_record_hides(self, tmp_path: Path) -> None:
+        archive = packed(*((f"f{n}", b"") for n in range(21)))
+        few = archive[:-14] + struct.pack("<2H", 1, 1) + archive[-10:]
+        assert "21 entries, at most 20" in refused(few, tmp_path).message
+
+    def test_a_directory_larger_than_its_entries_can_be(self, tmp_path: Path) -> None:
+        archive = packed(("a.py", b""))
+        assert "entries" in refused(archive[:-10] + struct.pack("<L", 2**31) + archive[-6:], tmp_path).message
+
+    def test_an_archive_larger_than_the_limit(self, tmp_path: Path) -> None:
+        archive = packed(("a.bin", bytes(range(256)) * 6000), method=zipfile.ZIP_STORED)
+        assert f"at most {MIB}" in refused(archive, tmp_path).message
+
+    @pytest.mark.parametrize("declared", [0, 10, 2 * MIB, 2**32 - 2])
+    def test_a_size_that_is_a_lie(self, tmp_path: Path, declared: int) -> None:
+        archive = packed(("liar.py", b"x" * 1000))
+        error = refused(patched(archive, 24, "<L", declared), tmp_path)
+        assert error.param == "liar.py"
+
+    def test_entries_that_share_their_packed_bytes(self, tmp_path: Path) -> None:
+        # one packed file of 1 MiB, to which all entries of the directory point
+        content = b"0123456789abcdef" * 60_000
+        archive = packed(("f", content))
+        start = archive.index(b"PK\x01\x02")
+        entry = archive[start:-22]
+        count = 8
+        end = archive[-22:-14] + struct.pack("<2HLL", count, count, len(entry) * count, start) + b"\0\0"
+        error = refused(archive[:start] + entry * count + end, tmp_path)
+        assert "twice" in error.message
+        names = [entry.replace(b"f", bytes([97 + n]), 1) for n in range(count)]
+        error = refused(archive[:start] + b"".join(names) + end, tmp_path)
+        assert "200 times its size" in error.message, "seen before anything is unpacked"
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda archive: b"", "no zip"),
+        (lambda archive: b"x" * 100, "no zip"),
+        (lambda archive: b"#!/bin/sh\n" + archive, "no zip"),
+        (lambda archive: archive[:-1], "cut off"),
+        (lambda archive: archive + b"more", "other data"),
+        (lambda archive: archive[:-2] + b"\x03\x00abc", "comment"),
+        (lambda archive: archive[:-22] + b"PK\x06\x07" + bytes(16) + archive[-22:], "zip64"),
+        (lambda archive: archive[:-18] + b"\x01\x00" + archive[-16:], "several parts"),
+        (lambda archive: archive[: archive.index(b"PK\x01\x02")] + archive[-22:], "no readable zip"),
+        (lambda archive: packed(), "empty"),
+        (lambda archive: archive.replace(b"good.py", b"evil.py", 1), "damaged"),
+        (lambda archive: patched(archive, 16, "<L", 12345), "damaged"),
+        (lambda archive: patched(archive, 42, "<L", 2**31), "damaged"),
+    ],
+)
+def test_what_is_no_plain_zip(tmp_path: Path, harm: Callable[[bytes], bytes], said: str) -> None:
+    assert said in refused(harm(packed(("good.py", b"print(1)" * 9))), tmp_path).message
+
+
+def test_what_other_tools_build_is_taken(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "pkg").mkdir(parents=True)
+    (code / "pkg/mod.py").write_text("x = 1\n" * 1000)
+    (code / "ünï.txt").write_text("é")
+    made = Path(shutil.make_archive(str(tmp_path / "made"), "zip", code))
+    there = check_and_extract(made.read_bytes(), tmp_path / "target")
+    assert everything(there) == ["pkg", "pkg/mod.py", "ünï.txt"]
+    assert check_and_extract(build_archive(code), tmp_path / "target") == there, "equal files, one name"
+
+
+def test_the_mode_gives_nothing_but_execution(tmp_path: Path) -> None:
+    there = check_and_extract(packed(("run.sh", b"#!"), mode=stat.S_IFREG | 0o6777), tmp_path)
+    assert stat.S_IMODE((there / "run.sh").stat().st_mode) & ~0o755 == 0
+
+
+def test_the_name_tells_the_contents(tmp_path: Path) -> None:
+    def name(*entries: tuple[str, bytes], mode: int = 0) -> str:
+        return check_and_extract(packed(*entries, mode=mode), tmp_path).name
+
+    first = name(("a", b"1"), ("b", b"2"))
+    assert name(("b", b"2"), ("a", b"1")) == first
+    others = [
+        name(("a", b"2"), ("b", b"1")),
+        name(("a", b"12"), ("b", b"")),
+        name(("ab", b"12")),
+        name(("a", b"1"), ("b", b"2"), mode=stat.S_IFREG | 0o755),
+    ]
+    assert len({first, *others}) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({first, *others})
+
+
+def test_a_failure_while_writing_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = check_and_extract(packed(("a.py", b"1")), tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("swarm.sync.extract._write", full)
+    with pytest.raises(OSError, match="No space"):
+        check_and_extract(packed(("a.py", b"2")), tmp_path)
+    assert everything(tmp_path) == [good.name, f"{good.name}/a.py"]
+
+
+NAMES = st.text(st.sampled_from("ab./\\:\0é\ud800 ~*"), max_size=12) | st.text(max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=NAMES)
+def test_a_name_that_passes_stays_inside(name: str) -> None:
+    if not check_name(name):
+        inside = Path("/target")
+        path = Path(f"{inside}/{name}")
+        assert path.is_relative_to(inside) and path != inside
+        assert ".." not in path.parts and path.as_posix() == f"/target/{name.removesuffix('/')}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damaged_bytes_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    good = packed(("pkg/a.py", b"print(1)\n" * 20), ("pkg/b.py", b""), ("c.txt", b"c" * 300))
+    damaged = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([0, 0, 0, 1, 22, 60]))
+    root = tmp_path_factory.mktemp("fuzz")
+    target = root / "outer/target"
+    try:
+        there = check_and_extract(bytes(damaged[: len(damaged) - cut]), target, LIMITS)
+    except RequestError as exc:
+        assert exc.code == "bad_archive"
+        assert everything(root) in ([], ["outer", "outer/target"])
+    else:
+        assert there.parent == target
+        assert {path.name for path in target.iterdir()} == {there.name}
+        assert [path.name for path in root.iterdir()] == ["outer"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    files=st.dictionaries(
+        st.lists(st.text(st.sampled_from("abcé .-_"), min_size=1, max_size=6), min_size=1, max_size=4).map("/".join),
+        st.binary(max_size=200),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_what_is_packed_here_comes_out_there(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
+    root = tmp_path_factory.mktemp("round")
+    code = root / "code"
+    written: dict[str, bytes] = {}
+    for name, content in files.items():
+        path = code / name
+        if check_name(name) or path.is_dir() or any(parent.is_file() for parent in path.parents):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        written[name] = content
+    if not written:
+        return
+    there = check_and_extract(build_archive(code), root / "target")
+    assert {
+        path.relative_to(there).as_posix(): path.read_bytes() for path in there.rglob("*") if path.is_file()
+    } == written
