@@ -1,8 +1,26 @@
 """SDK of the swarm server: :class:`SwarmClient` for threads, :class:`AsyncSwarmClient` for event loops."""
 
 from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.executors import BoundedThreadPoolExecutor, PeriodicDrainThreadPoolExecutor
+from swarm.client.handles import AsyncEpisode, AsyncGroup, Episode, Group
 from swarm.client.policy import RetryPolicy
-from swarm.client.sync import Episode, SwarmClient
-from swarm.client.wire import EpisodeEndpoint
+from swarm.client.sync import SwarmClient
+from swarm.client.throttle import ThrottleSchedule
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.protocol import SwarmThrottlePolicy
 
-__all__ = ["AsyncSwarmClient", "Episode", "EpisodeEndpoint", "RetryPolicy", "SwarmClient"]
+__all__ = [
+    "AsyncEpisode",
+    "AsyncGroup",
+    "AsyncSwarmClient",
+    "BoundedThreadPoolExecutor",
+    "Episode",
+    "EpisodeEndpoint",
+    "EpisodeGroup",
+    "Group",
+    "PeriodicDrainThreadPoolExecutor",
+    "RetryPolicy",
+    "SwarmClient",
+    "SwarmThrottlePolicy",
+    "ThrottleSchedule",
+]

@@ -1,44 +1,60 @@
-"""``AsyncSwarmClient``: whole groups of episodes for event loops, as the gateway uses them.
+"""``AsyncSwarmClient``: the swarm server for event loops, as the gateway uses it.
 
-Invariant: a claim that the caller no longer waits for is handed back, and an abort once begun is carried through.
+Invariant: a claim that the caller no longer waits for is handed back, an abort once begun is carried through, and
+nothing of the client is left once closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
 from swarm.client import wire
-from swarm.client.flows import ABORT_POLICY, Flow, Flows, Pause
-from swarm.client.policy import Outcome, Reply, RetryPolicy
-from swarm.client.wire import EpisodeEndpoint
+from swarm.client.child import ServerChild
+from swarm.client.claiming import Claim, claim
+from swarm.client.control import AsyncEngineControl
+from swarm.client.episodes import OpenEpisodes, sweep_async
+from swarm.client.flows import ABORT_POLICY, Flow, Flows
+from swarm.client.handles import AsyncEpisode, AsyncGroup, task_id_of
+from swarm.client.policy import RetryPolicy
+from swarm.client.retrying import attempts_of
+from swarm.client.throttle import Throttle
+from swarm.client.transport import AsyncDriver
+from swarm.client.watching import WeightSyncCallbacks, follow
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError
-from swarm.protocol import EpisodeType, ServerStatus
-from swarm.states import EngineState
-from swarm.types import WorkflowOutput
+from swarm.job import TrainJob
+from swarm.protocol import EpisodeType
+from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 #: Seconds that ``close`` gives to aborts still under way.
 CLOSE_GRACE = 10.0
 
 
-class AsyncSwarmClient:
-    """Claims, ends and aborts episodes of one swarm server over pooled connections.
+class AsyncSwarmClient(AsyncEngineControl):
+    """Runs episodes and controls the engine of one swarm server; the twin of :class:`swarm.client.SwarmClient`.
 
     Args:
         server_url: address of the swarm server, e.g. ``http://127.0.0.1:10086``.
         token: the server's token; default ``$SWARM_TOKEN``.
         client_uuid: name of this client towards the server; default a fresh one.
         request_timeout: seconds for one request (a claim: those it waits, and ten more).
+        begin_timeout: seconds that :meth:`begin_episode` waits for a free episode: longer than a training step.
+        boot_timeout: seconds that starting an engine may take.
         policy: when a request is repeated.
+        auto_start_swarm_server: if nothing answers at a loopback address, ``async with`` starts a server there, which
+            is stopped at close.
         transport: replaces the network, for tests.
 
     Raises:
@@ -52,19 +68,86 @@ class AsyncSwarmClient:
         client_uuid: str | None = None,
         *,
         request_timeout: float = 30.0,
+        begin_timeout: float = 1800.0,
+        boot_timeout: float = 1800.0,
         policy: RetryPolicy | None = None,
+        auto_start_swarm_server: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._flows = Flows.of(server_url, token, client_uuid, request_timeout, policy)
-        self._http = httpx.AsyncClient(
-            transport=transport, limits=wire.LIMITS, trust_env=False, verify=wire.tls_context()
-        )
+        super().__init__(Flows.of(server_url, token, client_uuid, request_timeout, policy), boot_timeout)
+        self._begin_timeout = begin_timeout
+        self._auto_start = auto_start_swarm_server
+        self._child: ServerChild | None = None
+        self._driver = AsyncDriver(transport)
+        self._open = OpenEpisodes()
         self._background: set[asyncio.Task[Any]] = set()
+        self._watching = asyncio.Lock()
+        self._watch: tuple[asyncio.Task[None], WeightSyncCallbacks] | None = None
 
-    @property
-    def client_uuid(self) -> str:
-        """The name of this client towards the server."""
-        return self._flows.client_uuid
+    # -- episodes
+
+    async def begin_episode(
+        self,
+        discard_episode_timeout: float = 240.0,
+        episode_type: EpisodeType = "train",
+        throttle_policy: Throttle | None = None,
+        *,
+        max_episode_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> tuple[str, EpisodeEndpoint]:
+        """Claim an episode, waiting while none is free or the weights are being synced.
+
+        Args:
+            discard_episode_timeout: seconds without a model call after which the server takes the episode back.
+            episode_type: ``"eval"`` episodes are never trained on.
+            throttle_policy: this client's share of each batch; a :class:`ThrottleSchedule` follows the training step.
+            max_episode_seconds: wall clock from claim to end; default eight times ``discard_episode_timeout``.
+            idempotency_key: to get the episode of an earlier claim again; default a fresh one.
+
+        Returns:
+            The episode's uuid and where it samples (``base_url``, ``api_key``, ``episode_uuid``).
+
+        Raises:
+            UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``.
+        """
+        [endpoint] = await self._claim(
+            Claim(
+                None,
+                self._begin_timeout,
+                episode_type,
+                discard_episode_timeout,
+                max_episode_seconds,
+                throttle_policy,
+                idempotency_key,
+            )
+        )
+        return endpoint.episode_uuid, endpoint
+
+    async def end_episode(self, task: Task | str, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
+        """Hand in the result of an episode; repeating it changes nothing.
+
+        Returns:
+            Why the server will not train the episode although it took the end, or an empty string.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+            ConflictError: too late; ``code`` says how the episode ended (``episode_timed_out``, ``episode_expired``,
+                ``episode_aborted``, ``episode_deleted``), or ``episode_ended`` if by another result.
+            RequestError: the server refuses, e.g. because the episode is not ours or the task has no id.
+        """
+        call = wire.end_episode_call(self.client_uuid, episode_uuid, task_id_of(task), workflow_output)
+        answer = await self._run(self._flows.perform(call))
+        self._open.discard([episode_uuid])
+        return answer.error or ""
+
+    async def abort_episode(self, episode_uuid: str) -> None:
+        """Give an episode up, like :meth:`abort`."""
+        await self.abort([episode_uuid])
+
+    async def can_continue_episode(self, episode_uuid: str) -> bool:
+        """Whether the episode is still ours to run."""
+        call = wire.can_continue_call(self.client_uuid, episode_uuid)
+        return (await self._run(self._flows.perform(call))).can_continue
 
     async def claim_group(
         self,
@@ -73,37 +156,38 @@ class AsyncSwarmClient:
         *,
         episode_type: EpisodeType = "train",
         discard_episode_timeout: float = 240.0,
-    ) -> list[EpisodeEndpoint]:
+        max_episode_seconds: float | None = None,
+        throttle_policy: Throttle | None = None,
+        idempotency_key: str | None = None,
+    ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
+
+        The group has an address of its own, where one call samples an answer for each episode.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
-                ``engine_offline``, ``engine_booting``, ``engine_syncing``, ``engine_post_rolling``, ``no_episodes``).
-                An engine that is OFFLINE is not waited for.
+                ``engine_offline``, ``engine_booting``, ``engine_syncing``, ``engine_post_rolling``, ``throttled``,
+                ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
-        flow = self._flows.claim(count, wait_seconds, episode_type, discard_episode_timeout)
-        abandoned = asyncio.Event()
-        claiming = self._keep(self._run(flow, abandoned))
-        try:
-            return await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            # the server may be granting this very moment: let the poll finish and hand its episodes back
-            abandoned.set()
-            claiming.add_done_callback(self._hand_back)
-            raise
+        return await self._claim(
+            Claim(
+                count,
+                wait_seconds,
+                episode_type,
+                discard_episode_timeout,
+                max_episode_seconds,
+                throttle_policy,
+                idempotency_key,
+            )
+        )
 
-    async def end_group(self, task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
-        """End all episodes of one task in one transition; ``outputs`` maps episode uuid to its result. Idempotent.
-
-        Returns:
-            Why the server will not train the group although it took the end, or an empty string.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-            RequestError: the server refuses, e.g. because an episode is no longer ours (``code`` says why).
-        """
-        answer = await self._run(self._flows.perform(wire.end_group_call(self.client_uuid, task_id, outputs)))
+    async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
+        """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
+        like :meth:`end_episode`."""
+        call = wire.end_group_call(self.client_uuid, task_id_of(task), outputs)
+        answer = await self._run(self._flows.perform(call))
+        self._open.discard(outputs)
         return answer.error or ""
 
     async def abort(self, episode_uuids: Iterable[str]) -> None:
@@ -111,29 +195,134 @@ class AsyncSwarmClient:
 
         The calls go on in the background when the caller is cancelled meanwhile; :meth:`close` waits for them.
         """
-        tasks = [self._keep(self._abort_one(uuid)) for uuid in episode_uuids]
+        uuids = list(episode_uuids)
+        self._open.discard(uuids)
+        tasks = [self._keep(self._abort_one(uuid)) for uuid in uuids]
         if tasks:
             await asyncio.wait(tasks)
 
-    async def status(self) -> ServerStatus:
-        """Everything the server tells about itself.
+    @asynccontextmanager
+    async def episode(
+        self,
+        discard_episode_timeout: float = 240.0,
+        episode_type: EpisodeType = "train",
+        throttle_policy: Throttle | None = None,
+        *,
+        max_episode_seconds: float | None = None,
+    ) -> AsyncGenerator[AsyncEpisode]:
+        """An episode that is aborted unless the block ends it; arguments and errors of :meth:`begin_episode`."""
+        _, endpoint = await self.begin_episode(
+            discard_episode_timeout, episode_type, throttle_policy, max_episode_seconds=max_episode_seconds
+        )
+        episode = AsyncEpisode(endpoint, self.end_episode)
+        try:
+            yield episode
+        finally:
+            if not episode.ended:
+                await self.abort_episode(endpoint.episode_uuid)
+
+    @asynccontextmanager
+    async def group(
+        self,
+        count: int,
+        wait_seconds: float | None = None,
+        *,
+        episode_type: EpisodeType = "train",
+        discard_episode_timeout: float = 240.0,
+        max_episode_seconds: float | None = None,
+        throttle_policy: Throttle | None = None,
+    ) -> AsyncGenerator[AsyncGroup]:
+        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but it waits
+        ``begin_timeout`` seconds unless told otherwise."""
+        episodes = await self.claim_group(
+            count,
+            self._begin_timeout if wait_seconds is None else wait_seconds,
+            episode_type=episode_type,
+            discard_episode_timeout=discard_episode_timeout,
+            max_episode_seconds=max_episode_seconds,
+            throttle_policy=throttle_policy,
+        )
+        group = AsyncGroup(episodes, self.end_group)
+        try:
+            yield group
+        finally:
+            if not group.ended:
+                await self.abort(episodes.episode_uuids)
+
+    async def run_episodes_until_all_complete(
+        self,
+        tasks: Iterable[ItemT],
+        func: Callable[[ItemT], Awaitable[T]],
+        max_workers: int = 32,
+        auto_retry: bool | int = True,
+    ) -> list[T | None]:
+        """Call ``func(task)`` for each task, at most ``max_workers`` at once; episodes it begins and does not end are
+        aborted.
+
+        Args:
+            tasks: read as there is room, so a generator of any length will do. For a GRPO group of N, give each task N
+                times.
+            func: begins and ends its own episode; what it begins in tasks of its own is tracked as well.
+            max_workers: calls at once.
+            auto_retry: ``True`` tries a task up to three times, a number that many times, ``False`` once.
+
+        Returns:
+            What ``func`` returned, in the order of the tasks; ``None`` where it failed for good (logged).
+
+        Raises:
+            ExceptionGroup: every task failed.
+        """
+
+        async def run_one(task: ItemT) -> T:
+            return await self.run_tracked(func(task))
+
+        return await sweep_async(tasks, run_one, max_workers, attempts_of(auto_retry), self._flows.policy)
+
+    async def run_tracked(self, work: Awaitable[T]) -> T:
+        """What ``work`` returns; episodes that it begins and does not end are aborted."""
+        with self._open.run() as run:
+            try:
+                return await work
+            finally:
+                await self.abort(run.episodes)
+
+    @staticmethod
+    async def async_and_start_multi_engine(
+        client_job_pairs: Sequence[tuple[AsyncSwarmClient, TrainJob]], force_restart: bool = False
+    ) -> None:
+        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
+
+        Raises:
+            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
+        """
+        from swarm.client.engines import start_all_async
+
+        await start_all_async(client_job_pairs, force_restart)
+
+    async def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once for each time that the engine begins to sync weights, and await what it returns if
+        that is awaitable; from a task of the client's that ends with it.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-        return await self._run(self._flows.perform(wire.STATUS))
+        async with self._watching:
+            if self._watch is None:
+                first = await self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
+                callbacks = WeightSyncCallbacks(first)
+                watch = asyncio.create_task(follow(self._driver, self._flows, first, callbacks.observe))
+                self._watch = watch, callbacks
+            self._watch[1].add(callback)
 
-    async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
-        """Wait until the engine is in one of ``states``.
-
-        Raises:
-            EngineError: the engine is OFFLINE and that was not waited for; carries its reason and last lines.
-            UnavailableError: the time is over.
-        """
-        return await self._run(self._flows.wait_for_state(states, wait_seconds))
+    # -- plumbing
 
     async def close(self) -> None:
-        """Finish background aborts (bounded) and close the connections."""
+        """Finish background aborts (bounded), end the watch, close the connections, and stop the server if this client
+        started it."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch[0].cancel()
+            await asyncio.gather(watch[0], return_exceptions=True)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_GRACE
         # a claim handed back starts aborts of its own, so look again until nothing is left
@@ -142,15 +331,33 @@ class AsyncSwarmClient:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._http.aclose()
+        await self._driver.close()
+        child, self._child = self._child, None
+        if child is not None:
+            await asyncio.to_thread(child.stop)
 
     async def __aenter__(self) -> Self:
+        if self._auto_start and self._child is None:
+            self._child = await asyncio.to_thread(ServerChild.ensure, self._flows.server_url)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _claim(self, wanted: Claim) -> EpisodeGroup:
+        abandoned = asyncio.Event()
+        claiming = self._keep(self._run(claim(self._flows, wanted), abandoned))
+        try:
+            episodes = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # the server may be granting this very moment: let the poll finish and hand its episodes back
+            abandoned.set()
+            claiming.add_done_callback(self._hand_back)
+            raise
+        self._open.add(episodes)
+        return episodes
 
     async def _abort_one(self, episode_uuid: str) -> None:
         call = wire.abort_call(self.client_uuid, episode_uuid)
@@ -159,7 +366,7 @@ class AsyncSwarmClient:
         except SwarmGatewayError as exc:
             logger.warning("episode %s could not be aborted and falls to its idle timeout: %s", episode_uuid, exc)
 
-    def _hand_back(self, claiming: asyncio.Task[list[EpisodeEndpoint]]) -> None:
+    def _hand_back(self, claiming: asyncio.Task[EpisodeGroup]) -> None:
         if claiming.cancelled() or claiming.exception() is not None:
             return
         for episode in claiming.result():
@@ -173,22 +380,4 @@ class AsyncSwarmClient:
         return task
 
     async def _run(self, flow: Flow[T], abandoned: asyncio.Event | None = None) -> T:
-        outcome: Outcome | None = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration as stop:
-                return stop.value
-            if abandoned is not None and abandoned.is_set():
-                raise asyncio.CancelledError
-            if isinstance(step, Pause):
-                outcome = None
-                await asyncio.sleep(step.seconds)
-                continue
-            try:
-                answer = await self._http.request(
-                    step.method, step.url, headers=step.headers, content=step.content, timeout=step.timeout
-                )
-                outcome = Reply(answer.status_code, dict(answer.headers), answer.content)
-            except httpx.RequestError as exc:
-                outcome = exc
+        return await self._driver.run(flow, abandoned)

@@ -1,13 +1,13 @@
-"""Run a function over many tasks in threads, and which episodes each run has left open.
+"""Run a function over many tasks, in threads or on an event loop, and which episodes each run has left open.
 
 Invariant: a run that fails or forgets leaves no episode behind, and no task is tried more often than its cap.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,22 +15,18 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from swarm.client.policy import RetryPolicy
-from swarm.errors import AuthenticationError, ConfigError
-
-logger = logging.getLogger(__name__)
+from swarm.client.retrying import with_retries, with_retries_async
+from swarm.client.wire import EpisodeEndpoint
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-#: How often ``auto_retry=True`` tries one task.
-DEFAULT_ATTEMPTS = 3
-#: Repeating cannot help against these.
-_FINAL = (ConfigError, AuthenticationError)
-
 
 @dataclass(frozen=True)
-class _Run:
-    stopping: threading.Event
+class Run:
+    """One run of user code: what tells it to end, and the episodes it has begun and not ended."""
+
+    stopping: threading.Event | None = None
     episodes: set[str] = field(default_factory=set[str])
 
 
@@ -38,17 +34,17 @@ class OpenEpisodes:
     """Episodes that have been begun and not ended, per run of user code. Thread-safe: each run has its own set."""
 
     def __init__(self) -> None:
-        self._current: ContextVar[_Run | None] = ContextVar("open_episodes", default=None)
+        self._current: ContextVar[Run | None] = ContextVar("open_episodes", default=None)
 
-    def add(self, episode_uuid: str) -> None:
-        """Note a begun episode; nothing to do outside a run."""
+    def add(self, episodes: Iterable[EpisodeEndpoint]) -> None:
+        """Note begun episodes; nothing to do outside a run."""
         if (current := self._current.get()) is not None:
-            current.episodes.add(episode_uuid)
+            current.episodes.update(one.episode_uuid for one in episodes)
 
-    def discard(self, episode_uuid: str) -> None:
-        """Note an episode that is over."""
+    def discard(self, episode_uuids: Iterable[str]) -> None:
+        """Note episodes that are over."""
         if (current := self._current.get()) is not None:
-            current.episodes.discard(episode_uuid)
+            current.episodes.difference_update(episode_uuids)
 
     @property
     def stopping(self) -> threading.Event | None:
@@ -57,16 +53,14 @@ class OpenEpisodes:
         return None if current is None else current.stopping
 
     @contextmanager
-    def run(self, abort: Callable[[str], None], stopping: threading.Event) -> Generator[None, None, None]:
-        """Call ``abort`` for each episode that is still open when the block is left, however it is left."""
-        current = _Run(stopping)
+    def run(self, stopping: threading.Event | None = None) -> Generator[Run, None, None]:
+        """What is begun inside the block, in this thread or task, belongs to this run."""
+        current = Run(stopping)
         token = self._current.set(current)
         try:
-            yield
+            yield current
         finally:
             self._current.reset(token)
-            for episode_uuid in current.episodes:
-                abort(episode_uuid)
 
 
 class Sweep(Generic[ItemT, ResultT]):
@@ -89,8 +83,7 @@ class Sweep(Generic[ItemT, ResultT]):
         self._policy = policy
         self._lock = threading.Lock()
         self._stopping = stopping
-        self._results: dict[int, ResultT] = {}
-        self._errors: dict[int, Exception] = {}
+        self._outcomes = _Outcomes[ResultT]()
 
     def run(self, max_workers: int) -> list[ResultT | None]:
         """Results in the order of the items, ``None`` where an item failed for good (logged).
@@ -107,9 +100,7 @@ class Sweep(Generic[ItemT, ResultT]):
                 self._stopping.set()
         for worker in workers:
             worker.result()
-        if self._errors and not self._results:
-            raise ExceptionGroup(f"all {len(self._errors)} tasks failed", list(self._errors.values()))
-        return [self._results.get(index) for index in range(len(self._results) + len(self._errors))]
+        return self._outcomes.in_order()
 
     def _next(self) -> tuple[int, ItemT] | None:
         with self._lock:
@@ -118,14 +109,47 @@ class Sweep(Generic[ItemT, ResultT]):
     def _work(self) -> None:
         while (entry := self._next()) is not None:
             index, item = entry
-            for attempt in range(1, self._attempts + 1):
-                try:
-                    self._results[index] = self._func(item)
-                    break
-                except Exception as exc:
-                    if attempt == self._attempts or isinstance(exc, _FINAL) or self._stopping.is_set():
-                        logger.error("task %d failed for good after %d tries", index, attempt, exc_info=exc)
-                        self._errors[index] = exc
-                        break
-                    logger.warning("task %d failed (try %d of %d): %s", index, attempt, self._attempts, exc)
-                    self._stopping.wait(self._policy.delay(attempt))
+            try:
+                self._outcomes.results[index] = with_retries(
+                    lambda item=item: self._func(item), self._attempts, self._policy, self._stopping, f"task {index}"
+                )
+            except Exception as exc:
+                self._outcomes.errors[index] = exc
+
+
+async def sweep_async(
+    items: Iterable[ItemT],
+    func: Callable[[ItemT], Awaitable[ResultT]],
+    max_workers: int,
+    attempts: int,
+    policy: RetryPolicy,
+) -> list[ResultT | None]:
+    """The same on an event loop, with at most ``max_workers`` at once; cancelled, it cancels what runs."""
+    outcomes = _Outcomes[ResultT]()
+    free = asyncio.Semaphore(max_workers)
+
+    async def work(index: int, item: ItemT) -> None:
+        try:
+            outcomes.results[index] = await with_retries_async(lambda: func(item), attempts, policy, f"task {index}")
+        except Exception as exc:
+            outcomes.errors[index] = exc
+        finally:
+            free.release()
+
+    async with asyncio.TaskGroup() as group:
+        # the next item is read when there is room for it: they may be without end
+        for index, item in enumerate(items):
+            await free.acquire()
+            group.create_task(work(index, item))
+    return outcomes.in_order()
+
+
+class _Outcomes(Generic[ResultT]):
+    def __init__(self) -> None:
+        self.results: dict[int, ResultT] = {}
+        self.errors: dict[int, Exception] = {}
+
+    def in_order(self) -> list[ResultT | None]:
+        if self.errors and not self.results:
+            raise ExceptionGroup(f"all {len(self.errors)} tasks failed", list(self.errors.values()))
+        return [self.results.get(index) for index in range(len(self.results) + len(self.errors))]

@@ -1,8 +1,8 @@
 """When a call is repeated, and after how long: the one retry policy of both clients.
 
-Invariant: every retry is counted, delayed with jitter and bounded in number and in time. All calls of the swarm wire
-may be repeated: reads by nature, ends and aborts because they are idempotent by episode, and a repeated claim costs at
-most an episode that falls to its idle timeout, as the lost reply alone would have.
+Invariant: every retry is counted and bounded in number and in time, and delayed with jitter but for one: a connection
+that broke is replaced at once, once per call. All calls of the swarm wire may be repeated: reads and commands by
+nature, claims and ends because they carry the same idempotency key each time.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class RetryPolicy:
         """Seconds to wait after the ``failures``-th failure in a row (1 for the first)."""
         ceiling = min(self.cap, self.base * 2 ** (failures - 1))
         return max(ceiling * random.uniform(0.5, 1.0), retry_after)
+
+
+def is_broken_connection(outcome: Outcome) -> bool:
+    """Whether the connection broke under the request, as one kept alive does when its server was restarted."""
+    return isinstance(outcome, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
 
 
 def may_retry(outcome: Outcome) -> bool:

@@ -1,6 +1,7 @@
 """``SwarmClient``: the swarm server for threads; any number of them may share one client.
 
-Invariant: an episode that fails is aborted, and no call waits without a bound.
+Invariant: an episode that fails is aborted, no call waits without a bound, and nothing of the client is left once it
+is closed.
 
 A rollout in three lines, the way AgentJet's clients write it::
 
@@ -19,22 +20,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import httpx
+from typing import Self, TypeVar
 
 from swarm.client import wire
-from swarm.client.episodes import DEFAULT_ATTEMPTS, OpenEpisodes, Sweep
-from swarm.client.flows import ABORT_POLICY, Flow, Flows, Pause
-from swarm.client.policy import Outcome, Reply, RetryPolicy
-from swarm.client.wire import EpisodeEndpoint
-from swarm.errors import StateError, SwarmGatewayError, UnavailableError
+from swarm.client.child import ServerChild
+from swarm.client.claiming import Claim, claim
+from swarm.client.control import EngineControl
+from swarm.client.episodes import OpenEpisodes, Sweep
+from swarm.client.flows import ABORT_POLICY, Flow, Flows
+from swarm.client.handles import Episode, Group, task_id_of
+from swarm.client.policy import RetryPolicy
+from swarm.client.retrying import attempts_of
+from swarm.client.throttle import Throttle
+from swarm.client.transport import Driver, check_running
+from swarm.client.watching import WatchThread, WeightSyncCallbacks
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.protocol import EngineStatus, EpisodeType, PoolInformation, ServerStatus
-from swarm.states import EngineState
+from swarm.protocol import EpisodeType
 from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
@@ -43,30 +49,7 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
 
-class Episode:
-    """One claimed episode inside :meth:`SwarmClient.episode`."""
-
-    def __init__(self, client: SwarmClient, endpoint: EpisodeEndpoint) -> None:
-        self._client = client
-        self.episode_uuid = endpoint.episode_uuid
-        self.base_url = endpoint.base_url
-        self.api_key = endpoint.api_key
-        self.ended = False
-
-    def end(self, task: Task, workflow_output: WorkflowOutput) -> str:
-        """Hand in the result; see :meth:`SwarmClient.end_episode`.
-
-        Raises:
-            StateError: it has been ended before.
-        """
-        if self.ended:
-            raise StateError(f"episode {self.episode_uuid} has been ended already")
-        dropped = self._client.end_episode(task, self.episode_uuid, workflow_output)
-        self.ended = True
-        return dropped
-
-
-class SwarmClient:
+class SwarmClient(EngineControl):
     """Runs episodes and controls the engine of one swarm server.
 
     Args:
@@ -77,9 +60,11 @@ class SwarmClient:
         begin_timeout: seconds that :meth:`begin_episode` waits for a free episode: longer than a training step.
         boot_timeout: seconds that starting an engine may take.
         policy: when a request is repeated.
+        auto_start_swarm_server: if nothing answers at a loopback address, start a server there and stop it at close.
 
     Raises:
-        ConfigError: ``server_url`` is no http address.
+        ConfigError: ``server_url`` is no http address, or none where a server can be started.
+        UnavailableError: the server to be started did not come up.
     """
 
     def __init__(
@@ -92,17 +77,15 @@ class SwarmClient:
         begin_timeout: float = 1800.0,
         boot_timeout: float = 1800.0,
         policy: RetryPolicy | None = None,
+        auto_start_swarm_server: bool = False,
     ) -> None:
-        self._flows = Flows.of(server_url, token, client_uuid, request_timeout, policy)
+        super().__init__(Flows.of(server_url, token, client_uuid, request_timeout, policy), boot_timeout)
         self._begin_timeout = begin_timeout
-        self._boot_timeout = boot_timeout
-        self._http = httpx.Client(limits=wire.LIMITS, trust_env=False, verify=wire.tls_context())
+        self._child = ServerChild.ensure(self._flows.server_url) if auto_start_swarm_server else None
+        self._driver = Driver()
         self._open = OpenEpisodes()
-
-    @property
-    def client_uuid(self) -> str:
-        """The name of this client towards the server."""
-        return self._flows.client_uuid
+        self._watching = threading.Lock()
+        self._watch: tuple[WatchThread, WeightSyncCallbacks] | None = None
 
     # -- episodes
 
@@ -110,14 +93,19 @@ class SwarmClient:
         self,
         discard_episode_timeout: float = 240.0,
         episode_type: EpisodeType = "train",
-        throttle_policy: Mapping[str, Any] | None = None,
+        throttle_policy: Throttle | None = None,
+        *,
+        max_episode_seconds: float | None = None,
+        idempotency_key: str | None = None,
     ) -> tuple[str, EpisodeEndpoint]:
         """Claim an episode, waiting while none is free or the weights are being synced.
 
         Args:
             discard_episode_timeout: seconds without a model call after which the server takes the episode back.
             episode_type: ``"eval"`` episodes are never trained on.
-            throttle_policy: passed on to the server.
+            throttle_policy: this client's share of each batch; a :class:`ThrottleSchedule` follows the training step.
+            max_episode_seconds: wall clock from claim to end; default eight times ``discard_episode_timeout``.
+            idempotency_key: to get the episode of an earlier claim again; default a fresh one.
 
         Returns:
             The episode's uuid and where it samples (``base_url``, ``api_key``, ``episode_uuid``).
@@ -126,15 +114,20 @@ class SwarmClient:
             UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``; or the
                 :meth:`run_episodes_until_all_complete` that this is part of is being stopped.
         """
-        flow = self._flows.claim(None, self._begin_timeout, episode_type, discard_episode_timeout, throttle_policy)
-        stopping = self._open.stopping
-        [endpoint] = self._run(flow, stopping)
-        self._open.add(endpoint.episode_uuid)
-        # granted in the poll during which the stop came: the run aborts it
-        _check(stopping)
+        [endpoint] = self._claim(
+            Claim(
+                None,
+                self._begin_timeout,
+                episode_type,
+                discard_episode_timeout,
+                max_episode_seconds,
+                throttle_policy,
+                idempotency_key,
+            )
+        )
         return endpoint.episode_uuid, endpoint
 
-    def end_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
+    def end_episode(self, task: Task | str, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
         """Hand in the result of an episode; repeating it changes nothing.
 
         Returns:
@@ -142,42 +135,120 @@ class SwarmClient:
 
         Raises:
             UnavailableError: no server within the policy's bound.
-            RequestError: the episode is no longer ours, e.g. after its idle timeout.
+            ConflictError: too late; ``code`` says how the episode ended (``episode_timed_out``, ``episode_expired``,
+                ``episode_aborted``, ``episode_deleted``), or ``episode_ended`` if by another result.
+            RequestError: the server refuses, e.g. because the episode is not ours or the task has no id.
         """
-        call = wire.end_episode_call(self.client_uuid, episode_uuid, task.task_id, workflow_output)
+        call = wire.end_episode_call(self.client_uuid, episode_uuid, task_id_of(task), workflow_output)
         answer = self._run(self._flows.perform(call))
-        self._open.discard(episode_uuid)
+        self._open.discard([episode_uuid])
         return answer.error or ""
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Give an episode up. Never raises for the server's sake: its idle timeout does the rest (logged)."""
-        call = wire.abort_call(self.client_uuid, episode_uuid)
-        try:
-            self._run(self._flows.perform(call, policy=ABORT_POLICY))
-        except SwarmGatewayError as exc:
-            logger.warning("episode %s could not be aborted and falls to its idle timeout: %s", episode_uuid, exc)
-        self._open.discard(episode_uuid)
+        self.abort([episode_uuid])
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
         """Whether the episode is still ours to run."""
         call = wire.can_continue_call(self.client_uuid, episode_uuid)
         return self._run(self._flows.perform(call)).can_continue
 
+    def claim_group(
+        self,
+        count: int,
+        wait_seconds: float = 0.0,
+        *,
+        episode_type: EpisodeType = "train",
+        discard_episode_timeout: float = 240.0,
+        max_episode_seconds: float | None = None,
+        throttle_policy: Throttle | None = None,
+        idempotency_key: str | None = None,
+    ) -> EpisodeGroup:
+        """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
+
+        The group has an address of its own, where one call samples an answer for each episode. Other arguments and
+        errors are those of :meth:`begin_episode`.
+
+        Raises:
+            RequestError: the server can never run so many at once.
+        """
+        return self._claim(
+            Claim(
+                count,
+                wait_seconds,
+                episode_type,
+                discard_episode_timeout,
+                max_episode_seconds,
+                throttle_policy,
+                idempotency_key,
+            )
+        )
+
+    def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
+        """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
+        like :meth:`end_episode`."""
+        answer = self._run(self._flows.perform(wire.end_group_call(self.client_uuid, task_id_of(task), outputs)))
+        self._open.discard(outputs)
+        return answer.error or ""
+
+    def abort(self, episode_uuids: Iterable[str]) -> None:
+        """Give episodes up, like :meth:`abort_episode`."""
+        deadline = self._flows.clock() + ABORT_POLICY.total
+        for uuid in episode_uuids:
+            call = wire.abort_call(self.client_uuid, uuid)
+            try:
+                self._run(self._flows.perform(call, policy=ABORT_POLICY, deadline=deadline))
+            except SwarmGatewayError as exc:
+                logger.warning("episode %s could not be aborted and falls to its idle timeout: %s", uuid, exc)
+            self._open.discard([uuid])
+
     @contextmanager
     def episode(
         self,
         discard_episode_timeout: float = 240.0,
         episode_type: EpisodeType = "train",
-        throttle_policy: Mapping[str, Any] | None = None,
+        throttle_policy: Throttle | None = None,
+        *,
+        max_episode_seconds: float | None = None,
     ) -> Generator[Episode, None, None]:
         """An episode that is aborted unless the block ends it; arguments and errors of :meth:`begin_episode`."""
-        _, endpoint = self.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
-        episode = Episode(self, endpoint)
+        _, endpoint = self.begin_episode(
+            discard_episode_timeout, episode_type, throttle_policy, max_episode_seconds=max_episode_seconds
+        )
+        episode = Episode(endpoint, self.end_episode)
         try:
             yield episode
         finally:
             if not episode.ended:
                 self.abort_episode(endpoint.episode_uuid)
+
+    @contextmanager
+    def group(
+        self,
+        count: int,
+        wait_seconds: float | None = None,
+        *,
+        episode_type: EpisodeType = "train",
+        discard_episode_timeout: float = 240.0,
+        max_episode_seconds: float | None = None,
+        throttle_policy: Throttle | None = None,
+    ) -> Generator[Group, None, None]:
+        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but it waits
+        ``begin_timeout`` seconds unless told otherwise."""
+        episodes = self.claim_group(
+            count,
+            self._begin_timeout if wait_seconds is None else wait_seconds,
+            episode_type=episode_type,
+            discard_episode_timeout=discard_episode_timeout,
+            max_episode_seconds=max_episode_seconds,
+            throttle_policy=throttle_policy,
+        )
+        group = Group(episodes, self.end_group)
+        try:
+            yield group
+        finally:
+            if not group.ended:
+                self.abort(episodes.episode_uuids)
 
     def run_episodes_until_all_complete(
         self,
@@ -201,79 +272,61 @@ class SwarmClient:
         Raises:
             ExceptionGroup: every task failed.
         """
-        attempts = DEFAULT_ATTEMPTS if auto_retry is True else max(1, int(auto_retry))
         stopping = threading.Event()
 
         def run_one(task: ItemT) -> T:
-            with self._open.run(self.abort_episode, stopping):
-                return func(task)
+            return self.run_tracked(lambda: func(task), stopping)
 
-        return Sweep(tasks, run_one, attempts, self._flows.policy, stopping).run(max_workers)
+        return Sweep(tasks, run_one, attempts_of(auto_retry), self._flows.policy, stopping).run(max_workers)
 
-    # -- engine
+    def run_tracked(self, func: Callable[[], T], stopping: threading.Event | None = None) -> T:
+        """What ``func`` returns; episodes that it begins and does not end are aborted, and once ``stopping`` is set it
+        begins none."""
+        with self._open.run(stopping) as run:
+            try:
+                return func()
+            finally:
+                self.abort(tuple(run.episodes))
 
-    def get_engine_status(self) -> EngineStatus:
-        """State of the engine."""
-        return self._run(self._flows.perform(wire.ENGINE_STATUS))
-
-    def get_global_step(self) -> int:
-        """How many training steps are complete."""
-        return self.get_engine_status().global_step
-
-    def get_rollout_stat(self) -> PoolInformation:
-        """What the current batch has collected and still needs."""
-        return self._run(self._flows.perform(wire.POOL))
-
-    def status(self) -> ServerStatus:
-        """Everything the server tells about itself."""
-        return self._run(self._flows.perform(wire.STATUS))
-
-    def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
-        """Wait until the engine is in one of ``states``.
+    @staticmethod
+    def async_and_start_multi_engine(
+        client_job_pairs: Sequence[tuple[SwarmClient, TrainJob]], force_restart: bool = False
+    ) -> None:
+        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
 
         Raises:
-            EngineError: the engine is OFFLINE and that was not waited for; carries its reason and last lines.
-            UnavailableError: the time is over.
+            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
         """
-        return self._run(self._flows.wait_for_state(states, wait_seconds))
+        from swarm.client.engines import start_all
 
-    def sync_train_config(self, job: TrainJob) -> None:
-        """Hand over the job that the next :meth:`start_engine` runs.
+        start_all(client_job_pairs, force_restart)
+
+    def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once for each time that the engine begins to sync weights, from a thread of the client's
+        that ends with it.
 
         Raises:
-            RequestError: the engine is not OFFLINE, or the job is wrong.
+            UnavailableError: no server within the policy's bound.
         """
-        self._run(self._flows.perform(wire.sync_config_call(job)))
-
-    def start_engine(self, wait: bool = True) -> int | None:
-        """Start the engine and, unless told not to, ``wait`` until it is ROLLING; returns its process id.
-
-        Raises:
-            RequestError: no job was synced, or it runs already.
-            EngineError: it died while booting; carries its reason and last lines.
-            UnavailableError: not ROLLING within ``boot_timeout``.
-        """
-        return self._run(self._flows.start_engine(self._boot_timeout if wait else 0.0))
-
-    def stop_engine(self) -> None:
-        """Stop the engine from any state."""
-        self._run(self._flows.perform(wire.STOP_ENGINE))
-
-    def auto_sync_train_config_and_start_engine(self, job: TrainJob, force_restart: bool = False) -> None:
-        """Make the engine run ``job``: a no-op if it rolls with it, a wait if it boots or syncs, else a start.
-
-        Raises:
-            ConflictError: the engine runs another job and ``force_restart`` is off; names the fields that differ.
-            EngineError: it died while booting.
-            UnavailableError: no server, or not ROLLING within ``boot_timeout``.
-        """
-        self._run(self._flows.ensure_engine(job, force_restart, self._boot_timeout))
+        with self._watching:
+            if self._watch is None:
+                first = self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
+                callbacks = WeightSyncCallbacks(first)
+                self._watch = WatchThread(self._flows, first, callbacks.observe), callbacks
+            self._watch[1].add(callback)
 
     # -- plumbing
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Close the connections, end the watch, and stop the server if this client started it."""
+        with self._watching:
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch[0].stop()
+        self._driver.close()
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -283,28 +336,13 @@ class SwarmClient:
     ) -> None:
         self.close()
 
+    def _claim(self, wanted: Claim) -> EpisodeGroup:
+        stopping = self._open.stopping
+        episodes = self._run(claim(self._flows, wanted), stopping)
+        self._open.add(episodes)
+        # granted in the poll during which the stop came: the run aborts it
+        check_running(stopping)
+        return episodes
+
     def _run(self, flow: Flow[T], stopping: threading.Event | None = None) -> T:
-        stopping = stopping or threading.Event()
-        outcome: Outcome | None = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration as stop:
-                return stop.value
-            _check(stopping)
-            if isinstance(step, Pause):
-                outcome = None
-                stopping.wait(step.seconds)
-                continue
-            try:
-                answer = self._http.request(
-                    step.method, step.url, headers=step.headers, content=step.content, timeout=step.timeout
-                )
-                outcome = Reply(answer.status_code, dict(answer.headers), answer.content)
-            except httpx.RequestError as exc:
-                outcome = exc
-
-
-def _check(stopping: threading.Event | None) -> None:
-    if stopping is not None and stopping.is_set():
-        raise UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
+        return self._driver.run(flow, stopping)

@@ -5,11 +5,14 @@ Invariant: an answer is either the model that the call names or an error of our 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import httpx
@@ -29,14 +32,16 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.job import TrainJob, dump_job
-from swarm.states import EngineState
 from swarm.types import Model, WorkflowOutput
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 AnswerT_co = TypeVar("AnswerT_co", bound=BaseModel, covariant=True)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Seconds a long poll may take beyond the time that it was asked to wait.
 WAIT_GRACE = 10.0
+#: Seconds that sending code may take.
+CODE_TIMEOUT = 120.0
 #: Long polls hold a connection each; idle ones go well before the server closes them under a request (75 s).
 LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=128, keepalive_expiry=30.0)
 
@@ -64,21 +69,50 @@ class EpisodeEndpoint(Model):
     api_key: str
 
 
+class EpisodeGroup(list[EpisodeEndpoint]):
+    """Episodes claimed at once, in the order of the claim.
+
+    ``base_url`` and ``api_key`` are of the group: one chat call there samples an answer for each of its episodes,
+    choice ``i`` for episode ``i``. They are empty where the server offers no such address.
+    """
+
+    def __init__(
+        self, episodes: Iterable[EpisodeEndpoint] = (), group_uuid: str = "", base_url: str = "", api_key: str = ""
+    ) -> None:
+        super().__init__(episodes)
+        self.group_uuid = group_uuid
+        self.base_url = base_url
+        self.api_key = api_key
+
+    @property
+    def episode_uuids(self) -> list[str]:
+        """The names of the episodes."""
+        return [one.episode_uuid for one in self]
+
+
 @dataclass(frozen=True)
 class Call(Generic[AnswerT_co]):
-    """One request: ``answer`` is the model of its answer, ``timeout`` its seconds (``None``: the client's)."""
+    """One request: ``answer`` is the model of its answer, ``timeout`` its seconds (``None``: the client's). The body is
+    a model, sent as JSON, or the bytes of a zip."""
 
     method: str
     path: str
     answer: type[AnswerT_co]
-    body: BaseModel | None = None
+    body: BaseModel | bytes | None = None
     timeout: float | None = None
     query: Mapping[str, str | int | float] = field(default_factory=dict[str, str | int | float])
 
     @property
     def content(self) -> bytes | None:
-        """The JSON body."""
-        return None if self.body is None else self.body.model_dump_json().encode()
+        """The body as it is sent."""
+        return self.body.model_dump_json().encode() if isinstance(self.body, BaseModel) else self.body
+
+    @property
+    def content_type(self) -> str | None:
+        """What the body is."""
+        if self.body is None:
+            return None
+        return "application/json" if isinstance(self.body, BaseModel) else "application/zip"
 
 
 ClaimCall = Call[protocol.ClaimEpisodeResponse] | Call[protocol.ClaimGroupResponse]
@@ -86,14 +120,18 @@ ClaimCall = Call[protocol.ClaimEpisodeResponse] | Call[protocol.ClaimGroupRespon
 STATUS = Call("GET", "/status", protocol.ServerStatus)
 ENGINE_STATUS = Call("GET", "/get_engine_status", protocol.EngineStatus)
 POOL = Call("GET", "/get_current_batch_rollout_pool_information", protocol.PoolInformation)
+EPISODE_BUFFER = Call("POST", "/get_episode_buffer", protocol.EpisodeBufferResponse)
 # commands answer when the thing is done: stopping waits for the engine's grace period
 START_ENGINE = Call("POST", "/start_engine", protocol.StartEngineResponse, timeout=60.0)
 STOP_ENGINE = Call("POST", "/stop_engine", protocol.SuccessResponse, timeout=120.0)
 
 
-def wait_status_call(state: EngineState, wait_seconds: float) -> Call[protocol.ServerStatus]:
-    """The status once the engine is in ``state``, goes OFFLINE, or the time is over; without the history of steps."""
-    query = {"wait_state": str(state), "wait_seconds": wait_seconds, "steps": 0}
+def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[protocol.ServerStatus]:
+    """The status once the engine's state is another than at ``after_change`` (``None``: at once) or the time is over;
+    without the history of steps."""
+    query: dict[str, str | int | float] = {"steps": 0}
+    if after_change is not None:
+        query |= {"after_change": after_change, "wait_seconds": wait_seconds}
     return Call("GET", "/status", protocol.ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
 
 
@@ -103,21 +141,26 @@ def claim_call(
     wait_seconds: float,
     episode_type: protocol.EpisodeType,
     discard_episode_timeout: float,
-    throttle_policy: Mapping[str, Any] | None = None,
+    *,
+    max_episode_seconds: float | None,
+    throttle_policy: protocol.SwarmThrottlePolicy | None,
+    idempotency_key: str,
 ) -> ClaimCall:
     """Claim ``count`` episodes at once, or the one of ``/claim_episode`` where ``count`` is ``None``."""
     fields: dict[str, Any] = {
         "client_uuid": client_uuid,
         "episode_type": episode_type,
         "discard_episode_timeout": discard_episode_timeout,
-        "throttle_policy": None if throttle_policy is None else dict(throttle_policy),
+        "max_episode_seconds": max_episode_seconds,
+        "throttle_policy": throttle_policy,
         "wait_seconds": wait_seconds,
+        "idempotency_key": idempotency_key,
     }
     timeout = wait_seconds + WAIT_GRACE
     if count is None:
-        one = protocol.ClaimEpisodeRequest(**fields)
+        one = checked(protocol.ClaimEpisodeRequest, fields)
         return Call("POST", "/claim_episode", protocol.ClaimEpisodeResponse, one, timeout)
-    many = protocol.ClaimGroupRequest(**fields, count=count)
+    many = checked(protocol.ClaimGroupRequest, fields | {"count": count})
     return Call("POST", "/claim_group", protocol.ClaimGroupResponse, many, timeout)
 
 
@@ -125,9 +168,14 @@ def end_episode_call(
     client_uuid: str, episode_uuid: str, task_id: str, output: WorkflowOutput
 ) -> Call[protocol.SuccessResponse]:
     """End one episode with its result."""
-    body = protocol.EndEpisodeRequest(
-        client_uuid=client_uuid, episode_uuid=episode_uuid, task_id=task_id, workflow_output=output
-    )
+    fields = {
+        "client_uuid": client_uuid,
+        "episode_uuid": episode_uuid,
+        "task_id": task_id,
+        "workflow_output": output,
+        "idempotency_key": _end_key(task_id, {episode_uuid: output}),
+    }
+    body = checked(protocol.EndEpisodeRequest, fields)
     return Call("POST", "/end_episode", protocol.SuccessResponse, body)
 
 
@@ -136,8 +184,21 @@ def end_group_call(
 ) -> Call[protocol.SuccessResponse]:
     """End the episodes of one task; ``outputs`` maps episode uuid to result."""
     ends = [protocol.EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()]
-    body = protocol.EndGroupRequest(client_uuid=client_uuid, task_id=task_id, ends=ends)
+    fields = {
+        "client_uuid": client_uuid,
+        "task_id": task_id,
+        "ends": ends,
+        "idempotency_key": _end_key(task_id, outputs),
+    }
+    body = checked(protocol.EndGroupRequest, fields)
     return Call("POST", "/end_group", protocol.SuccessResponse, body)
+
+
+def _end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
+    # from the content: an end that is repeated later, by another process even, is still the same end, and one with
+    # another result is not
+    content = [[uuid, output.model_dump_json()] for uuid, output in sorted(outputs.items())]
+    return hashlib.sha256(json.dumps([task_id, content]).encode()).hexdigest()
 
 
 def abort_call(client_uuid: str, episode_uuid: str) -> Call[protocol.SuccessResponse]:
@@ -152,10 +213,48 @@ def can_continue_call(client_uuid: str, episode_uuid: str) -> Call[protocol.CanC
     return Call("POST", "/can_continue_episode", protocol.CanContinueResponse, body)
 
 
+def agree_call(client_uuid: str) -> Call[protocol.AgreeSyncWeightResponse]:
+    """This client has no more for the current batch."""
+    body = protocol.AgreeSyncWeightRequest(client_uuid=client_uuid)
+    return Call("POST", "/agree_sync_weight", protocol.AgreeSyncWeightResponse, body)
+
+
+def sync_code_call(archive: bytes) -> Call[protocol.SuccessResponse]:
+    """Hand a zip of training code to an OFFLINE server."""
+    return Call("POST", "/sync_train_code", protocol.SuccessResponse, archive, timeout=CODE_TIMEOUT)
+
+
+def read_archive(archive: bytes | str | os.PathLike[str]) -> bytes:
+    """The bytes of a zip that is given as such or by its path.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if isinstance(archive, bytes):
+        return archive
+    try:
+        return Path(archive).read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"cannot read the code archive {archive}: {exc.strerror or exc}") from exc
+
+
 def sync_config_call(job: TrainJob) -> Call[protocol.SuccessResponse]:
     """Hand the job to an OFFLINE server."""
     body = protocol.SyncTrainConfigRequest(yaml_as_string=dump_job(job))
     return Call("POST", "/sync_train_config", protocol.SuccessResponse, body)
+
+
+def checked(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
+    """A request body from a caller's arguments.
+
+    Raises:
+        RequestError: an argument is out of range; names each.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as exc:
+        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+        raise RequestError(wrong) from exc
 
 
 def parse_server_url(text: str) -> httpx.URL:
@@ -178,32 +277,36 @@ def at_server(server_url: httpx.URL, path: str) -> str:
     return str(server_url.copy_with(path=server_url.path.rstrip("/") + path))
 
 
-def endpoints(
+def episodes_of(
     answer: protocol.ClaimEpisodeResponse | protocol.ClaimGroupResponse, server_url: httpx.URL
-) -> list[EpisodeEndpoint]:
+) -> EpisodeGroup:
     """The episodes of a successful claim.
 
     The host of each base URL is replaced by the address under which *we* reach the server, which cannot know it.
     """
-    claimed = (
-        answer.episodes
-        if isinstance(answer, protocol.ClaimGroupResponse)
-        else [
-            protocol.ClaimedEpisode(
-                episode_uuid=answer.episode_uuid,
-                openai_base_url=answer.openai_base_url,
-                openai_api_key=answer.openai_api_key,
-            )
-        ]
-    )
-    return [
-        EpisodeEndpoint(
-            episode_uuid=one.episode_uuid,
-            base_url=at_server(server_url, httpx.URL(one.openai_base_url).path),
-            api_key=one.openai_api_key,
+
+    def here(openai_base_url: str) -> str:
+        return at_server(server_url, httpx.URL(openai_base_url).path) if openai_base_url else ""
+
+    if isinstance(answer, protocol.ClaimEpisodeResponse):
+        fields = answer.model_dump(include=set(protocol.ClaimedEpisode.model_fields))
+        return episodes_of(
+            protocol.ClaimGroupResponse(
+                success=True, client_uuid=answer.client_uuid, episodes=[protocol.ClaimedEpisode(**fields)]
+            ),
+            server_url,
         )
-        for one in claimed
-    ]
+    return EpisodeGroup(
+        (
+            EpisodeEndpoint(
+                episode_uuid=one.episode_uuid, base_url=here(one.openai_base_url), api_key=one.openai_api_key
+            )
+            for one in answer.episodes
+        ),
+        answer.group_uuid,
+        here(answer.openai_base_url),
+        answer.openai_api_key,
+    )
 
 
 def read_answer(call: Call[AnswerT], reply: Reply) -> AnswerT:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.client import RetryPolicy, SwarmClient
-from swarm.client.flows import differences
+from swarm.client.commands import differences
 from swarm.errors import (
     AuthenticationError,
     ConflictError,
@@ -69,7 +69,8 @@ def test_begin_claims_and_rewrites_the_host(server: ScriptedServer, client: Swar
         "episode_type": "eval",
         "discard_episode_timeout": 60,
     }
-    assert body["throttle_policy"] == {"ratio": 2}
+    assert body["throttle_policy"]["ratio"] == 2
+    assert body["max_episode_seconds"] == 8 * 60
 
 
 def test_begin_waits_through_refusals_and_failures(server: ScriptedServer, client: SwarmClient) -> None:
@@ -100,7 +101,7 @@ def test_begin_ends_at_its_bound(server: ScriptedServer) -> None:
 def test_begin_does_not_wait_for_an_offline_engine(
     server: ScriptedServer, client: SwarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.client.flows.OFFLINE_GRACE", 0.0)
+    monkeypatch.setattr("swarm.client.claiming.OFFLINE_GRACE", 0.0)
     server.script("/claim_episode", not_yet("Engine is offline (crashed)"))
     server.script("/get_engine_status", engine(EngineState.OFFLINE))
     with pytest.raises(UnavailableError, match="crashed") as caught:

@@ -55,9 +55,9 @@ def test_episodes_are_reached_where_the_server_was() -> None:
     one = {"episode_uuid": "e", "openai_base_url": "http://10.0.0.5:9999/episodes/e/v1", "openai_api_key": "k"}
     url = wire.parse_server_url("https://gate.example/swarm")
     expected = wire.EpisodeEndpoint(episode_uuid="e", base_url="https://gate.example/swarm/episodes/e/v1", api_key="k")
-    assert wire.endpoints(ClaimEpisodeResponse(success=True, client_uuid="c", **one), url) == [expected]
+    assert wire.episodes_of(ClaimEpisodeResponse(success=True, client_uuid="c", **one), url) == [expected]
     group = ClaimGroupResponse.model_validate({"success": True, "client_uuid": "c", "episodes": [one, one]})
-    assert wire.endpoints(group, url) == [expected, expected]
+    assert wire.episodes_of(group, url) == [expected, expected]
 
 
 def test_fields_of_a_newer_server_are_ignored() -> None:

@@ -58,7 +58,7 @@ class Swarm:
 
     async def claim_is_waiting(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            while not self.controller._waiters:  # noqa: ASYNC110 - what a client does over the socket sets no event
+            while not self.controller.status(0).waiting_claims:  # noqa: ASYNC110 - what a client does over the socket sets no event
                 await asyncio.sleep(0.002)
 
 
