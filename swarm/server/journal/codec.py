@@ -18,6 +18,7 @@ from swarm.types import ModelCall, Timeline, Trajectory
 
 #: narrow to wide: bytes, 32 bits, 64 bits (``array`` type codes; the widths are the same on every platform we run on)
 _INTEGERS = ("B", "i", "q")
+_JSON = json.JSONEncoder(default=str)
 
 
 def pack_call(call: ModelCall) -> bytes:
@@ -91,7 +92,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes) -> Trajectory:
 
 def pack_json(value: Any) -> str:
     """ASCII JSON; infinities and NaN as Python writes them, what JSON has no form for as its text."""
-    return json.dumps(value, default=str)
+    return _JSON.encode(value)
 
 
 def clean(text: str) -> str:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from swarm.errors import UnavailableError
+from swarm.server.journal.checkpoint import Checkpointer
 from swarm.server.journal.reading import past_claim, past_ending, recover
 from swarm.server.journal.records import PastEnding, Record, Recovered
-from swarm.server.journal.schema import FolderLock, connect_to_read, prepare, unreadable
+from swarm.server.journal.retention import Retention
+from swarm.server.journal.schema import FolderLock, connect, connect_to_read, prepare, unreadable
 from swarm.server.journal.store import load
 from swarm.server.journal.writer import Writer
 from swarm.types import Model
@@ -75,14 +77,16 @@ class Journal:
         try:
             connection = prepare(path)
             try:
-                writer = Writer(connection, load(connection))
+                ledger = load(connection)
+                retention = Retention(connection, ledger, keep_episodes, keep_bytes)
+                checkpointer = Checkpointer(connect(path), connection)
             except sqlite3.Error as exc:
                 connection.close()
                 raise unreadable(path, exc) from exc
         except BaseException:
             lock.release()
             raise
-        return cls(path, lock, connection, writer)
+        return cls(path, lock, connection, Writer(connection, ledger, retention, checkpointer))
 
     def recover(self) -> Recovered:
         """What an earlier server left, before anything is appended.

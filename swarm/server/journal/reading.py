@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from operator import itemgetter
 from typing import Any
 
 from swarm.server.journal.codec import clean, unpack_call, unpack_trajectory
@@ -34,10 +35,10 @@ def recover(connection: sqlite3.Connection) -> Recovered:
     steps = query(
         "SELECT step, batch_id, metrics, seconds FROM steps WHERE run = ? ORDER BY id DESC LIMIT ?", (number, MAX_STEPS)
     ).fetchall()
-    endings = query(
-        f"SELECT {_ENDING}, uuid, claim_key, id FROM episodes WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?",
-        (MAX_ENDINGS,),
-    ).fetchall()
+    columns = f"{_ENDING}, uuid, claim_key, id, ended"
+    over = query(f"SELECT {columns} FROM episodes WHERE state >= 3 ORDER BY ended DESC LIMIT ?", (MAX_ENDINGS,))
+    finished = query(f"SELECT {columns} FROM episodes WHERE state IN (1, 2)")
+    endings = sorted([*over, *finished], key=itemgetter(9))[-MAX_ENDINGS:]
     return Recovered(
         run_id=run_id,
         job_yaml=job_yaml,
@@ -51,7 +52,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
             )
         ],
         outstanding=_outstanding(connection),
-        endings={row[6]: PastEnding(*row[:6]) for row in reversed(endings)},
+        endings={row[6]: PastEnding(*row[:6]) for row in endings},
         claims=_claims(connection, min((row[8] for row in endings if row[7]), default=None)),
         steps=[_step(*row) for row in reversed(steps)],
         quarantined=quarantined,

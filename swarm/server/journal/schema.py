@@ -73,7 +73,7 @@ CREATE TABLE episodes (
     step INTEGER
 );
 CREATE INDEX episodes_live ON episodes (state, ended) WHERE state < 3;
-CREATE INDEX episodes_ended ON episodes (ended) WHERE ended IS NOT NULL;
+CREATE INDEX episodes_over ON episodes (ended) WHERE state >= 3;
 CREATE INDEX episodes_claim ON episodes (claim_key) WHERE claim_key != '';
 CREATE TABLE trajectories (ended INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE calls (id INTEGER PRIMARY KEY, episode INTEGER NOT NULL, call_id TEXT NOT NULL, data BLOB NOT NULL);

@@ -14,21 +14,31 @@ import threading
 import time
 from collections.abc import Callable
 
+from swarm.server.journal.checkpoint import Checkpointer
 from swarm.server.journal.ledger import Changes, Ledger
 from swarm.server.journal.records import Record
+from swarm.server.journal.retention import Retention
 from swarm.server.journal.store import write
 
 logger = logging.getLogger(__name__)
 
 #: seconds between two tries of a commit that failed, growing to the second
 _RETRY_FIRST, _RETRY_LAST = 0.05, 2.0
+#: seconds without a record after which the file is tidied
+_IDLE = 1.0
+#: seconds between two steps of that, in which records go first
+_BREATH = 0.01
 
 
 class Writer:
     """Owns ``connection`` and ``ledger`` from :meth:`start` to the end of :meth:`stop`."""
 
-    def __init__(self, connection: sqlite3.Connection, ledger: Ledger) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, ledger: Ledger, retention: Retention, checkpointer: Checkpointer
+    ) -> None:
         self._connection = connection
+        self._retention = retention
+        self._checkpointer = checkpointer
         self._ledger = ledger
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -51,12 +61,13 @@ class Writer:
         self._queue.put(record)
 
     def stop(self, within: float) -> bool:
-        """Write what is queued and end the thread; whether all is written. A disk that fails is tried once more."""
+        """Write what is queued and end the thread; whether all is written. A disk that fails has so many seconds."""
         assert self._thread is not None
         self._queue.put(None)
         self._thread.join(within)
         self._stopping.set()
         self._thread.join(within)
+        self._checkpointer.close()
         return not self._thread.is_alive() and not self.error
 
     def _run(self, on_commit: Callable[[], None]) -> None:
@@ -68,11 +79,12 @@ class Writer:
                 self.pending_since = taken
                 self.committed += len(records)
                 on_commit()
+                self._checkpointer.committed(len(records))
 
     def _drain(self) -> tuple[list[Record], bool]:
         """All records that are queued, waiting for the first; and whether more may come."""
         records: list[Record] = []
-        record = self._queue.get()
+        record = self._first()
         while record is not None:
             records.append(record)
             try:
@@ -80,6 +92,26 @@ class Writer:
             except queue.Empty:
                 return records, True
         return records, False
+
+    def _first(self) -> Record | None:
+        """The next record; the file is tidied while there is none."""
+        wait = _IDLE
+        while True:
+            try:
+                return self._queue.get(timeout=wait)
+            except queue.Empty:
+                if not self._tidy():
+                    self._checkpointer.idle()
+                    return self._queue.get()
+                wait = _BREATH
+
+    def _tidy(self) -> bool:
+        try:
+            return self._retention.idle()
+        except sqlite3.Error as exc:
+            logger.warning("the journal cannot be tidied: %s", exc)
+            self._roll_back()
+            return False
 
     def _commit(self, changes: Changes) -> bool:
         """Write until the disk takes it; false: :meth:`stop` gave up on it."""
@@ -89,6 +121,7 @@ class Writer:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 write(self._connection, changes)
+                removed = self._retention.trim(len(changes.ends))
                 self._connection.execute("COMMIT")
             except Exception as exc:  # whatever it is, what follows must not overtake it
                 self._failed(exc)
@@ -96,6 +129,7 @@ class Writer:
                 if self.error:
                     logger.warning("the journal writes again")
                     self.error = ""
+                self._ledger.over -= removed
                 self.commits += 1
                 self.last_commit_seconds = time.monotonic() - began
                 return True
@@ -108,5 +142,8 @@ class Writer:
         if message != self.error:
             logger.error("the journal cannot write and tries again: %s", message)
             self.error = message
+        self._roll_back()
+
+    def _roll_back(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")

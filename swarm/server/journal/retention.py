@@ -1,0 +1,94 @@
+"""What is forgotten: the oldest episodes that are over, once there are too many of them or the file is too large.
+
+Invariant: nothing that is claimed, waits for a batch or is in the one that is out is ever removed; each step of the
+work is small, so that no commit waits long for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+
+from swarm.server.journal.ledger import Ledger
+
+logger = logging.getLogger(__name__)
+
+#: rows of the small tables that are kept; a row has at most some kilobytes
+_KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
+#: most episodes that one step removes, and pages that it gives back to the file system
+_STEP_EPISODES, _STEP_PAGES = 128, 512
+#: commits between two looks at the size of the file
+_LOOK_EVERY = 32
+
+
+class Retention:
+    """Belongs to the writer.
+
+    Args:
+        keep_episodes: how many episodes that are over are kept.
+        keep_bytes: how much of the file may be in use, in bytes, before older ones go even so.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, ledger: Ledger, keep_episodes: int, keep_bytes: int) -> None:
+        self._connection = connection
+        self._ledger = ledger
+        self._keep_episodes = keep_episodes
+        page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
+        self._keep_pages = max(1, keep_bytes // page_size)
+        self._large = True
+        self._looks = 0
+
+    def trim(self, added: int) -> int:
+        """Within a transaction that added so many episodes, remove about twice as many if there are too many; returns
+        how many, to be counted once it is committed."""
+        self._looks += 1
+        if self._large or self._looks >= _LOOK_EVERY:
+            self._looks = 0
+            self._large = self._used_pages() > self._keep_pages
+        step = max(_STEP_EPISODES, 2 * added)
+        limit = step if self._large else min(step, self._ledger.over - self._keep_episodes)
+        if limit <= 0:
+            return 0
+        rows = self._connection.execute(
+            "SELECT id, ended FROM episodes WHERE state >= 3 ORDER BY ended LIMIT ?", (limit,)
+        ).fetchall()
+        for table, key, values in (
+            ("episodes", "id", [row[0] for row in rows]),
+            ("trajectories", "ended", [row[1] for row in rows]),
+        ):
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))", (json.dumps(values),)
+            )
+        return len(rows)
+
+    def idle(self) -> bool:
+        """One step of the same work while nothing else is to be done; whether there is more of it.
+
+        Raises:
+            sqlite3.Error: the disk refuses; nothing was changed.
+        """
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        removed = self.trim(0)
+        execute("DELETE FROM steps WHERE id <= (SELECT max(id) FROM steps) - ?", (_KEEP_STEPS,))
+        execute("DELETE FROM runs WHERE id <= (SELECT max(id) FROM runs) - ?", (_KEEP_RUNS,))
+        execute("COMMIT")
+        self._ledger.over -= removed
+        return removed > 0 or self._shrink()
+
+    def _shrink(self) -> bool:
+        """Give free pages back, but for what the next episodes will fill anyway; whether there were any."""
+        free = self._pragma("freelist_count")
+        slack = max(_STEP_PAGES, self._pragma("page_count") // 10)
+        if free <= slack:
+            return False
+        self._connection.execute(f"PRAGMA incremental_vacuum({min(_STEP_PAGES, free - slack)})").fetchall()
+        return True
+
+    def _used_pages(self) -> int:
+        return self._pragma("page_count") - self._pragma("freelist_count")
+
+    def _pragma(self, name: str) -> int:
+        value: int = self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+        return value
