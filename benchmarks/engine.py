@@ -7,9 +7,11 @@ What it costs is not the server's: its answers are precomputed bytes, and its pr
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
+from collections.abc import Callable
 from typing import cast
 
 from swarm.link.engine import EngineEnd
@@ -59,7 +61,8 @@ def completion(choices: int = 1, tokens: int = TOKENS) -> bytes:
 class ChatServer(asyncio.Protocol):
     """Answers every POST with :func:`completion` of as many choices as it asks for, and every GET with an empty 200."""
 
-    _answers: dict[int, bytes] = {}
+    #: the answer with so many choices
+    make: Callable[[int], bytes] = staticmethod(functools.cache(completion))
 
     def __init__(self) -> None:
         self._received = b""
@@ -82,10 +85,7 @@ class ChatServer(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
                 continue
             found = _N.search(body)
-            choices = int(found[1]) if found else 1
-            if choices not in self._answers:
-                self._answers[choices] = completion(choices)
-            self._transport.write(self._answers[choices])
+            self._transport.write(self.make(int(found[1]) if found else 1))
 
 
 async def main() -> None:

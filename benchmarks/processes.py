@@ -25,6 +25,7 @@ from starlette.routing import Route
 from benchmarks.wire import Connection, address_of, ask_json
 from swarm.job import TrainJob, dump_job
 
+ROOT = Path(__file__).parent.parent
 ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.engine")
 _START_SECONDS = 60
 
@@ -75,7 +76,7 @@ def swarm_server(run_dir: str, announce: Callable[[str], None]) -> None:
     from swarm.server.run import run
 
     # the engine imports this package, from wherever the benchmark is started
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYTHONPATH"] = str(ROOT)
     run(
         ServerConfig(port=0, run_dir=Path(run_dir)), engine_command=ENGINE_COMMAND, on_ready=announce, log_level="error"
     )

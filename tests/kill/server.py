@@ -1,0 +1,17 @@
+"""The server of the kill test: ``swarm-gateway swarm start`` with the engine of the kill test; prints its URL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from swarm.server.config import ServerConfig
+from swarm.server.run import run
+
+if __name__ == "__main__":
+    run(
+        # short phases: more of them between two kills
+        ServerConfig(port=0, run_dir=Path(sys.argv[1]), post_rolling_timeout=1.0, stop_grace=1.0),
+        engine_command=(sys.executable, "-m", "tests.kill.engine"),
+        on_ready=lambda url: print(url, flush=True),
+    )

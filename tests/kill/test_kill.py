@@ -1,0 +1,37 @@
+"""No acknowledged reward is lost or counted twice, whichever process is killed whenever.
+
+20 kills; ``SWARM_KILLS=200`` for more, ``SWARM_KILL_SEED`` for the choices of an earlier run (timing apart), or
+``python -m tests.kill`` for a report.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.kill.harness import VICTIMS, Harness
+from tests.kill.invariants import violations
+from tests.kill.proxy import FAULTS
+from tests.kill.report import summary
+
+KILLS = int(os.environ.get("SWARM_KILLS", "20"))
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path) -> None:
+    seed = int(os.environ.get("SWARM_KILL_SEED", random.randrange(2**32)))
+    print(f"SWARM_KILL_SEED={seed}")
+    outcome = await Harness(tmp_path, seed).run(KILLS)
+    report = summary(outcome)
+    assert violations(outcome.witnesses) == [], report
+    # it was a test: everything that can go wrong did, and there was something to lose
+    assert outcome.kills.total() == KILLS
+    assert outcome.kills.keys() == VICTIMS.keys()
+    assert outcome.faults.keys() >= FAULTS.keys()
+    assert len(outcome.witnesses.acknowledged) > KILLS
+    assert report["steps"] > 0
+    assert report["journal"]["TRAINED"] > 0
