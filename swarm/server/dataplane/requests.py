@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from swarm.errors import NotFoundError, RequestError
+from swarm.errors import RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
 
@@ -114,6 +114,9 @@ def prepare(
 ) -> ChatCall:
     """Read the caller's chat body and build vLLM's.
 
+    An episode's address has one model, so whatever ``model`` the caller names is that one: agents written for AgentJet
+    send place-holders.
+
     Args:
         body: as the caller sent it.
         episode_type: train episodes sample as the trainer assumes, eval episodes as the caller asks.
@@ -122,17 +125,9 @@ def prepare(
         group_size: of a call that samples one answer for each episode of a group.
 
     Raises:
-        NotFoundError: an unknown model.
         RequestError: no messages, a ``stream`` that is no boolean, several answers per call in a train episode, or of a
             group another number than it has episodes.
     """
-    name = body.get("model")
-    if name is not None and name not in (job.model_name, engine_model):
-        raise NotFoundError(
-            f"the model {name!r} does not exist here; this swarm serves {job.model_name!r}",
-            code="model_not_found",
-            param="model",
-        )
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: a non-empty list of messages is required", param="messages")

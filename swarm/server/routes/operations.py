@@ -226,7 +226,6 @@ CONTROL: tuple[Operation, ...] = (
 )
 
 _CALL_REFUSALS = (
-    (404, "the model is not the one that is served"),
     (409, "the episode is over; the code says how it ended"),
     (422, "the engine refuses the request"),
     (429, "too many calls at once"),
