@@ -1,7 +1,7 @@
 """Routes that only AgentJet's clients and monitors ask for, and those of its trainer.
 
-Invariant: the names of other callers' episodes are told in full only to callers that cannot end them or may do anything
-(see :func:`sees_uuids`); what belongs to AgentJet's own trainer is refused and changes nothing.
+Invariant: the names of other callers' episodes are told in full only to callers that may do anything (see
+:func:`sees_uuids`); what belongs to AgentJet's own trainer is refused and changes nothing.
 
 AgentJet's trainer registers episodes and reports its state over HTTP. The engine here is driven by this server over its
 own link (:mod:`swarm.link`), and episodes are made when they are claimed, so a trainer of AgentJet's cannot be plugged
@@ -110,9 +110,10 @@ class AgentJetRoutes:
 
 
 def sees_uuids(request: Request) -> bool:
-    """Whether the caller may know the names of all episodes."""
+    """Whether the caller may know the names of all episodes: whoever knows one and has a token to claim, this one or
+    another, may end it."""
     caller: Caller = request.scope["caller"]
-    return caller.may("admin") or not caller.may("claim")
+    return caller.may("admin")
 
 
 def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInformation:
