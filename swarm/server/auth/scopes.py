@@ -34,6 +34,11 @@ ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
         "/start_engine": "admin",
         "/stop_engine": "admin",
         "/push_verbose_log": "admin",
+        # of AgentJet's own trainer
+        "/register_episode": "admin",
+        "/update_engine_status": "admin",
+        "/update_current_batch_rollout_pool_information": "admin",
+        "/update_current_batch_rollout_pool_information_and_fetch_instruction": "admin",
     }
 )
 
