@@ -30,13 +30,16 @@ class EpisodeState(StrEnum):
 
 
 class EpisodeEvent(StrEnum):
-    """What can happen to an episode."""
+    """What can happen to an episode: ``CAP`` is the end of its wall-clock time, ``ENGINE`` a weight sync or a new run
+    that goes on without it."""
 
     CLAIM = "claim"
     END_TRAIN = "end_train"
     END_EVAL = "end_eval"
     ABORT = "abort"
     IDLE_TIMEOUT = "idle_timeout"
+    CAP = "cap"
+    ENGINE = "engine"
 
 
 #: engine state -> states it may go to. Every state may go to OFFLINE (stop, crash).
@@ -48,17 +51,19 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.WEIGHT_SYNCING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
 }
 
-#: (episode state, event) -> next state while the engine is ROLLING.
+#: (episode state, event) -> next state while the engine is ROLLING; ends are taken in any engine state.
 EPISODE_TRANSITIONS: dict[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
     (EpisodeState.REGISTERED, EpisodeEvent.CLAIM): EpisodeState.CLAIMED,
     (EpisodeState.CLAIMED, EpisodeEvent.END_TRAIN): EpisodeState.FINISHED,
     (EpisodeState.CLAIMED, EpisodeEvent.END_EVAL): EpisodeState.REGISTERED,
     (EpisodeState.CLAIMED, EpisodeEvent.ABORT): EpisodeState.REGISTERED,
     (EpisodeState.CLAIMED, EpisodeEvent.IDLE_TIMEOUT): EpisodeState.REGISTERED,
+    (EpisodeState.CLAIMED, EpisodeEvent.CAP): EpisodeState.REGISTERED,
+    (EpisodeState.CLAIMED, EpisodeEvent.ENGINE): EpisodeState.DELETED,
 }
 
 #: Outside ROLLING a slot that comes free is not offered again: it is deleted.
-_FREED = frozenset({EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT})
+_FREED = frozenset({EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT, EpisodeEvent.CAP})
 
 
 def check_engine(current: EngineState, target: EngineState) -> EngineState:

@@ -1,7 +1,7 @@
 """``create_app``: the swarm server as one ASGI application.
 
-Invariant: there is no module state; everything a server owns lives from its lifespan's start to its end, and when the
-lifespan has ended no engine process is left.
+Invariant: there is no module state; everything a server owns lives from its lifespan's start to its end; nothing is
+served before the journal is open, and when the lifespan has ended all of it is written and no engine process is left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
+from swarm.errors import ConfigError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
 from swarm.http.direct import DirectRoutes
 from swarm.http.guard import JsonBodies
@@ -24,11 +25,15 @@ from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.dataplane.routes import DataPlane
 from swarm.server.dataplane.upstream import Upstream
+from swarm.server.journal.journal import Journal
 from swarm.server.routes.code import CodeRoutes
 from swarm.server.routes.engine import EngineRoutes
 from swarm.server.routes.episodes import EpisodeRoutes
 from swarm.server.snapshots import Snapshots
 from swarm.server.supervisor import Supervisor
+
+#: in the run folder
+JOURNAL_NAME = "journal.db"
 
 
 def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
@@ -41,24 +46,35 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     Raises:
         ConfigError: the run folder's ``tokens.json`` is damaged.
 
-    ``app.state.controller`` and ``app.state.supervisor`` are for the one who serves the app.
+    ``app.state.controller`` and ``app.state.supervisor`` are for the one who serves the app, and
+    ``app.state.startup_error`` is why its lifespan did not start.
     """
-    controller = Controller(config.post_rolling_timeout)
+    controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
     upstream = Upstream()
+    data_plane = DataPlane(config, controller, upstream)
     ring = TokenRing(config.token, config.run_dir)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        idle = asyncio.create_task(controller.expire_idle(), name="expire-idle")
-        try:
-            yield
-        finally:
-            controller.close()
-            idle.cancel()
-            await supervisor.stop()
-            await asyncio.gather(idle, return_exceptions=True)
-            await upstream.close()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                journal = _open_journal(config)
+                # last: what happens while the rest goes down is written as well
+                stack.push_async_callback(journal.close)
+                controller.open(journal)
+            except ConfigError as exc:
+                app.state.startup_error = exc
+                raise
+            expiry = asyncio.create_task(controller.expire(), name="expire")
+            try:
+                yield
+            finally:
+                controller.close()
+                expiry.cancel()
+                await supervisor.stop()
+                await asyncio.gather(expiry, return_exceptions=True)
+                await upstream.close()
 
     control = [
         *EngineRoutes(config, controller, supervisor).routes(),
@@ -73,7 +89,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         routes=[
             DirectRoutes(control, guards),
             Route("/health", health, methods=["GET"]),
-            *DataPlane(config, controller, upstream).routes(),
+            *data_plane.routes(),
             # last: it answers for every path that is not above, so that nothing is told to callers without the token
             Mount("", routes=control, middleware=guards),
         ],
@@ -81,9 +97,19 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
+    app.state.startup_error = None
     app.state.controller = controller
     app.state.supervisor = supervisor
+    app.state.data_plane = data_plane
     return app
+
+
+def _open_journal(config: ServerConfig) -> Journal:
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"cannot make the run folder {config.run_dir}: {exc.strerror}", param="run_dir") from exc
+    return Journal.open(config.run_dir / JOURNAL_NAME)
 
 
 async def health(request: Request) -> Response:

@@ -29,7 +29,7 @@ class ServerConfig(Model):
     allow_code_sync: bool = Field(
         default=False, description="let admins send code that the engine runs (POST /sync_train_code)"
     )
-    run_dir: Path = Field(default=Path("runs/default"), description="engine log, job, checkpoints")
+    run_dir: Path = Field(default=Path("runs/default"), description="journal, engine log, job, checkpoints")
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
     boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
     heartbeat_timeout: float = Field(default=5.0, gt=0, description="silence after which the engine counts as dead")
@@ -37,5 +37,11 @@ class ServerConfig(Model):
         default=30.0, ge=0, description="how long running episodes may still finish once the batch is complete"
     )
     stop_grace: float = Field(default=10.0, ge=0, description="between Stop and SIGKILL")
+    max_episode_seconds: float = Field(
+        default=3600.0, gt=0, description="wall clock that an episode gets from claim to end unless its claim says less"
+    )
+    client_timeout: float = Field(
+        default=300.0, gt=0, description="silence after which no batch and no share waits for a client any more"
+    )
     call_timeout: float = Field(default=1800.0, gt=0, description="one LLM call, retries and weight syncs included")
     call_attempts: int = Field(default=8, ge=1, description="tries of one LLM call that vLLM aborts or fails")

@@ -1,7 +1,7 @@
-"""Where the engine's state, the pool and waiting callers meet.
+"""Where the engine's state, the pool, waiting callers and the journal meet.
 
 Invariant: the engine's state changes only in :meth:`Controller._to`, so the pool and everyone who waits always see it;
-claims are served in the order in which they came.
+what a caller is told here by an ``async`` method is on disk by then.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import statistics
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from swarm.errors import ConflictError, RequestError, UnavailableError
-from swarm.job import TrainJob
+from swarm.job import TrainJob, dump_job
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineStatus, EpisodeType, ServerStatus
+from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineStatus, EpisodeEnd, ServerStatus
+from swarm.server.claims import ClaimQueue, WaitingClaim
 from swarm.server.concurrency import Signal
-from swarm.server.episodes import Claim
+from swarm.server.config import ServerConfig
+from swarm.server.episodes import ClaimWish, Ending, Grant, Refusal, new_uuid
+from swarm.server.journal.records import RunBegun, RunStopped
+from swarm.server.metrics import batch_metrics
 from swarm.server.pool import EpisodePool
+from swarm.server.recovery import JournalPort, recover
 from swarm.states import EngineState, check_engine
 from swarm.types import StepResult, TrainBatch
 
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 1000
-
-
-@dataclass(eq=False)
-class _Waiter:
-    client_uuid: str
-    episode_type: EpisodeType
-    idle_timeout: float
-    count: int
-    claims: asyncio.Future[list[Claim]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+#: records that wait for the disk, beyond which claims are refused: what is running may still end
+MAX_PENDING = 20_000
+#: the clock is looked at no more often for what turns by the passing of time alone
+_SHORTEST_PAUSE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +57,69 @@ class Controller:
     """The engine's state and everything that hangs on it.
 
     Args:
-        post_rolling_timeout: seconds that running episodes get once the batch is complete.
+        config: timeouts come from it.
+
+    :meth:`open` comes before everything else.
     """
 
-    def __init__(self, post_rolling_timeout: float) -> None:
-        self._post_rolling_timeout = post_rolling_timeout
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._opened: JournalPort | None = None
         self._state = EngineState.OFFLINE
         self._detail = "no training job yet"
         self._entered = time.monotonic()
         self._changed = Signal()
+        self._collected = Signal()
         # starts beyond every number that an earlier server life can have told
         self._changes = time.time_ns() // 1000
         self._weight_syncs = 0
-        self._waiters: deque[_Waiter] = deque()
         self._closing = False
-        self._job: TrainJob | None = None
-        self._pool: EpisodePool | None = None
+        self._watching = math.inf
+        self._look_again = asyncio.Event()
         self._serving: Serving | None = None
         self._engine_gone = asyncio.Event()
-        self._steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
+        #: the batch that the engine has now
+        self._sent = ""
         self.engine_pid: int | None = None
         self.boot_stage = ""
         self.last_lines: list[str] = []
         self.resolved_config: dict[str, Any] | None = None
+        self._run_id, self._run_stopped = "", False
+        self._job: TrainJob | None = None
+        self._pool: EpisodePool | None = None
+        self._steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
+        self.claims = ClaimQueue(lambda: self._pool)
+
+    def open(self, journal: JournalPort) -> None:
+        """Take up what ``journal`` holds, and tell it from now on what changes.
+
+        Raises:
+            ConfigError: it is damaged, or its job is one that this version cannot read.
+        """
+        before = recover(journal, self._config.client_timeout)
+        self._opened = journal
+        self._run_id, self._run_stopped = before.run_id, before.stopped
+        self._job, self._pool = before.job, before.pool
+        if before.job is not None:
+            self._detail = "the server was restarted"
+        self._steps.extend(before.steps)
+        self.claims.restore(before.claims)
 
     # ------------------------------------------------------------------ what is
 
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def seconds_in_state(self) -> float:
+        """How long the engine has been in its state."""
+        return time.monotonic() - self._entered
+
+    @property
+    def has_job(self) -> bool:
+        """Whether a job was synced, so that there are :attr:`job` and :attr:`pool`."""
+        return self._job is not None
 
     @property
     def policy_version(self) -> int:
@@ -105,7 +139,7 @@ class Controller:
 
     @property
     def pool(self) -> EpisodePool:
-        """The pool of the synced job; raises like :attr:`job`."""
+        """The pool; raises like :attr:`job`."""
         if self._pool is None:
             raise ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
         return self._pool
@@ -121,13 +155,6 @@ class Controller:
             raise UnavailableError(f"the engine is {self._state}: {self._detail}", code="engine_offline")
         return self._serving
 
-    async def synced(self) -> None:
-        """Return when everything that has happened so far is on disk.
-
-        Raises:
-            UnavailableError: the disk did not take it in time (``journal_unavailable``); it happened nevertheless.
-        """
-
     def engine_status(self) -> EngineStatus:
         return EngineStatus(
             engine_status=self._state, engine_status_detail=self._detail, global_step=self.policy_version
@@ -138,11 +165,11 @@ class Controller:
         return ServerStatus(
             engine=self.engine_status(),
             boot_stage=self.boot_stage,
-            engine_seconds=time.monotonic() - self._entered,
+            engine_seconds=self.seconds_in_state,
             engine_changes=self._changes,
             weight_syncs=self._weight_syncs,
             engine_pid=self.engine_pid,
-            waiting_claims=len(self._waiters),
+            waiting_claims=len(self.claims),
             last_lines=self.last_lines,
             model=self._job.model_name if self._job else "",
             pool=self._pool.information() if self._pool else None,
@@ -151,15 +178,17 @@ class Controller:
             resolved_config=self.resolved_config,
         )
 
-    async def wait_for_state(self, state: EngineState, within: float) -> None:
-        """Return when the engine is in ``state``, goes OFFLINE, or ``within`` seconds have passed."""
+    async def wait_for_state(self, states: Collection[EngineState], within: float) -> None:
+        """Return when the engine is in one of ``states``, goes OFFLINE, or ``within`` seconds have passed."""
         started_offline = self._state is EngineState.OFFLINE
 
         def decided() -> bool:
             nonlocal started_offline
             if self._state is not EngineState.OFFLINE:
                 started_offline = False
-            return self._closing or self._state is state or (self._state is EngineState.OFFLINE and not started_offline)
+            return (
+                self._closing or self._state in states or (self._state is EngineState.OFFLINE and not started_offline)
+            )
 
         await self._changed.until(decided, within)
 
@@ -167,10 +196,18 @@ class Controller:
         """Return when the engine's state is another than at the change ``after``, or ``within`` seconds have passed."""
         await self._changed.until(lambda: self._closing or self._changes != after, within)
 
-    # ------------------------------------------------------------------ engine
+    async def synced(self) -> None:
+        """Return when everything that has happened so far is on disk.
+
+        Raises:
+            UnavailableError: the disk did not take it in time (``journal_unavailable``); it happened nevertheless.
+        """
+        await self._journal.synced()
+
+    # ------------------------------------------------------------------ runs
 
     def sync_job(self, job: TrainJob) -> None:
-        """Take ``job`` for the next start; one that differs in ``resume`` at most keeps the pool and the steps.
+        """Take ``job`` for the next start; one that differs in more than ``resume`` begins a new run.
 
         Raises:
             ConflictError: the engine is not OFFLINE.
@@ -180,26 +217,56 @@ class Controller:
                 f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
-        if self._job is None or job != self._job.model_copy(update={"resume": job.resume}):
-            self._pool = EpisodePool(job)
-            self._steps.clear()
-            self.resolved_config = None
+        if self._job is None or self._pool is None:
+            self._pool = EpisodePool(job, self._journal.append, self._config.client_timeout)
+            self._run_id = new_uuid()
+        elif job != self._job.model_copy(update={"resume": job.resume}):
+            self._begin_run(job, "another job was synced")
+            self._run_stopped = False
+        else:
+            self._pool.continue_run(job)
         self._job = job
+        self._journal.append(RunBegun(self._run_id, dump_job(job)))
+        if self._run_stopped:
+            self._journal.append(RunStopped(self._run_id))
         self._detail = "ready to start"
         self._changed.notify()
 
-    def boot(self) -> None:
-        """OFFLINE → BOOTING; raises :class:`StateError` from any other state.
+    def boot(self) -> TrainJob:
+        """OFFLINE → BOOTING; the job as the engine is to run it. Raises :class:`StateError` from any other state.
 
-        Unless the job resumes, training starts from its first weights: what the run before collected was sampled by
+        A run that did not end on purpose goes on, from its last checkpoint if it has one. After one that was stopped or
+        is finished, unless the job resumes, training starts from its first weights: what was collected was sampled by
         weights of another lineage, so it is dropped and the history of steps begins anew.
         """
+        job = self.job
         self._to(EngineState.BOOTING, "starting the engine process")
-        if not self.job.resume:
-            self._steps.clear()
-            if dropped := self.pool.drop_collected():
-                logger.warning("dropped %d finished episodes of the run before: this one does not resume it", dropped)
+        if self._run_stopped:
+            if not job.resume:
+                self._begin_run(job, "another training run began")
+            self._journal.append(RunBegun(self._run_id, dump_job(job)))
+            self._run_stopped = False
         self.boot_stage, self.last_lines = "starting", []
+        # a checkpoint in the folder may be of an earlier run: only one that this run must have written counts
+        save_freq = job.overrides.get("trainer.save_freq", job.save_freq)
+        if isinstance(save_freq, int) and 0 < save_freq <= max((step.step for step in self._steps), default=0):
+            job = job.model_copy(update={"resume": True})
+        return job
+
+    def run_stopped(self) -> None:
+        """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
+        if not self._run_stopped:
+            self._run_stopped = True
+            self._journal.append(RunStopped(self._run_id))
+
+    def _begin_run(self, job: TrainJob, reason: str) -> None:
+        if dropped := self.pool.begin_run(job, reason):
+            logger.warning("dropped %d finished episodes: %s", dropped, reason)
+        self._steps.clear()
+        self._run_id = new_uuid()
+        self.resolved_config = None
+
+    # ------------------------------------------------------------------ engine
 
     def progress(self, stage: str, detail: str) -> None:
         """The engine tells what it is doing."""
@@ -211,116 +278,189 @@ class Controller:
     def rollout_ready(self, message: RolloutReady) -> None:
         """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING."""
         self._serving = Serving(tuple(message.addresses), message.model, message.policy_version, self._engine_gone)
-        if self._state is EngineState.WEIGHT_SYNCING and (groups := self.pool.give_back()):
-            logger.warning("the engine asks for a batch without having done its step: %d groups go back", groups)
+        self.pool.advance(message.policy_version)
         if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
+            if self._take_back():
+                logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
             self.boot_stage = ""
             self._to(EngineState.ROLLING, f"collecting the batch of step {message.next_step}")
 
     async def next_batch(self) -> TrainBatch:
-        """Wait for a whole batch, see the engine through ROLLING_POST, and take it: → WEIGHT_SYNCING."""
-        await self._changed.until(lambda: self._state is EngineState.ROLLING and self.pool.batch_ready)
+        """Wait for a whole batch, see the engine through ROLLING_POST, and take it: → WEIGHT_SYNCING.
+
+        It is on disk that the batch is out before it is returned, however long that takes.
+        """
+        pool = self.pool
+        await self._collected.until(lambda: self._state is EngineState.ROLLING and pool.batch_ready)
+        pool.collection.seal()
         self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
-        if not await self._changed.until(lambda: self.pool.running == 0, self._post_rolling_timeout):
-            logger.warning("%d episodes did not finish within %g s", self.pool.running, self._post_rolling_timeout)
-        batch = self.pool.take_batch()
+        timeout = self._config.post_rolling_timeout
+        if not await self._collected.until(lambda: pool.running == 0, timeout):
+            logger.warning("%d episodes did not finish within %g s", pool.running, timeout)
+        batch = pool.take_batch()
         self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
-        return batch
+        while True:
+            try:
+                await self.synced()
+            except UnavailableError as exc:
+                self._detail = f"the batch waits for the disk: {exc.message}"
+                logger.error("%s", self._detail)
+            else:
+                self._sent = batch.batch_id
+                self._detail = "training on the batch"
+                return batch
 
     def step_done(self, result: StepResult) -> None:
-        """Record a finished step, with our own metrics of its batch, and let the batch go."""
-        batch = self.pool.confirm(result.batch_id)
-        if batch is None:
-            logger.error("step %d reports batch %r, which is not out", result.step, result.batch_id)
-        else:
-            result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
+        """Record a finished step, with our own metrics of its batch, which is consumed by that."""
+        batch = self.pool.collection.outstanding
+        if batch is None or batch.batch_id != result.batch_id:
+            known = any(step.batch_id == result.batch_id for step in self._steps)
+            what = "again reports" if known else "reports, though it is not out,"
+            logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
+            return
+        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
+        self.pool.confirm(result)
+        self._sent = ""
         self._steps.append(result)
         self._changed.notify()
 
+    def engine_failed(self, error: str) -> None:
+        """The engine reports an error: if it has a batch, that is evidence against the batch."""
+        if self._sent and (failure := self.pool.fail_batch(self._sent)) is not None:
+            logger.warning(
+                "the trainer failed on batch %s for the %d. time (%s): it is %s",
+                self._sent,
+                failure.attempts,
+                error,
+                "dropped" if failure.dropped else "tried again",
+            )
+        self._sent = ""
+
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
-        """Any state → OFFLINE: the batch that is out goes back, running episodes are deleted."""
+        """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""
         self._serving = None
         self._engine_gone.set()
         self._engine_gone = asyncio.Event()
         self.engine_pid = None
         self.boot_stage = ""
         self.last_lines = list(last_lines)
-        if self._pool is not None:
-            self._pool.give_back()
+        self._take_back()
         if self._state is EngineState.OFFLINE:
             self._detail = reason
+            self._changed.notify()
         else:
             self._to(EngineState.OFFLINE, reason)
 
     def close(self) -> None:
         """Let everyone who waits go, and make nobody wait again: the server shuts down."""
         self._closing = True
-        for waiter in self._waiters:
-            waiter.claims.cancel()
+        self.claims.close()
         self._changed.notify()
 
     # ------------------------------------------------------------------ episodes
 
     async def claim(
-        self, client_uuid: str, episode_type: EpisodeType, idle_timeout: float, count: int, wait: float
-    ) -> list[Claim] | str:
-        """``count`` claimed episodes, or why there are none after at most ``wait`` seconds.
+        self, wish: ClaimWish, wait: float = 0.0, receive: Callable[[], Awaitable[Any]] | None = None
+    ) -> Grant | str:
+        """What ``wish`` gets within ``wait`` seconds, or why it gets nothing; ``receive`` is its caller's (ASGI).
 
         Raises:
             RequestError: more episodes than the job has slots.
+            ConflictError: its key was used for another claim.
+            ClientGoneError: the caller left while it waited.
+            UnavailableError: see :meth:`synced`; a claim with a key may be repeated, of others the episodes go back.
         """
-        if self._pool is not None and count > self.job.slots:
-            raise RequestError(
-                f"{count} episodes cannot run at once: the job has {self.job.slots} slots "
-                "(raise max_parallel_episodes or batch_size)",
-                param="count",
-            )
-        waiter = _Waiter(client_uuid, episode_type, idle_timeout, count)
-        self._waiters.append(waiter)
+        if self._pool is not None:
+            if wish.count > self.job.slots:
+                raise RequestError(
+                    f"{wish.count} episodes cannot run at once: the job has {self.job.slots} slots "
+                    "(raise max_parallel_episodes or batch_size)",
+                    param="count",
+                )
+            self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+        if self._journal.pending > MAX_PENDING:
+            return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
+        outcome = self.claims.claim(wish, wait=wait > 0)
+        self._watch()
+        if isinstance(outcome, WaitingClaim):
+            outcome = await self.claims.wait(outcome, wait, receive)
+        if isinstance(outcome, Refusal):
+            return self._why_not(outcome)
         try:
-            self._serve_waiters()
-            if not waiter.claims.done() and wait > 0 and not self._closing:
-                await asyncio.wait([waiter.claims], timeout=wait)
-            if waiter.claims.done() and not waiter.claims.cancelled():
-                return waiter.claims.result()
-            return self._refusal()
-        except asyncio.CancelledError:
-            # the caller left in the moment its claim was granted
-            if waiter.claims.done() and not waiter.claims.cancelled():
-                for claim in waiter.claims.result():
-                    self.pool.abort(client_uuid, claim.episode_uuid)
+            await self.synced()
+        except UnavailableError:
+            if not wish.claim_key:
+                self.claims.give_back(wish, outcome)
             raise
-        finally:
-            with contextlib.suppress(ValueError):
-                self._waiters.remove(waiter)
-            # this one may have held up those behind it
-            self._serve_waiters()
+        return outcome
 
-    def abort(self, client_uuid: str, episode_uuid: str) -> str:
+    async def end(
+        self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], *, as_group: bool, end_key: str = ""
+    ) -> str:
+        """End episodes, see :meth:`EpisodePool.end`, also ones that only the journal remembers."""
+        pool = self.pool
+        past: dict[str, Ending] = {}
+        for end in ends:
+            if not pool.remembers(end.episode_uuid):
+                ending = await self._journal.past_ending(end.episode_uuid)
+                if ending is not None:
+                    past[end.episode_uuid] = Ending.of_past(ending)
+        try:
+            return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past)
+        finally:
+            # that it came too late is told only once it is on disk why
+            self.pool_changed()
+            await self.synced()
+
+    async def abort(self, client_uuid: str, episode_uuid: str) -> str:
         """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
         if self._pool is None:
             return ""
         note = self._pool.abort(client_uuid, episode_uuid)
         self.pool_changed()
+        await self.synced()
         return note
+
+    async def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
+        """Whether the episode is still this client's to run."""
+        self.pool.collection.seen(client_uuid)
+        mine = self.pool.can_continue(client_uuid, episode_uuid)
+        await self.synced()
+        return mine
+
+    def agree(self, client_uuid: str) -> str:
+        """The client has no more for the current batch; why that does not count, or an empty string."""
+        if self._pool is None:
+            return "there is no training job yet"
+        reason = self._pool.collection.agree(client_uuid)
+        self._watch()
+        return reason
 
     def pool_changed(self) -> None:
         """Tell that episodes ended or slots came free."""
-        self._serve_waiters()
-        self._changed.notify()
+        if len(self.claims):
+            self.claims.serve()
+        self._tell_collected()
 
-    async def expire_idle(self) -> None:
-        """Take back abandoned episodes as their deadlines pass; never returns."""
+    async def expire(self) -> None:
+        """Do what the passing of time alone makes due, above all take episodes back; never returns."""
         while True:
-            deadline = self._pool.next_deadline() if self._pool else None
-            pause = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._look_again.clear()
+            self._watching = self._next_due()
+            pause = None if self._watching == math.inf else max(_SHORTEST_PAUSE, self._watching - time.monotonic())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._changed.wait()
-            if self._pool is not None and self._pool.expire():
+                    await self._look_again.wait()
+            if self._pool is not None and self._watching <= time.monotonic():
+                self._pool.expire()
                 self.pool_changed()
 
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _journal(self) -> JournalPort:
+        assert self._opened is not None, "open() comes first"
+        return self._opened
 
     def _to(self, state: EngineState, detail: str) -> None:
         self._state = check_engine(self._state, state)
@@ -330,29 +470,35 @@ class Controller:
         self._weight_syncs += state is EngineState.WEIGHT_SYNCING
         logger.info("%s: %s", state, detail)
         if self._pool is not None:
-            self._pool.enter(state, detail if state is EngineState.OFFLINE else "")
+            self._pool.enter(state)
+        self._changed.notify()
         self.pool_changed()
 
-    def _serve_waiters(self) -> None:
-        while self._waiters and self._pool is not None:
-            waiter = self._waiters[0]
-            claims = None
-            if not waiter.claims.done():
-                # strictly first in, first out: a group that needs four slots must not starve behind single claims
-                claims = self._pool.claim(waiter.client_uuid, waiter.episode_type, waiter.idle_timeout, waiter.count)
-                if claims is None and waiter.count <= self.job.slots:
-                    return
-            self._waiters.popleft()
-            if claims is not None:
-                waiter.claims.set_result(claims)
-                self._changed.notify()
+    def _take_back(self) -> bool:
+        self._sent = ""
+        return self._pool is not None and self._pool.collection.give_back()
 
-    def _refusal(self) -> str:
+    def _tell_collected(self) -> None:
+        if self._state is EngineState.ROLLING_POST or (self._pool is not None and self._pool.batch_ready):
+            self._collected.notify()
+
+    def _next_due(self) -> float:
+        if self._pool is None:
+            return math.inf
+        dues = (self._pool.next_deadline(), self._pool.collection.next_change())
+        return min((due for due in dues if due is not None), default=math.inf)
+
+    def _watch(self) -> None:
+        if self._next_due() < self._watching:
+            self._look_again.set()
+        self._tell_collected()
+
+    def _why_not(self, refusal: Refusal) -> str:
         if self._closing:
             return "The swarm server is shutting down"
         match self._state:
             case EngineState.ROLLING:
-                return NO_EPISODES
+                return refusal.reason or NO_EPISODES
             case EngineState.ROLLING_POST:
                 return POST_ROLLING
             case EngineState.WEIGHT_SYNCING:
@@ -361,17 +507,3 @@ class Controller:
                 return f"Engine is booting ({self._detail})"
             case EngineState.OFFLINE:
                 return f"Engine is offline ({self._detail})"
-
-
-def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
-    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-    rewards = [trajectory.reward for trajectory in trajectories]
-    tokens = [sum(sum(timeline.response_mask) for timeline in t.timelines) for t in trajectories]
-    return {
-        "swarm/reward_mean": statistics.fmean(rewards),
-        "swarm/reward_std": statistics.pstdev(rewards),
-        "swarm/episodes": float(len(trajectories)),
-        "swarm/tasks": float(len(batch.groups)),
-        "swarm/response_tokens_mean": statistics.fmean(tokens),
-    }

@@ -1,67 +1,121 @@
-"""One episode as the server keeps it, and the memory of how episodes ended.
+"""One episode as the server keeps it, groups of them, and the memory of how episodes ended.
 
-Invariant: of an episode's key only the SHA-256 digest is kept, and it opens nothing once the episode is over.
+Invariant: a key opens nothing once its episode is over (a group's key: once the first of its episodes is). Only digests
+of keys are written anywhere; the key of a claim that may be repeated stays in memory while the episode runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import secrets
 import uuid
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from swarm.errors import SwarmGatewayError
-from swarm.protocol import EpisodeType
+from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.auth.token import digest
+from swarm.server.collecting import Collection
+from swarm.server.journal.records import EndedHow, EpisodeClaimed, PastEnding
 from swarm.states import EpisodeState
 from swarm.types import ModelCall
 
-#: ended episodes remembered, so that a repeated end is answered like the first
+#: ended episodes remembered, so that a repeated end is answered like the first without asking the journal
 MAX_REMEMBERED = 20_000
+
+
+def new_key() -> str:
+    """A random key of 256 bits."""
+    return f"sk-swarm-{secrets.token_urlsafe(32)}"
 
 
 @dataclass(eq=False)
 class Episode:
-    """A slot while registered; a running episode once claimed.
+    """A running episode.
 
-    ``last_active`` is in seconds of the pool's clock. ``over`` is set when the episode ends in whatever way, and
-    ``over_error`` is what calls still in flight are to be told.
+    ``last_active`` and ``cap`` (the end of its wall-clock time) are in seconds of the pool's clock. ``over`` is set
+    when the episode ends in whatever way, and ``over_error`` is what calls still in flight are to be told.
     """
 
-    episode_uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    claim: EpisodeClaimed
+    last_active: float
+    cap: float
+    key_digests: list[bytes] = field(repr=False)
+    key: str = field(default="", repr=False)
     state: EpisodeState = EpisodeState.REGISTERED
-    client_uuid: str = ""
-    episode_type: EpisodeType = "train"
-    key_digest: bytes = b""
-    idle_timeout: float = 0.0
-    last_active: float = 0.0
+    group: EpisodeGroup | None = None
     in_flight: int = 0
+    #: who counts its calls: a call may outlive the run that it began in
+    active_in: Collection | None = None
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     quarantine_reason: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     over_error: SwarmGatewayError | None = None
 
-    def hand_out(self, client_uuid: str, episode_type: EpisodeType, idle_timeout: float, now: float) -> Claim:
-        """Give the episode to a client with a fresh key."""
-        key = f"sk-swarm-{secrets.token_urlsafe(32)}"
-        self.client_uuid = client_uuid
-        self.episode_type = episode_type
-        self.idle_timeout = idle_timeout
-        self.last_active = now
-        self.key_digest = digest(key)
-        return Claim(self.episode_uuid, key)
+    @property
+    def episode_uuid(self) -> str:
+        return self.claim.episode_uuid
 
-    def idle_deadline(self) -> float | None:
-        """When the episode counts as abandoned; ``None`` while a call is in flight."""
-        return None if self.in_flight else self.last_active + self.idle_timeout
+    @property
+    def client_uuid(self) -> str:
+        return self.claim.client_uuid
+
+    @property
+    def episode_type(self) -> EpisodeType:
+        return self.claim.episode_type
+
+    def deadline(self) -> float:
+        """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap."""
+        return self.cap if self.in_flight else min(self.cap, self.last_active + self.claim.idle_timeout)
+
+    def opens(self, key_digest: bytes) -> bool:
+        """Whether the key with this digest is one of the episode's."""
+        # not any(...): all are compared, whichever fits
+        return bool(sum(hmac.compare_digest(key_digest, known) for known in self.key_digests))
 
     def finish_calls(self, error: SwarmGatewayError) -> None:
         """Tell calls in flight that the episode is over."""
-        self.key_digest = b""
+        self.key_digests.clear()
+        self.key = ""
         self.over_error = error
         self.over.set()
+
+
+@dataclass(eq=False)
+class EpisodeGroup:
+    """Episodes claimed together, in the order of their claim.
+
+    The group's uuid is the digest of its key, so that the key can be checked though nothing of it is stored; a group
+    whose claim was repeated after a restart has several.
+    """
+
+    members: tuple[Episode, ...]
+    uuids: list[str]
+    key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWish:
+    """What a client asks for: ``count`` episodes at once or none; times in seconds.
+
+    Of wishes with one client and ``claim_key`` (if not empty) all get what the first got.
+    """
+
+    client_uuid: str
+    episode_type: EpisodeType = "train"
+    idle_timeout: float = 240.0
+    max_seconds: float = 3600.0
+    count: int = 1
+    as_group: bool = False
+    claim_key: str = ""
+    throttle: SwarmThrottlePolicy | None = None
+
+    @property
+    def task_hint(self) -> str:
+        """The task that the client says it claims for; may be empty."""
+        return (self.throttle.current_task_id if self.throttle else None) or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +127,45 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """What one claim got: its episodes in order, and the group's address if it was claimed as a group."""
+
+    claims: tuple[Claim, ...]
+    group_uuid: str = ""
+    group_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a claim cannot be granted now; one that ``holds_place`` holds up those behind it as well."""
+
+    reason: str
+    holds_place: bool = True
+
+
+def new_uuid() -> str:
+    """A fresh random name."""
+    return uuid.uuid4().hex
+
+
+def group_uuid_of(key: str) -> str:
+    """The uuid of the group that ``key`` opens."""
+    return digest(key).hex()
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How an episode ended: ``drop_reason`` is empty unless its reward will not be trained."""
 
     client_uuid: str
-    how: Literal["ended", "aborted", "idle", "engine"]
+    how: EndedHow
     drop_reason: str = ""
+    end_key: str = ""
+
+    @classmethod
+    def of_past(cls, past: PastEnding) -> Ending:
+        """What the journal remembers."""
+        return cls(past.client_uuid, past.how, past.drop_reason, past.end_key)
 
 
 class Endings:
@@ -95,3 +182,8 @@ class Endings:
 
     def get(self, episode_uuid: str) -> Ending | None:
         return self._endings.get(episode_uuid)
+
+    def restore(self, endings: Mapping[str, PastEnding]) -> None:
+        """Remember what the journal does, oldest first."""
+        for episode_uuid, past in endings.items():
+            self.remember(episode_uuid, Ending.of_past(past))

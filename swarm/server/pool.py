@@ -1,88 +1,148 @@
-"""The pool: which episodes exist, who runs them, what they recorded, and what the next batch has of them.
+"""The pool: which episodes run, who runs them, what they recorded, and how they end.
 
-Invariant: an episode changes state only through :mod:`swarm.states`; every train episode that ends is counted as
-finished, quarantined or dropped exactly once. Pure logic on one event loop: nothing here waits.
+Invariant: an episode changes state only through :mod:`swarm.states`, and each change is told to the journal in the same
+turn of the event loop; every train episode that ends with a result is counted as finished, quarantined or dropped
+exactly once. Nothing here waits.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 
-from pydantic import ValidationError
-
-from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError, UnavailableError
+from swarm.errors import ConflictError, NotFoundError, RequestError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeEnd, EpisodeType, PoolInformation
-from swarm.server.auth.token import digest
-from swarm.server.episodes import Claim, Ending, Endings, Episode
-from swarm.server.groups import GroupStore
-from swarm.states import EngineState, EpisodeEvent, EpisodeState, next_episode
-from swarm.tracker.timelines import merge_calls
-from swarm.types import ModelCall, TrainBatch, Trajectory
+from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
+from swarm.server.collecting import Collection, Dropped, Failure
+from swarm.server.episodes import ClaimWish, Ending, Endings, Episode, EpisodeGroup, Grant, Refusal
+from swarm.server.journal.records import (
+    BatchFailed,
+    BatchTaken,
+    CallRecorded,
+    EndedHow,
+    EpisodeEnded,
+    EpisodeQuarantined,
+    EpisodesDropped,
+    Recovered,
+    StepRecorded,
+)
+from swarm.server.running import RunningEpisodes
+from swarm.server.trajectories import trajectory_of
+from swarm.states import EngineState, EpisodeEvent, next_episode
+from swarm.types import ModelCall, StepResult, TrainBatch, Trajectory, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
-#: states in which episodes that run may go on sampling
-_SERVING = frozenset({EngineState.ROLLING, EngineState.ROLLING_POST})
+#: how -> code and words for a result that comes after it
+_TOO_LATE: dict[EndedHow, tuple[str, str]] = {
+    "aborted": ("episode_aborted", "was aborted by its client"),
+    "idle": ("episode_timed_out", "was idle for longer than its discard_episode_timeout and was taken back"),
+    "capped": ("episode_expired", "ran for longer than its max_episode_seconds and was taken back"),
+    "engine": ("episode_deleted", "was deleted, because its batch left without it or another training run began"),
+}
 
 
 class EpisodePool:
-    """Episodes of one job.
+    """Episodes of one server, under one job at a time.
 
     Args:
-        job: sizes come from it: ``batch_size``, ``num_repeat``, ``slots``.
+        job: sizes and the collection method come from it.
+        append: takes records (:mod:`swarm.server.journal.records`) for the journal; never blocks.
+        client_timeout: seconds without a sign of life after which nobody waits for a client.
         clock: seconds, monotonic.
+        wall: Unix seconds, for records.
     """
 
-    def __init__(self, job: TrainJob, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        job: TrainJob,
+        append: Callable[..., None],
+        client_timeout: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._job = job
+        self._append = append
+        self._client_timeout = client_timeout
         self._clock = clock
+        self._wall = wall
         self._engine = EngineState.OFFLINE
-        self._registered: deque[Episode] = deque(Episode() for _ in range(job.slots))
-        self._running: dict[str, Episode] = {}
+        self._running = RunningEpisodes()
         self._endings = Endings()
-        self._groups = GroupStore(job.batch_size, job.num_repeat)
-        self._quarantined = 0
-        self._dropped = 0
+        self.collection = Collection(job, client_timeout, clock)
+        self._quarantined = self._dropped = self._trained = 0
 
-    # ------------------------------------------------------------------ engine
+    # ------------------------------------------------------------------ runs and the engine
 
-    def enter(self, engine: EngineState, reason: str = "") -> None:
-        """Follow the engine to state ``engine``; leaving the serving states deletes what still runs."""
+    def enter(self, engine: EngineState) -> None:
+        """Follow the engine to state ``engine``; a weight sync deletes what still runs."""
         self._engine = engine
-        if engine not in _SERVING:
-            error = UnavailableError(reason or f"the engine is {engine}; claim a new episode", code="episode_deleted")
-            for episode in list(self._running.values()):
-                self._free(episode, EpisodeEvent.ABORT, Ending(episode.client_uuid, "engine"), error)
-        self._refill()
+        if engine is EngineState.WEIGHT_SYNCING:
+            self._release("the batch left without the episode")
+
+    def begin_run(self, job: TrainJob, reason: str) -> int:
+        """Another run, under ``job``: what waits is dropped, what runs is released; how many episodes were dropped."""
+        self._release(reason)
+        dropped = self._drop(self.collection.clear(reason))
+        if job != self._job:
+            self._job = job
+            self.collection = Collection(job, self._client_timeout, self._clock)
+        self._quarantined = self._dropped = self._trained = 0
+        return dropped
+
+    def continue_run(self, job: TrainJob) -> None:
+        """Go on under ``job``, which must collect exactly as the one before."""
+        self._job = job
+
+    def restore(self, recovered: Recovered, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
+        """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
+        self._quarantined, self._dropped, self._trained = recovered.quarantined, recovered.dropped, recovered.trained
+        self._endings.restore(recovered.endings)
+        self._running.add(episodes, groups)
+        for episode in self._running.values():
+            self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
+        self._drop(self.collection.restore(recovered.finished, recovered.outstanding))
+
+    # ------------------------------------------------------------------ claims
 
     @property
     def running(self) -> int:
         """How many episodes are claimed now."""
         return len(self._running)
 
-    # ------------------------------------------------------------------ episodes
+    @property
+    def episodes(self) -> ValuesView[Episode]:
+        """The episodes that are claimed now, oldest claim first."""
+        return self._running.values()
 
-    def claim(
-        self, client_uuid: str, episode_type: EpisodeType, idle_timeout: float, count: int = 1
-    ) -> list[Claim] | None:
-        """Claim ``count`` episodes, oldest slots first, or none at all.
+    def claim(self, wish: ClaimWish) -> Grant | Refusal:
+        """Give out all the episodes of ``wish``, or none."""
+        if wish.count > self._job.slots:
+            return Refusal(f"{wish.count} episodes cannot run at once: there are {self._job.slots} slots", False)
+        if self._engine is not EngineState.ROLLING:
+            return Refusal("")
+        if self.collection.ready:
+            # it is about to leave: what began now would be cut off by the weight sync
+            return Refusal(POST_ROLLING)
+        if self._job.slots - len(self._running) < wish.count:
+            return Refusal(NO_EPISODES)
+        admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.count, wish.throttle)
+        self._drop(admission.dropped)
+        if not admission.granted:
+            return Refusal(admission.reason, holds_place=False)
+        grant, records = self._running.begin(wish, self._engine, self._clock(), self._wall())
+        self._append(*records)
+        self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.count)
+        return grant
 
-        ``idle_timeout`` is in seconds without an LLM call, after which the episode is taken back.
-        """
-        if self._engine is not EngineState.ROLLING or len(self._registered) < count:
-            return None
-        claims: list[Claim] = []
-        for _ in range(count):
-            episode = self._registered.popleft()
-            episode.state = next_episode(episode.state, EpisodeEvent.CLAIM, self._engine)
-            claims.append(episode.hand_out(client_uuid, episode_type, idle_timeout, self._clock()))
-            self._running[episode.episode_uuid] = episode
-        return claims
+    def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
+        """What an earlier claim got, with keys that open what of it still runs."""
+        grant, records = self._running.grant_again(episode_uuids, as_group=as_group)
+        self._append(*records)
+        return grant
+
+    # ------------------------------------------------------------------ calls
 
     def open(self, episode_uuid: str, key: str) -> Episode:
         """The running episode that ``key`` opens.
@@ -90,42 +150,68 @@ class EpisodePool:
         Raises:
             AuthenticationError: no such episode, a wrong key, or the episode is over.
         """
-        episode = self._running.get(episode_uuid)
-        # an unknown episode costs the same comparison as a known one
-        expected = episode.key_digest if episode is not None else b"\0" * 32
-        if not hmac.compare_digest(digest(key), expected) or episode is None:
-            raise AuthenticationError("wrong or missing episode key, or the episode is over: claim a new episode")
-        return episode
+        return self._running.open(episode_uuid, key)
+
+    def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
+        """The running group that ``key`` opens; all its episodes run.
+
+        Raises:
+            AuthenticationError: no such group, a wrong key, or one of its episodes is over.
+        """
+        return self._running.open_group(group_uuid, key)
 
     def begin_call(self, episode: Episode) -> None:
-        """An LLM call starts; it keeps the episode alive until :meth:`end_call`."""
+        """An LLM call starts; it keeps the episode from being idle until :meth:`end_call`."""
         episode.in_flight += 1
         episode.last_active = self._clock()
+        episode.active_in = self.collection
+        self.collection.begin_call(episode.client_uuid)
 
     def end_call(self, episode: Episode) -> None:
         """An LLM call is over, whatever came of it."""
         episode.in_flight -= 1
         episode.last_active = self._clock()
+        if episode.active_in is not None:
+            episode.active_in.end_call(episode.client_uuid)
 
     def record(self, episode: Episode, call: ModelCall) -> None:
-        """Keep what a completed call sampled."""
-        episode.calls.append(call)
+        """Keep what a completed call sampled, unless the episode is over."""
+        if not episode.over.is_set():
+            episode.calls.append(call)
+            self._append(CallRecorded(episode.episode_uuid, call))
 
     def quarantine(self, episode: Episode, reason: str) -> None:
         """Never train this episode; the first reason stays."""
-        if not episode.quarantine_reason:
+        if not episode.quarantine_reason and not episode.over.is_set():
             logger.warning("episode %s is quarantined: %s", episode.episode_uuid, reason)
             episode.quarantine_reason = reason
+            self._append(EpisodeQuarantined(episode.episode_uuid, reason))
 
-    def end(self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], *, as_group: bool = False) -> str:
+    # ------------------------------------------------------------------ ends
+
+    def remembers(self, episode_uuid: str) -> bool:
+        """Whether the episode runs or its end is in memory."""
+        return self.is_running(episode_uuid) or self._endings.get(episode_uuid) is not None
+
+    def end(
+        self,
+        client_uuid: str,
+        task_id: str,
+        ends: Sequence[EpisodeEnd],
+        *,
+        as_group: bool = False,
+        end_key: str = "",
+        past: Mapping[str, Ending] | None = None,
+    ) -> str:
         """End episodes of one task, all or none; a repetition is answered like the first time.
 
-        With ``as_group`` one episode that cannot be trained drops all of ``ends``. Returns why episodes were dropped
-        from training, or an empty string.
+        With ``as_group`` one episode that cannot be trained drops all of ``ends``. ``past`` holds ends that memory has
+        forgotten. Returns why episodes were dropped from training, or an empty string.
 
         Raises:
             NotFoundError: an episode is unknown or another client's.
-            ConflictError: an episode was aborted, timed out or deleted, so its result came too late.
+            ConflictError: an episode was ended otherwise before: by another call (``episode_ended``), or it was
+                aborted, timed out, expired or deleted, so its result came too late.
             RequestError: one episode is named twice.
         """
         if len({end.episode_uuid for end in ends}) != len(ends):
@@ -133,30 +219,29 @@ class EpisodePool:
         fresh: list[tuple[Episode, EpisodeEnd]] = []
         reasons: list[str] = []
         for end in ends:
-            episode = self._running.get(end.episode_uuid)
-            if episode is not None and episode.client_uuid == client_uuid:
+            episode = self._running.of(client_uuid, end.episode_uuid)
+            if episode is not None:
                 fresh.append((episode, end))
             else:
-                reasons.append(self._earlier_end(client_uuid, end.episode_uuid).drop_reason)
-        outcomes = [self._trajectory(episode, task_id, end) for episode, end in fresh]
+                ending = self._endings.get(end.episode_uuid) or (past or {}).get(end.episode_uuid)
+                reasons.append(_earlier_end(ending, client_uuid, end.episode_uuid, end_key).drop_reason)
+        outcomes = [
+            "" if episode.episode_type == "eval" else trajectory_of(episode, task_id, end.workflow_output)
+            for episode, end in fresh
+        ]
         # of a repetition that overlaps in part, what was dropped the first time drops the rest as well
         failures = [reason for reason in (*reasons, *(o for o in outcomes if isinstance(o, str))) if reason]
-        for (episode, _), outcome in zip(fresh, outcomes, strict=True):
+        for (episode, end), outcome in zip(fresh, outcomes, strict=True):
             if episode.episode_type == "eval":
-                self._finish(episode, EpisodeEvent.END_EVAL, "")
-                continue
-            reason = outcome if isinstance(outcome, str) else failures[0] if as_group and failures else ""
-            self._finish(episode, EpisodeEvent.END_TRAIN, reason)
-            if isinstance(outcome, Trajectory) and not reason:
-                self._dropped += self._groups.add(outcome)
-                continue
-            if episode.quarantine_reason:
-                self._quarantined += 1
+                self._finish(episode, EpisodeEvent.END_EVAL, task_id, end.workflow_output, end_key, "")
+            elif isinstance(outcome, str) or (as_group and failures):
+                reason = outcome if isinstance(outcome, str) else failures[0]
+                self._finish(episode, EpisodeEvent.END_TRAIN, task_id, end.workflow_output, end_key, reason)
+                if not as_group:
+                    self._drop(self.collection.lose(task_id))
             else:
-                self._dropped += 1
-            if not as_group:
-                self._dropped += self._groups.lose(task_id)
-        self._refill()
+                self._finish(episode, EpisodeEvent.END_TRAIN, task_id, end.workflow_output, end_key, outcome)
+                self._drop(self.collection.add(client_uuid, outcome))
         return failures[0] if failures else ""
 
     def abort(self, client_uuid: str, episode_uuid: str) -> str:
@@ -165,139 +250,176 @@ class EpisodePool:
         Raises:
             NotFoundError: it is another client's.
         """
-        episode = self._running.get(episode_uuid)
-        if episode is not None and episode.client_uuid == client_uuid:
+        if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
             error = ConflictError("the episode was aborted by its client", code="episode_aborted")
-            self._free(episode, EpisodeEvent.ABORT, Ending(client_uuid, "aborted"), error)
-            self._refill()
+            self._free(episode, EpisodeEvent.ABORT, "aborted", error)
             return ""
         ending = self._endings.get(episode_uuid)
-        if episode is not None or (ending is not None and ending.client_uuid != client_uuid):
+        if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
             raise _unknown(episode_uuid)
         if ending is not None and ending.how == "ended":
             return "the episode had ended already; its reward stands"
         return ""
 
+    def is_running(self, episode_uuid: str) -> bool:
+        """Whether an episode of this name is claimed now."""
+        return self._running.get(episode_uuid) is not None
+
     def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
         """Whether the episode is still this client's to run."""
-        episode = self._running.get(episode_uuid)
-        return episode is not None and episode.client_uuid == client_uuid
+        return self._running.of(client_uuid, episode_uuid) is not None
 
     def next_deadline(self) -> float | None:
-        """When, on the pool's clock, the next episode may count as abandoned."""
-        deadlines = [d for episode in self._running.values() if (d := episode.idle_deadline()) is not None]
-        return min(deadlines, default=None)
+        """When, on the pool's clock, the next episode may be due."""
+        return self._running.deadlines.next()
 
     def expire(self) -> int:
-        """Take back abandoned episodes; returns how many."""
+        """Take back episodes that were idle for too long or have used up their time; returns how many."""
         now = self._clock()
-        expired = [e for e in self._running.values() if (d := e.idle_deadline()) is not None and d <= now]
-        for episode in expired:
-            message = f"the episode was idle for more than {episode.idle_timeout:g} s (discard_episode_timeout)"
-            ending = Ending(episode.client_uuid, "idle")
-            self._free(episode, EpisodeEvent.IDLE_TIMEOUT, ending, ConflictError(message, code="episode_timed_out"))
-        self._refill()
-        return len(expired)
+        due = self._running.deadlines.due(now)
+        for episode in due:
+            capped = episode.cap <= now
+            how: EndedHow = "capped" if capped else "idle"
+            code, words = _TOO_LATE[how]
+            event = EpisodeEvent.CAP if capped else EpisodeEvent.IDLE_TIMEOUT
+            self._free(episode, event, how, ConflictError(f"the episode {words}", code=code))
+        return len(due)
 
     # ------------------------------------------------------------------ batches
 
     @property
     def batch_ready(self) -> bool:
-        """Whether ``batch_size`` tasks have ``num_repeat`` finished episodes."""
-        return self._groups.ready
+        """Whether there is a batch to train now."""
+        return self.collection.ready
 
     def take_batch(self) -> TrainBatch:
-        """The next batch; out until :meth:`confirm` or :meth:`give_back`.
+        """The next batch; one whose step was not recorded comes again, as it was.
 
         Raises:
-            StateError: there is no whole batch, or one is out already.
+            StateError: no batch is ready, or one is out already.
         """
-        return self._groups.take()
+        again = self.collection.outstanding is not None
+        batch = self.collection.take()
+        if not again:
+            self._append(BatchTaken(batch))
+        return batch
 
-    def confirm(self, batch_id: str) -> TrainBatch | None:
-        """The batch whose step is done, or ``None`` if that batch is not out."""
-        return self._groups.confirm(batch_id)
+    def confirm(self, result: StepResult) -> TrainBatch | None:
+        """The step of the batch that waits for one is done: it is consumed. ``None`` if ``result`` names another."""
+        batch = self.collection.confirm(result.batch_id)
+        if batch is not None:
+            self._trained += sum(len(group.trajectories) for group in batch.groups)
+            self._append(StepRecorded(result))
+        return batch
 
-    def give_back(self) -> int:
-        """Take back the batch whose step died; returns how many groups that were."""
-        return self._groups.give_back()
+    def fail_batch(self, batch_id: str) -> Failure | None:
+        """The trainer reported an error while it had this batch, which comes again or is dropped."""
+        failure = self.collection.fail(batch_id)
+        if failure is not None:
+            self._append(BatchFailed(batch_id, failure.attempts))
+            if failure.dropped is not None:
+                self._drop([failure.dropped])
+        return failure
 
-    def drop_collected(self) -> int:
-        """Drop all finished episodes that no step has trained; returns how many."""
-        dropped = self._groups.clear()
-        self._dropped += dropped
-        return dropped
+    def advance(self, policy_version: int) -> int:
+        """New weights are served: drop what they make stale; returns how many episodes."""
+        return self._drop(self.collection.advance(policy_version))
 
     def information(self) -> PoolInformation:
-        """Counts of the current batch."""
+        """Counts of the current run."""
         return PoolInformation(
             batch_size=self._job.batch_size,
             num_repeat=self._job.num_repeat,
             slots=self._job.slots,
-            completed_tasks=self._groups.completed_groups,
-            completed_episodes=self._groups.episodes,
+            completed_tasks=self.collection.completed_groups,
+            completed_episodes=self.collection.episodes,
             running_episodes=self.running,
             quarantined_episodes=self._quarantined,
             dropped_episodes=self._dropped,
-            tasks=self._groups.tasks(),
+            tasks=self.collection.tasks(),
         )
 
     # ------------------------------------------------------------------ inside
 
-    def _earlier_end(self, client_uuid: str, episode_uuid: str) -> Ending:
-        ending = self._endings.get(episode_uuid)
-        if ending is None or ending.client_uuid != client_uuid:
-            raise _unknown(episode_uuid)
-        if ending.how == "ended":
-            return ending
-        why = {"aborted": "was aborted", "idle": "was idle for too long", "engine": "was deleted with its engine phase"}
-        raise ConflictError(
-            f"episode {episode_uuid} {why[ending.how]}: its result came too late and is not counted",
-            code="episode_over",
-        )
-
-    def _trajectory(self, episode: Episode, task_id: str, end: EpisodeEnd) -> Trajectory | str:
-        """What is to be trained, or why nothing is (empty for eval episodes)."""
-        if episode.episode_type == "eval":
-            return ""
-        if episode.quarantine_reason:
-            return f"quarantined: {episode.quarantine_reason}"
-        timelines = merge_calls(episode.calls)
-        if not timelines:
-            return "no completed LLM call was recorded in the episode"
-        try:
-            return Trajectory(
-                episode_uuid=episode.episode_uuid,
-                task_id=task_id,
-                reward=end.workflow_output.reward,
-                timelines=timelines,
-                num_calls=len(episode.calls),
-                log_metrics=end.workflow_output.log_metrics,
-            )
-        except ValidationError as exc:
-            return f"invalid trajectory: {exc.errors()[0]['msg']}"
-
-    def _finish(self, episode: Episode, event: EpisodeEvent, drop_reason: str) -> None:
+    def _finish(
+        self,
+        episode: Episode,
+        event: EpisodeEvent,
+        task_id: str,
+        output: WorkflowOutput,
+        end_key: str,
+        outcome: Trajectory | str,
+    ) -> None:
+        """End with a result; ``outcome`` is what is to be trained, or why nothing is (empty for eval)."""
+        drop_reason = outcome if isinstance(outcome, str) else ""
         if drop_reason:
             logger.warning("episode %s is not trained: %s", episode.episode_uuid, drop_reason)
-        ending = Ending(episode.client_uuid, "ended", drop_reason)
-        self._free(episode, event, ending, ConflictError("the episode has ended", code="episode_over"))
+            if episode.quarantine_reason:
+                self._quarantined += 1
+            else:
+                self._dropped += 1
+        self._free(
+            episode,
+            event,
+            "ended",
+            ConflictError("the episode has ended", code="episode_ended"),
+            EpisodeEnded(
+                episode_uuid=episode.episode_uuid,
+                client_uuid=episode.client_uuid,
+                how="ended",
+                ended_at=self._wall(),
+                task_id=task_id,
+                output=output,
+                drop_reason=drop_reason,
+                end_key=end_key,
+                trajectory=None if isinstance(outcome, str) else outcome,
+            ),
+        )
 
     def _free(
-        self, episode: Episode, event: EpisodeEvent, ending: Ending, error: ConflictError | UnavailableError
+        self,
+        episode: Episode,
+        event: EpisodeEvent,
+        how: EndedHow,
+        error: ConflictError | UnavailableError,
+        ended: EpisodeEnded | None = None,
     ) -> None:
         episode.state = next_episode(episode.state, event, self._engine)
-        del self._running[episode.episode_uuid]
-        self._endings.remember(episode.episode_uuid, ending)
+        ended = ended or EpisodeEnded(episode.episode_uuid, episode.client_uuid, how, self._wall())
+        self._append(ended)
+        self._running.remove(episode)
+        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, ended.drop_reason, ended.end_key))
+        self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
-        if episode.state is EpisodeState.REGISTERED:
-            # the slot is offered again under a new name: a late abort of the old claim must not hit the new one
-            self._registered.append(Episode())
 
-    def _refill(self) -> None:
-        if self._engine is EngineState.ROLLING:
-            while len(self._registered) + len(self._running) < self._job.slots:
-                self._registered.append(Episode())
+    def _release(self, reason: str) -> None:
+        """Delete what runs, because the engine goes on without it."""
+        error = UnavailableError(f"{reason}; claim a new episode", code="episode_deleted")
+        for episode in list(self._running.values()):
+            self._free(episode, EpisodeEvent.ENGINE, "engine", error)
+
+    def _drop(self, dropped: Iterable[Dropped]) -> int:
+        count = 0
+        for one in dropped:
+            logger.warning("%d finished episodes are not trained: %s", len(one.episode_uuids), one.reason)
+            self._append(EpisodesDropped(one.episode_uuids, one.reason, one.cause))
+            count += len(one.episode_uuids)
+        self._dropped += count
+        return count
+
+
+def _earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:
+    if ending is None or ending.client_uuid != client_uuid:
+        raise _unknown(episode_uuid)
+    if ending.how == "ended":
+        if end_key and ending.end_key and end_key != ending.end_key:
+            raise ConflictError(
+                f"episode {episode_uuid} was ended by another call: this result comes too late and is not counted",
+                code="episode_ended",
+            )
+        return ending
+    code, words = _TOO_LATE[ending.how]
+    raise ConflictError(f"episode {episode_uuid} {words}: its result came too late and is not counted", code=code)
 
 
 def _unknown(episode_uuid: str) -> NotFoundError:

@@ -47,7 +47,8 @@ async def serve(
         on_ready: called with the server's URL once it listens (port 0 is resolved).
 
     Raises:
-        ConfigError: beyond loopback without a token, the port is in use, or the host is not this machine's.
+        ConfigError: beyond loopback without a token, the port is in use, the host is not this machine's, or the run
+            folder is another server's or cannot be read.
     """
     check_exposure(config)
     listener = bind(config.host, config.port)
@@ -63,6 +64,8 @@ async def serve(
                 # the socket listens already: whoever connects before uvicorn is up waits in its backlog
                 on_ready(url_of(config.host, listener))
             await asyncio.shield(task)
+            if app.state.startup_error is not None:
+                raise app.state.startup_error
         except asyncio.CancelledError:
             server.should_exit = True
             await task

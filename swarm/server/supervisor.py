@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError
+from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
 from swarm.job import TrainJob, dump_job
 from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
 from swarm.link.server import EngineLink
@@ -64,19 +64,23 @@ class Supervisor:
                 f"the engine is {self._controller.state}: stop it (POST /stop_engine) before you start it again",
                 code="engine_not_offline",
             )
-        job = self._controller.job
-        check_model(job)
-        self._controller.boot()
+        check_model(self._controller.job)
+        job = self._controller.boot()
         self._stop = asyncio.Event()
         started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._run = asyncio.create_task(self._supervise(job, started), name="engine-run")
         return await asyncio.shield(started)
 
-    async def stop(self) -> None:
-        """Stop the engine and wait until nothing is left of it; does nothing when it is OFFLINE."""
+    async def stop(self, *, for_good: bool = False) -> None:
+        """Stop the engine and wait until nothing is left of it; does nothing when it is OFFLINE.
+
+        ``for_good`` ends the training run as well, see :meth:`Controller.run_stopped`.
+        """
         run = self._run
         if run is None:
             return
+        if for_good and self._controller.state is not EngineState.OFFLINE:
+            self._controller.run_stopped()
         self._stop.set()
         # several callers may wait for one stop, and none of them may take it down by leaving
         await asyncio.shield(run)
@@ -85,6 +89,8 @@ class Supervisor:
         controller = self._controller
         reason, lines = "the engine could not be started", list[str]()
         try:
+            # a crash must not make us forget for which run the engine runs
+            await controller.synced()
             async with EngineLink(token := secrets.token_urlsafe(32), self._config.heartbeat_timeout) as link:
                 process = await self._spawn(job, link, token)
                 controller.engine_pid = process.pid
@@ -97,7 +103,7 @@ class Supervisor:
                     await self._end(link, process)
                     # what it wrote while it went down may hold the cause
                     lines = [] if asked_for else process.last_lines()
-        except OSError as exc:
+        except (OSError, UnavailableError) as exc:
             reason = f"the engine could not be started: {exc}"
         except asyncio.CancelledError:
             reason = "the swarm server was shut down"
@@ -180,11 +186,20 @@ class Supervisor:
                     controller.step_done(result)
                 case Finished(error=error):
                     if not goodbye.done():
+                        if not self._stop.is_set():
+                            self._left(error)
                         goodbye.set_result(f"the engine failed: {error}" if error else "the training run is finished")
                     # no longer: nothing serves by now, and cleaning up may take the driver as long as it likes
                     deadline = loop.time() + _LAST_WORDS_SECONDS
                 case _:
                     pass
+
+    def _left(self, error: str) -> None:
+        """The engine leaves of its own accord."""
+        if error:
+            self._controller.engine_failed(error)
+        else:
+            self._controller.run_stopped()
 
     async def _feed(self, link: EngineLink) -> str:
         while True:

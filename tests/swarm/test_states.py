@@ -34,14 +34,21 @@ def test_a_claim_needs_a_rolling_engine(engine: EngineState) -> None:
             next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine)
 
 
-@pytest.mark.parametrize("event", [EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT])
+@pytest.mark.parametrize(
+    "event", [EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT, EpisodeEvent.CAP]
+)
 def test_a_freed_slot_is_offered_again_only_while_rolling(event: EpisodeEvent) -> None:
     assert next_episode(EpisodeState.CLAIMED, event, EngineState.ROLLING) is EpisodeState.REGISTERED
     assert next_episode(EpisodeState.CLAIMED, event, EngineState.ROLLING_POST) is EpisodeState.DELETED
 
 
-@pytest.mark.parametrize("engine", [EngineState.ROLLING, EngineState.ROLLING_POST])
-def test_a_running_episode_may_finish_after_rolling(engine: EngineState) -> None:
+@pytest.mark.parametrize("engine", EngineState)
+def test_what_the_engine_goes_on_without_is_deleted(engine: EngineState) -> None:
+    assert next_episode(EpisodeState.CLAIMED, EpisodeEvent.ENGINE, engine) is EpisodeState.DELETED
+
+
+@pytest.mark.parametrize("engine", EngineState)
+def test_a_running_episode_may_finish_in_any_state_of_the_engine(engine: EngineState) -> None:
     assert next_episode(EpisodeState.CLAIMED, EpisodeEvent.END_TRAIN, engine) is EpisodeState.FINISHED
 
 

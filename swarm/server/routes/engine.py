@@ -52,25 +52,27 @@ class EngineRoutes:
         except ConflictError as exc:
             refused = RefusedResponse(success=False, error=exc.message, code=exc.code or "conflict")
             return answer(refused, status=400, headers={"x-should-retry": "false"})
+        await self.controller.synced()
         return answer(SuccessResponse(success=True))
 
     async def start_engine(self, request: Request) -> Response:
         return answer(StartEngineResponse(success=True, pid=await self.supervisor.start()))
 
     async def stop_engine(self, request: Request) -> Response:
-        await self.supervisor.stop()
+        await self.supervisor.stop(for_good=True)
+        await self.controller.synced()
         return answer(SuccessResponse(success=True))
 
     async def get_engine_status(self, request: Request) -> Response:
         return answer(self.controller.engine_status())
 
     async def status(self, request: Request) -> Response:
-        """``?wait_state=ENGINE.ROLLING&wait_seconds=30`` answers once the engine is there, goes OFFLINE, or time is up;
-        ``?after_change=7&wait_seconds=30`` once ``engine_changes`` is another number; ``?steps=10`` limits the
-        history."""
+        """``?wait_state=ENGINE.ROLLING&wait_seconds=30`` answers once the engine is there (or in one of several states:
+        ``wait_state`` may be repeated), goes OFFLINE, or time is up; ``?after_change=7&wait_seconds=30`` once
+        ``engine_changes`` is another number; ``?steps=10`` limits the history."""
         query = request.query_params
         try:
-            state = EngineState(query["wait_state"]) if "wait_state" in query else None
+            states = [EngineState(state) for state in query.getlist("wait_state")]
             after = int(query["after_change"]) if "after_change" in query else None
             seconds = float(query.get("wait_seconds", "0"))
             steps = int(query.get("steps", MAX_STEPS))
@@ -79,8 +81,8 @@ class EngineRoutes:
         if not 0 <= seconds <= MAX_WAIT or not 0 <= steps <= MAX_STEPS:
             raise RequestError(f"/status: wait_seconds is at most {MAX_WAIT:g} and steps at most {MAX_STEPS}")
         waiting = (
-            self.controller.wait_for_state(state, seconds)
-            if state is not None and seconds
+            self.controller.wait_for_state(states, seconds)
+            if states and seconds
             else self.controller.wait_for_change(after, seconds)
             if after is not None and seconds
             else None

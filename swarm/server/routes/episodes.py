@@ -1,6 +1,7 @@
-"""Routes of episodes: claim, end, abort, and what the pool holds.
+"""Routes of episodes: claim, end, abort, agree, and what the pool holds.
 
-Invariant: ends and aborts may be repeated; a claim whose caller left gives its episodes back at once.
+Invariant: what an answer tells is on disk; claims with a key, ends and aborts may be repeated; a claim whose caller
+left while it waited leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from starlette.routing import Route
 
 from swarm.http.asgi import read_model
 from swarm.protocol import (
+    AgreeSyncWeightRequest,
+    AgreeSyncWeightResponse,
     CanContinueResponse,
     ClaimedEpisode,
     ClaimEpisodeRequest,
@@ -25,16 +28,18 @@ from swarm.protocol import (
     EpisodeRequest,
     SuccessResponse,
 )
-from swarm.server.concurrency import ClientGoneError, until_gone
+from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
-from swarm.server.episodes import Claim
+from swarm.server.episodes import Claim, ClaimWish, Grant
 from swarm.server.routes.answer import answer
+
+_GONE = "the caller is gone"
 
 
 @dataclass(frozen=True)
 class EpisodeRoutes:
-    """``/claim_*``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode`` and the pool's information."""
+    """``/claim_*``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode``, ``/agree_sync_weight`` and the pool."""
 
     config: ServerConfig
     controller: Controller
@@ -47,65 +52,103 @@ class EpisodeRoutes:
             Route("/end_group", self.end_group, methods=["POST"]),
             Route("/abort_episode", self.abort_episode, methods=["POST"]),
             Route("/can_continue_episode", self.can_continue_episode, methods=["POST"]),
+            Route("/agree_sync_weight", self.agree_sync_weight, methods=["POST"]),
             Route("/get_current_batch_rollout_pool_information", self.pool_information, methods=["GET"]),
         ]
 
     async def claim_episode(self, request: Request) -> Response:
         wanted = await read_model(request, ClaimEpisodeRequest, self.config.max_body_bytes)
-        claims = await self._claim(request, wanted, 1)
-        if isinstance(claims, str):
-            return answer(ClaimEpisodeResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=claims))
-        return answer(ClaimEpisodeResponse(success=True, client_uuid=wanted.client_uuid, **claims[0].model_dump()))
+        grant = await self._claim(request, wanted, 1, as_group=False)
+        if isinstance(grant, str):
+            return answer(ClaimEpisodeResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant))
+        (claim,) = grant.claims
+        return answer(
+            ClaimEpisodeResponse(
+                success=True,
+                client_uuid=wanted.client_uuid,
+                episode_uuid=claim.episode_uuid,
+                openai_base_url=_episode_url(request, claim),
+                openai_api_key=claim.key,
+            )
+        )
 
     async def claim_group(self, request: Request) -> Response:
         wanted = await read_model(request, ClaimGroupRequest, self.config.max_body_bytes)
-        claims = await self._claim(request, wanted, wanted.count)
-        if isinstance(claims, str):
-            return answer(ClaimGroupResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=claims))
-        return answer(ClaimGroupResponse(success=True, client_uuid=wanted.client_uuid, episodes=claims))
+        grant = await self._claim(request, wanted, wanted.count, as_group=True)
+        if isinstance(grant, str):
+            return answer(ClaimGroupResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant))
+        episodes = [
+            ClaimedEpisode(
+                episode_uuid=claim.episode_uuid,
+                openai_base_url=_episode_url(request, claim),
+                openai_api_key=claim.key,
+            )
+            for claim in grant.claims
+        ]
+        return answer(
+            ClaimGroupResponse(
+                success=True,
+                client_uuid=wanted.client_uuid,
+                episodes=episodes,
+                group_uuid=grant.group_uuid,
+                openai_base_url=f"{request.base_url}groups/{grant.group_uuid}/v1",
+                openai_api_key=grant.group_key,
+            )
+        )
 
     async def end_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EndEpisodeRequest, self.config.max_body_bytes)
-        end = EpisodeEnd(episode_uuid=wanted.episode_uuid, workflow_output=wanted.workflow_output)
-        return self._end(wanted.client_uuid, wanted.task_id, [end], as_group=False)
+        end = EpisodeEnd.model_construct(episode_uuid=wanted.episode_uuid, workflow_output=wanted.workflow_output)
+        key = wanted.idempotency_key or ""
+        return _ended(await self.controller.end(wanted.client_uuid, wanted.task_id, [end], as_group=False, end_key=key))
 
     async def end_group(self, request: Request) -> Response:
         wanted = await read_model(request, EndGroupRequest, self.config.max_body_bytes)
-        return self._end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True)
+        key = wanted.idempotency_key or ""
+        return _ended(
+            await self.controller.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
+        )
 
     async def abort_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EpisodeRequest, self.config.max_body_bytes)
-        note = self.controller.abort(wanted.client_uuid, wanted.episode_uuid)
+        note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid)
         return answer(SuccessResponse(success=True, error=note or None))
 
     async def can_continue_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EpisodeRequest, self.config.max_body_bytes)
-        mine = self.controller.pool.can_continue(wanted.client_uuid, wanted.episode_uuid)
+        mine = await self.controller.can_continue(wanted.client_uuid, wanted.episode_uuid)
         return answer(CanContinueResponse(can_continue=mine))
+
+    async def agree_sync_weight(self, request: Request) -> Response:
+        wanted = await read_model(request, AgreeSyncWeightRequest, self.config.max_body_bytes)
+        reason = self.controller.agree(wanted.client_uuid)
+        return answer(AgreeSyncWeightResponse(success=not reason, failure_reason=reason))
 
     async def pool_information(self, request: Request) -> Response:
         return answer(self.controller.pool.information())
 
-    def _end(self, client_uuid: str, task_id: str, ends: list[EpisodeEnd], *, as_group: bool) -> Response:
-        dropped = self.controller.pool.end(client_uuid, task_id, ends, as_group=as_group)
-        self.controller.pool_changed()
-        # success: the end is accepted; the error then says why nothing of it is trained
-        return answer(SuccessResponse(success=True, error=f"not trained: {dropped}" if dropped else None))
-
-    async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int) -> list[ClaimedEpisode] | str:
-        work = self.controller.claim(
-            wanted.client_uuid, wanted.episode_type, wanted.discard_episode_timeout, count, wanted.wait_seconds
+    async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
+        wish = ClaimWish(
+            client_uuid=wanted.client_uuid,
+            episode_type=wanted.episode_type,
+            idle_timeout=wanted.discard_episode_timeout,
+            max_seconds=wanted.max_episode_seconds or self.config.max_episode_seconds,
+            count=count,
+            as_group=as_group,
+            claim_key=wanted.idempotency_key or "",
+            throttle=wanted.throttle_policy,
         )
         try:
-            claims = await until_gone(request.receive, work)
+            return await self.controller.claim(wish, wanted.wait_seconds, request.receive)
         except ClientGoneError:
-            return "the caller is gone"
-        return claims if isinstance(claims, str) else [self._address(request, claim) for claim in claims]
+            return _GONE
 
-    def _address(self, request: Request, claim: Claim) -> ClaimedEpisode:
-        # the address under which this caller reached us is the one that it can reach again
-        return ClaimedEpisode(
-            episode_uuid=claim.episode_uuid,
-            openai_base_url=f"{request.base_url}episodes/{claim.episode_uuid}/v1",
-            openai_api_key=claim.key,
-        )
+
+def _ended(dropped: str) -> Response:
+    # success: the end is accepted; the error then says why nothing of it is trained
+    return answer(SuccessResponse(success=True, error=f"not trained: {dropped}" if dropped else None))
+
+
+def _episode_url(request: Request, claim: Claim) -> str:
+    # the address under which this caller reached us is the one that it can reach again
+    return f"{request.base_url}episodes/{claim.episode_uuid}/v1"

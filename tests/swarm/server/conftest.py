@@ -106,6 +106,8 @@ async def rig(tmp_path: Path, overrides: dict[str, Any]) -> AsyncGenerator[Rig]:
     async with serving(beside(app, vllm)) as url:
         address = url.removeprefix("http://")
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, verify=False) as client:
+            # answered once the lifespan has begun
+            await client.get("/health")
             controller: Controller = app.state.controller
             controller.sync_job(JOB)
             controller.boot()

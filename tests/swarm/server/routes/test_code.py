@@ -100,7 +100,7 @@ async def test_only_while_the_engine_is_offline(
     tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = app_of(tmp_path)
-    async with client_of(app) as client:
+    async with app.router.lifespan_context(app), client_of(app) as client:
         await client.post("/sync_train_config", json={"yaml_as_string": "model: tiny"})
         add = Snapshots.add
 

@@ -44,7 +44,7 @@ async def test_a_claim_that_cannot_be_served_says_why(rig: Rig) -> None:
 async def test_a_waiting_claim_is_served_when_an_episode_ends(rig: Rig) -> None:
     group = await rig.post("/claim_group", client_uuid="me", count=4)
     waiter = asyncio.create_task(rig.claim(wait_seconds=30))
-    await rig.eventually(lambda: bool(rig.controller._waiters))
+    await rig.eventually(lambda: len(rig.controller.claims) == 1)
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=group["episodes"][0]["episode_uuid"])
     await asyncio.wait_for(waiter, 10)
 
@@ -52,9 +52,9 @@ async def test_a_waiting_claim_is_served_when_an_episode_ends(rig: Rig) -> None:
 async def test_a_caller_that_leaves_gives_up_its_place(rig: Rig) -> None:
     group = await rig.post("/claim_group", client_uuid="me", count=4)
     waiter = asyncio.create_task(rig.claim(wait_seconds=30))
-    await rig.eventually(lambda: bool(rig.controller._waiters))
+    await rig.eventually(lambda: len(rig.controller.claims) == 1)
     waiter.cancel()
-    await rig.eventually(lambda: not rig.controller._waiters)
+    await rig.eventually(lambda: len(rig.controller.claims) == 0)
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=group["episodes"][0]["episode_uuid"])
     assert rig.controller.pool.running == 3
 
@@ -72,7 +72,7 @@ async def test_strangers_and_late_ends_are_refused(rig: Rig) -> None:
     for _ in range(2):
         assert (await rig.post("/abort_episode", client_uuid="me", episode_uuid=episode.uuid))["success"]
     response = await rig.client.post("/end_episode", json=body | {"client_uuid": "me"})
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_over")
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_aborted")
 
 
 @pytest.mark.parametrize(
