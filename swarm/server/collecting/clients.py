@@ -29,9 +29,9 @@ COUNT_OF_END: dict[EndedHow, Count] = {
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """What is known of one client; ``last_seen`` is on the clock, the counts are of episodes."""
+    """What is known of one client; ``last_seen`` is on the wall clock, the counts are of episodes."""
 
-    last_seen: float
+    last_seen: float = 0.0
     in_flight: int = 0
     agreed: bool = False
     throttled: bool = False
@@ -47,12 +47,16 @@ class Clients:
     """Activity, agreements and counts by client.
 
     A client is active until ``timeout`` seconds after its last sign of life, and while an LLM call of it is in flight;
-    it is training likewise, by signs that have to do with train episodes.
+    it is training likewise, by signs that have to do with train episodes. ``clock`` may stand still for a while,
+    ``wall_clock`` never does.
     """
 
-    def __init__(self, timeout: float, clock: Callable[[], float], limit: int = MAX_CLIENTS) -> None:
+    def __init__(
+        self, timeout: float, clock: Callable[[], float], wall_clock: Callable[[], float], limit: int = MAX_CLIENTS
+    ) -> None:
         self._timeout = timeout
         self._clock = clock
+        self._wall_clock = wall_clock
         self._limit = limit
         self._clients: dict[str, Client] = {}
         # each in the order of the last sign of life, so that whoever lapses next is first
@@ -70,8 +74,8 @@ class Clients:
         self._lapse(now)
         client = self._clients.get(client_uuid)
         if client is None:
-            client = self._clients[client_uuid] = Client(now)
-        client.last_seen = now
+            client = self._clients[client_uuid] = Client()
+        client.last_seen = self._wall_clock()
         self._lapsed.pop(client_uuid, None)
         if client_uuid not in self._active and client.agreed:
             self._active_agreed += 1

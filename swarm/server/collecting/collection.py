@@ -16,6 +16,7 @@ from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
 from swarm.server.collecting.clients import COUNT_OF_END, Client, Clients
 from swarm.server.collecting.groups import Dropped, Failure, GroupStore
 from swarm.server.collecting.methods import Group
+from swarm.server.collecting.rolling import RollingClock
 from swarm.server.collecting.shares import Shares
 from swarm.server.collecting.throttle import Throttle
 from swarm.server.journal.records import EndedHow, OutstandingBatch
@@ -43,7 +44,8 @@ class Collection:
 
     Args:
         job: sizes, collection method, staleness and cache bounds come from it.
-        client_timeout: seconds without a sign of life after which nobody waits for a client.
+        client_timeout: seconds without a sign of life after which nobody waits for a client; only those count in which
+            the engine rolls, see :meth:`follow`.
         clock: seconds, monotonic; of all times here.
     """
 
@@ -55,11 +57,16 @@ class Collection:
     ) -> None:
         self._job = job
         self._clock = clock
-        self._clients = Clients(client_timeout, clock)
-        self._shares = Shares(job.num_repeat, client_timeout, clock)
+        self._rolling = rolling = RollingClock(clock)
+        self._clients = Clients(client_timeout, rolling, clock)
+        self._shares = Shares(job.num_repeat, client_timeout, rolling)
         self._groups = GroupStore(job, self._shares)
-        self._throttle = Throttle(job, self._shares, self._clients, client_timeout, clock)
+        self._throttle = Throttle(job, self._shares, self._clients, client_timeout, rolling)
         self._someone_throttled = False
+
+    def follow(self, rolling: bool) -> None:
+        """Whether the engine rolls (claims can be granted) from now on; it does at first."""
+        self._rolling.follow(rolling)
 
     # ------------------------------------------------------------------ clients
 
@@ -190,7 +197,8 @@ class Collection:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may turn by the passing of time alone."""
         lapse = self._clients.next_lapse() if self._groups.by_agreement else None
         lift = self._throttle.next_lift() if self._someone_throttled else None
-        return min((time for time in (lapse, lift) if time is not None), default=None)
+        first = min((time for time in (lapse, lift) if time is not None), default=None)
+        return None if first is None else self._rolling.when(first)
 
     def take(self) -> TrainBatch:
         """The next batch; it is out until :meth:`confirm`, :meth:`fail` or :meth:`give_back`.

@@ -14,6 +14,9 @@ from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.collecting.clients import Clients
 from swarm.server.collecting.shares import Shares
 
+#: seconds without any train episode after which a client may go on whose tasks rest
+STALL_SECONDS = 10.0
+
 
 class Throttle:
     """Decides claims that come with a :class:`SwarmThrottlePolicy`.
@@ -21,8 +24,8 @@ class Throttle:
     A client's places in the batch are bounded by its ratio of it, rounded up. As a batch has as many places as the
     bounds of its clients add up to (at least, when their ratios add up to 1), each gets its ratio within one task.
 
-    The bound is lifted while no other client trains. If nothing runs at all, clients that can still add to the batch
-    may go on at once (tasks that they gave up take their places for a while), everyone after ``timeout`` seconds.
+    The bound is lifted while no other client trains. If nothing runs at all, a client whose places are taken by tasks
+    that rest (it may have given them up) may go on after :data:`STALL_SECONDS`, everyone after ``timeout`` seconds.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Throttle:
         self._clients = clients
         self._timeout = timeout
         self._clock = clock
+        self._stalled_at: float | None = None
 
     def refusal(self, client_uuid: str, count: int, policy: SwarmThrottlePolicy) -> str:
         """Why a claim of ``count`` train episodes has to wait, or an empty string."""
@@ -54,12 +58,19 @@ class Throttle:
     def next_lift(self) -> float | None:
         """When a refusal may turn by the passing of time alone."""
         times = [self._clients.next_lapse(), self._shares.next_abandoned()]
-        if (stalled := self._shares.last_change + self._timeout) > self._clock():
-            times.append(stalled)
+        if self._stalled_at is not None and not self._shares.running:
+            now = self._clock()
+            stalls = (self._stalled_at + min(STALL_SECONDS, self._timeout), self._stalled_at + self._timeout)
+            times += [time for time in stalls if time > now]
         return min((time for time in times if time is not None), default=None)
 
     def _stalled(self, client_uuid: str, share: int) -> bool:
         if self._shares.running:
             return False
-        silent = self._shares.last_change + self._timeout <= self._clock()
-        return silent or self._shares.live_places(client_uuid) < share
+        now = self._clock()
+        if self._stalled_at is None or self._stalled_at < self._shares.last_change:
+            # from the first refusal on, not from the last end: after a weight sync nobody had a chance to claim yet
+            self._stalled_at = now
+        if self._stalled_at + self._timeout <= now:
+            return True
+        return self._stalled_at + STALL_SECONDS <= now and self._shares.live_places(client_uuid) < share

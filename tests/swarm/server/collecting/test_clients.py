@@ -10,7 +10,7 @@ from tests.swarm.server.collecting.conftest import Clock
 
 @pytest.fixture
 def clients(clock: Clock) -> Clients:
-    return Clients(timeout=100.0, clock=clock, limit=3)
+    return Clients(timeout=100.0, clock=clock, wall_clock=clock, limit=3)
 
 
 def test_a_client_is_active_for_a_while(clients: Clients, clock: Clock) -> None:

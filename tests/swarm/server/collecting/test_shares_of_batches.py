@@ -20,6 +20,7 @@ from tests.swarm.server.collecting.conftest import Clock, job, trajectory
 CLIENT_TIMEOUT = 300.0
 IDLE_TIMEOUT = 240.0
 POST_TIMEOUT = 30.0
+POLL = 60.0
 
 
 @dataclass(eq=False)
@@ -64,6 +65,7 @@ class Swarm:
         for client in clients:
             for _ in range(client.parallel):
                 self._begin_task(client)
+            self._poll(client)
 
     def run(self, batches: int) -> None:
         """Go on until there are so many batches."""
@@ -106,6 +108,13 @@ class Swarm:
             self.queue.append(Claim(client, task, episodes))
         else:
             self.queue += [Claim(client, task, 1) for _ in range(episodes)]
+
+    def _poll(self, client: Client) -> None:
+        """A claim that waits is asked again and again."""
+        if client.alive:
+            if any(claim.client is client for claim in self.queue):
+                self.collection.seen(client.name, train=True)
+            self._after(POLL, lambda: self._poll(client))
 
     def _serve(self) -> None:
         if not self.rolling:
@@ -150,6 +159,7 @@ class Swarm:
 
     def _post(self) -> None:
         self.rolling = False
+        self.collection.follow(False)
         started = self.clock.now
 
         def leave() -> None:
@@ -171,6 +181,7 @@ class Swarm:
         assert self.collection.confirm(batch.batch_id) is batch
         self.collection.advance(len(self.batches))
         self.rolling = True
+        self.collection.follow(True)
 
 
 @st.composite

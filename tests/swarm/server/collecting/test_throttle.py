@@ -17,7 +17,7 @@ class Scene:
     def __init__(self, clock: Clock, **more: int) -> None:
         one = job(**({"batch_size": 10, "num_repeat": 2} | more))
         self.shares = Shares(one.num_repeat, 100.0, clock)
-        self.clients = Clients(100.0, clock)
+        self.clients = Clients(100.0, clock, clock)
         self.throttle = Throttle(one, self.shares, self.clients, 100.0, clock)
         self.clients.seen("a", train=True)
         self.clients.seen("b", train=True)
@@ -97,22 +97,35 @@ def test_lifted_while_no_other_client_trains(scene: Scene, clock: Clock) -> None
     assert scene.refusal("t5") == ""
 
 
-def test_when_nothing_runs_a_client_whose_tasks_rest_may_go_on(scene: Scene, clock: Clock) -> None:
+def test_when_nothing_runs_a_client_whose_tasks_rest_may_soon_go_on(scene: Scene, clock: Clock) -> None:
     scene.shares.completed(["a", "a"])
     for task in ("t1", "t2", "t3"):
         scene.shares.joined("a", task)
+    clock.now += 20
     assert scene.refusal("t5")
+    clock.now += 20
+    assert scene.refusal("t5"), "the other one's task runs"
     scene.shares.released("b", "theirs")
+    assert scene.refusal("t5"), "after a sync nothing runs either: whoever is to go on must get the chance"
+    assert scene.throttle.next_lift() == clock.now + 10
+    clock.now += 10
     assert scene.refusal("t5") == ""
+    assert scene.throttle.next_lift() == clock.now + 50, "when the other client or the tasks that rest count no more"
+    scene.shares.claimed("a", "t5", 1)
+    assert scene.refusal("t6")
+    scene.shares.released("a", "t5")
+    assert scene.refusal("t6"), "it has to be quiet again for a while"
+    clock.now += 10
     for _ in range(3):
         scene.shares.completed(["a", "a"])
-    assert scene.refusal("t5")
+    assert scene.refusal("t6"), "no place is taken by a task that rests"
 
 
 def test_when_nothing_has_run_for_long_everyone_may_go_on(scene: Scene, clock: Clock) -> None:
     for _ in range(4):
         scene.shares.completed(["a", "a"])
     scene.shares.released("b", "theirs")
+    assert scene.refusal("t5")
     for _ in range(2):
         clock.now += 49
         scene.clients.seen("b", train=True)
