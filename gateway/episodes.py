@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gateway.background import Background
 from gateway.config import GatewayConfig
-from swarm.client import AsyncSwarmClient, EpisodeEndpoint
+from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.states import EngineState
 
@@ -35,12 +35,16 @@ _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the swarm server serves; ``num_repeat`` is ``None`` while it has no job."""
+    """What the swarm server serves; ``num_repeat`` is ``None`` while it has no job.
+
+    ``keeps_sampling`` tells that episodes sample as the application asks, greedily if it likes.
+    """
 
     model: str = ""
     num_repeat: int | None = None
     policy_version: int | None = None
     engine: EngineState | None = None
+    keeps_sampling: bool = False
 
 
 class Episodes:
@@ -88,7 +92,7 @@ class Episodes:
             await waited.after(UnavailableError("the swarm server is down or has no training job", code=code))
         return serving
 
-    async def claim(self, count: int, waited: Waiting) -> list[EpisodeEndpoint]:
+    async def claim(self, count: int, waited: Waiting) -> EpisodeGroup:
         """Claim ``count`` episodes at once.
 
         Raises:
@@ -129,6 +133,7 @@ class Episodes:
                 num_repeat=job.num_repeat if job is not None else None,
                 policy_version=engine.global_step,
                 engine=engine.engine_status,
+                keeps_sampling=job is not None and job.sampling == "app",
             )
         self._read_at = asyncio.get_running_loop().time()
         return self._serving

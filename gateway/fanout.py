@@ -22,7 +22,7 @@ from gateway.sampling import EpisodeLostError, Sample, Sampler
 from gateway.stats import DropReason, Stats
 from gateway.submission import Submitter
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner, Submission, UserRequest
-from swarm.client import EpisodeEndpoint
+from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import HookError, RelayedError, RequestError, SwarmGatewayError
 from swarm.types import Task, WorkflowOutput
 
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds an answer waits for its group's acknowledgement, so that its header can say ``true``.
 _ACKNOWLEDGE_SECONDS = 0.25
+#: Temperatures below it are none to vLLM.
+_GREEDY = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class FanOut:
         episodes = await self._episodes.claim(len(bodies), waited)
         handed_over = False
         try:
-            samples = await self._sample(episodes, bodies)
+            samples = await self._sample(episodes, bodies, one_call=_may_share(submission.requests, bodies, serving))
             drop = drop or (DropReason.SAMPLE if len(samples) < len(bodies) else None)
             score, drop = await self._score(submission.task, samples, context, drop)
             acknowledged: asyncio.Task[DropReason | None] | None = None
@@ -177,14 +179,16 @@ class FanOut:
                 task=Task(task_id=context.group_id), requests=[request.body] * request.choices
             ), DropReason.SUBMIT_HOOK
 
-    async def _sample(self, episodes: Sequence[EpisodeEndpoint], bodies: Sequence[bytes]) -> list[Sample]:
-        """The samples that succeeded, in order of their episodes.
+    async def _sample(self, episodes: EpisodeGroup, bodies: Sequence[bytes], *, one_call: bool) -> list[Sample]:
+        """The samples that succeeded, in order of their episodes; ``one_call`` if one may sample them all.
 
         Raises:
             RequestError: the engine refused the request itself, everywhere.
             UnavailableError, UpstreamError: no sample succeeded.
         """
         deadline = asyncio.get_running_loop().time() + self._config.sample_timeout_seconds
+        if one_call and episodes.base_url:
+            return await self._sampler.sample_group(episodes, bodies[0], deadline)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._attempt(episode, body, deadline))
@@ -229,6 +233,16 @@ class FanOut:
             )
             for episode, value, reward in zip(episodes, values, score.rewards, strict=True)
         }
+
+
+def _may_share(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], serving: Serving) -> bool:
+    """Whether one call may sample all answers: the hooks left the bodies alike, and they are sampled in fact (a greedy
+    call has but one answer, so vLLM refuses to give several)."""
+    if len(bodies) < 2 or bodies.count(bodies[0]) < len(bodies):
+        return False
+    temperature = requests[0].get("temperature")
+    greedy = (isinstance(temperature, int | float) and temperature < _GREEDY) or requests[0].get("use_beam_search")
+    return not (serving.keeps_sampling and greedy)
 
 
 def _gravity(failure: SwarmGatewayError) -> int:

@@ -1,4 +1,4 @@
-"""Sample one answer through one episode's own address.
+"""Sample one answer through one episode's own address, or an answer for each episode through their group's.
 
 Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
 """
@@ -9,12 +9,12 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from adapters.dialects import Answer
-from swarm.client import EpisodeEndpoint
+from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
 
 #: Statuses by which the engine finds fault with the caller's own request; other 4xx concern the episode.
@@ -28,6 +28,9 @@ _LONGEST_PAUSE = 2.0
 _EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
 #: Codes of a 503 that no second try of this episode can cure.
 _GONE = frozenset({"episode_deleted", "engine_offline"})
+
+#: The header by which the group's answer says how many tokens each choice has, in order.
+_COMPLETION_TOKENS = "x-swarm-completion-tokens"
 
 
 class EpisodeLostError(UnavailableError):
@@ -43,6 +46,14 @@ class Sample:
     answer: Answer
     latency: float
     policy_version: int | None
+
+
+class _Address(Protocol):
+    @property
+    def base_url(self) -> str: ...
+
+    @property
+    def api_key(self) -> str: ...
 
 
 class Sampler:
@@ -65,40 +76,61 @@ class Sampler:
                 could not be served twice in a row.
             UpstreamError: anything else, the deadline included (status 504).
         """
-        started = asyncio.get_running_loop().time()
+        response, latency = await self._timed(episode, body, deadline)
+        return Sample(Answer.from_completion(_json(response)), latency, _version(response))
+
+    async def sample_group(self, group: EpisodeGroup, body: bytes, deadline: float) -> list[Sample]:
+        """Sample an answer for each episode of ``group`` in one call, which computes their prompt once.
+
+        Args:
+            group: with an address of its own.
+            body: see :meth:`sample`; without ``n``.
+            deadline: on the event loop's clock.
+
+        Returns:
+            One sample per episode, in their order; the latency of each is that of the call.
+
+        Raises:
+            As :meth:`sample`; there are either all answers or none.
+        """
+        response, latency = await self._timed(group, body, deadline)
+        counts = [int(count) for count in response.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
+        if len(counts) != len(group):
+            raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
+        version = _version(response)
+        return [Sample(answer, latency, version) for answer in Answer.from_choices(_json(response), counts)]
+
+    async def _timed(self, address: _Address, body: bytes, deadline: float) -> tuple[httpx.Response, float]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._post_twice(episode, body)
+                response = await self._post_twice(address, body)
         except TimeoutError:
             late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
             late.status = 504
             raise late from None
-        version = response.headers.get("x-swarm-policy-version", "")
-        return Sample(
-            answer=Answer.from_completion(_json(response)),
-            latency=asyncio.get_running_loop().time() - started,
-            policy_version=int(version) if version.isdigit() else None,
-        )
+        return response, loop.time() - started
 
-    async def _post_twice(self, episode: EpisodeEndpoint, body: bytes) -> httpx.Response:
+    async def _post_twice(self, address: _Address, body: bytes) -> httpx.Response:
         try:
-            return await self._post(episode, body)
+            return await self._post(address, body)
         except EpisodeLostError:
             raise
         except UnavailableError as exc:
             pause = min(exc.retry_after or 0, _LONGEST_PAUSE)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         try:
-            return await self._post(episode, body)
+            return await self._post(address, body)
         except UnavailableError as exc:
             raise EpisodeLostError(exc.message) from exc
 
-    async def _post(self, episode: EpisodeEndpoint, body: bytes) -> httpx.Response:
+    async def _post(self, address: _Address, body: bytes) -> httpx.Response:
         try:
             response = await self._http.post(
-                f"{episode.base_url}/chat/completions",
+                f"{address.base_url}/chat/completions",
                 content=body,
-                headers={"authorization": f"Bearer {episode.api_key}", "content-type": "application/json"},
+                headers={"authorization": f"Bearer {address.api_key}", "content-type": "application/json"},
             )
         except _NOT_SENT as exc:
             raise UnavailableError(f"the episode's address cannot be reached: {exc}", retry_after=0.2) from exc
@@ -127,6 +159,11 @@ def _error_of(response: httpx.Response) -> SwarmGatewayError:
             f"the engine cannot serve now: {message}", retry_after=float(pause) if pause.isdigit() else 0.5
         )
     return UpstreamError(f"the engine failed: {message}", code="engine_failed")
+
+
+def _version(response: httpx.Response) -> int | None:
+    version = response.headers.get("x-swarm-policy-version", "")
+    return int(version) if version.isdigit() else None
 
 
 def _json(response: httpx.Response) -> Any:

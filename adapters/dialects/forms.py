@@ -6,6 +6,7 @@ Invariant: fields that nobody here knows travel untouched, from the application 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -66,19 +67,53 @@ class Answer:
             UpstreamError: it has no such choice with a message and a finish reason.
         """
         match body:
-            case {"choices": [{"message": dict() as message, "finish_reason": str() as reason} as choice, *_]}:
+            case {"choices": [choice, *_]}:
+                return cls._of(cast("dict[str, Any]", body), choice)
+            case _:
+                raise _no_completion()
+
+    @classmethod
+    def from_choices(cls, body: object, tokens: Sequence[int]) -> list[Answer]:
+        """Read all choices of a ``chat.completion`` body, in order of their index.
+
+        Args:
+            body: its usage is about all choices.
+            tokens: how many completion tokens each choice has; the usage of each answer is its own.
+
+        Raises:
+            UpstreamError: it has another number of choices, or one without a message and a finish reason.
+        """
+        match body:
+            case {"choices": [*choices]} if len(choices) == len(tokens):
+                whole = cast("dict[str, Any]", body)
+            case _:
+                raise _no_completion()
+        by_index = {index: choice for choice in choices if isinstance(choice, dict) for index in [choice.get("index")]}
+        usage: dict[str, Any] = whole.get("usage") or {}
+        prompt = usage.get("prompt_tokens") or 0
+        return [
+            cls._of(
+                {**whole, "usage": {**usage, "completion_tokens": count, "total_tokens": prompt + count}},
+                by_index.get(index),
+            )
+            for index, count in enumerate(tokens)
+        ]
+
+    @classmethod
+    def _of(cls, whole: dict[str, Any], choice: object) -> Answer:
+        match choice:
+            case {"message": dict() as message, "finish_reason": str() as reason}:
                 pass
             case _:
-                raise UpstreamError("the engine's answer is no chat completion", code="malformed_answer")
-        whole = cast("dict[str, Any]", body)
-        first = cast("dict[str, Any]", choice)
+                raise _no_completion()
+        fields = cast("dict[str, Any]", choice)
         return cls(
             model=str(whole.get("model", "")),
             message=cast("dict[str, Any]", message),
             finish_reason=reason,
             usage=whole.get("usage") or {},
-            logprobs=first.get("logprobs"),
-            choice_extra={k: v for k, v in first.items() if k not in _KNOWN_IN_CHOICE},
+            logprobs=fields.get("logprobs"),
+            choice_extra={k: v for k, v in fields.items() if k not in _KNOWN_IN_CHOICE},
             body_extra={k: v for k, v in whole.items() if k not in _KNOWN_IN_BODY},
         )
 
@@ -87,6 +122,10 @@ class Answer:
         """The content as text; empty for an answer that only calls tools."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
+
+
+def _no_completion() -> UpstreamError:
+    return UpstreamError("the engine's answer is no chat completion", code="malformed_answer")
 
 
 def to_json(body: dict[str, Any]) -> bytes:

@@ -69,6 +69,11 @@ class Swarm:
         self.end_status: list[int] = []
         self.end_note: str | None = None
         self.silent = False
+        #: whether a claimed group has an address of its own
+        self.grouped = True
+        self.groups: dict[str, list[str]] = {}
+        #: how many answers each sampling call was for
+        self.calls: list[int] = []
         self.claimed: dict[str, int] = {}
         self.claims: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -86,6 +91,7 @@ class Swarm:
                 Route("/end_group", self._end_group, methods=["POST"]),
                 Route("/abort_episode", self._abort_episode, methods=["POST"]),
                 Route("/episodes/{uuid}/v1/chat/completions", self._sample, methods=["POST"]),
+                Route("/groups/{uuid}/v1/chat/completions", self._sample_group, methods=["POST"]),
             ]
         )
 
@@ -138,7 +144,16 @@ class Swarm:
                     "openai_api_key": f"key-{uuid}",
                 }
             )
-        return JSONResponse({**answer, "success": True, "episodes": episodes})
+        group = {}
+        if self.grouped:
+            uuid = f"g{len(self.groups)}"
+            self.groups[uuid] = [episode["episode_uuid"] for episode in episodes]
+            group = {
+                "group_uuid": uuid,
+                "openai_base_url": f"{self.url}/groups/{uuid}/v1",
+                "openai_api_key": f"key-{uuid}",
+            }
+        return JSONResponse({**answer, "success": True, "episodes": episodes, **group})
 
     async def _end_group(self, request: Request) -> Response:
         body = await request.json()
@@ -154,27 +169,48 @@ class Swarm:
         return JSONResponse({"success": True, "error": None})
 
     async def _sample(self, request: Request) -> Response:
-        uuid = request.path_params["uuid"]
-        if request.headers["authorization"] != f"Bearer key-{uuid}":
+        return await self._answer_for([request.path_params["uuid"]], request, joined=lambda responses: responses[0])
+
+    async def _sample_group(self, request: Request) -> Response:
+        return await self._answer_for(self.groups[request.path_params["uuid"]], request, joined=_as_one)
+
+    async def _answer_for(
+        self, uuids: list[str], request: Request, joined: Callable[[list[Response]], Response]
+    ) -> Response:
+        if request.headers["authorization"] != f"Bearer key-{request.path_params['uuid']}":
             return error(401, "wrong key")
         body = json.loads(await request.body())
         self.bodies.append(body)
-        self.sampling += 1
+        self.calls.append(len(uuids))
+        self.sampling += len(uuids)
         await self._notify()
-        answering = asyncio.ensure_future(self.answer(body, self.claimed[uuid]))
+        answering = asyncio.gather(*(self.answer(body, self.claimed[uuid]) for uuid in uuids))
         hangup = asyncio.ensure_future(request.receive())
         await asyncio.wait({answering, hangup}, return_when=asyncio.FIRST_COMPLETED)
         hangup.cancel()
-        self.sampling -= 1
+        self.sampling -= len(uuids)
         if not answering.done():
             answering.cancel()
-            self.cancelled += 1
+            self.cancelled += len(uuids)
             await self._notify()
             return error(499, "gone")
         await self._notify()
-        response = answering.result()
+        response = joined(answering.result())
         response.headers["x-swarm-policy-version"] = str(self.step)
         return response
+
+
+def _as_one(responses: list[Response]) -> Response:
+    """The answers as choices of one, or the first error among them."""
+    for response in responses:
+        if response.status_code != 200:
+            return response
+    answers = [json.loads(bytes(response.body)) for response in responses]
+    tokens = [answer["usage"]["completion_tokens"] for answer in answers]
+    whole = answers[0]
+    whole["choices"] = [answer["choices"][0] | {"index": index} for index, answer in enumerate(answers)]
+    whole["usage"] |= {"completion_tokens": sum(tokens), "total_tokens": whole["usage"]["prompt_tokens"] + sum(tokens)}
+    return JSONResponse(whole, headers={"x-swarm-completion-tokens": ",".join(map(str, tokens))})
 
 
 class _Server(uvicorn.Server):

@@ -48,7 +48,7 @@ async def test_chunks_spell_the_best_answer_and_end_with_done(swarm: Swarm, gate
         "trained": True,
         "drop_reason": None,
     }
-    assert swarm.bodies == [{"model": "tiny", "messages": BODY["messages"]}] * 4
+    assert (swarm.bodies, swarm.calls) == ([{"model": "tiny", "messages": BODY["messages"]}], [4])
     assert len(swarm.ends) == 1
 
 

@@ -15,7 +15,7 @@ from gateway.config import GatewayConfig
 from tests.gateway.conftest import write_hooks
 from tests.gateway.stand_in import listening
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain, status
+from tests.swarm.server.vllm import plain, plain_choice, several, status
 
 pytestmark = pytest.mark.anyio
 
@@ -44,13 +44,14 @@ async def none_running(rig: server.Rig) -> None:
 async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(
     rig: server.Rig, gateway: httpx.AsyncClient
 ) -> None:
-    rig.vllm.script.extend([plain([1]), plain([1, 2, 3])])
+    rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
     response = await gateway.post(CHAT, json={**BODY, "temperature": 0.0, "seed": 3, "odd": True})
     assert response.headers["x-swarm-trained"] == "true"
     choice = response.json()["choices"][0]
     assert choice["message"]["content"] == "t1 t2 t3" and "token_ids" not in choice and choice["logprobs"] is None
-    assert [body["temperature"] for _, body in rig.vllm.requests] == [0.9, 0.9]
-    assert all(body["odd"] and "seed" not in body for _, body in rig.vllm.requests)
+    [(_, sent)] = rig.vllm.requests
+    assert (sent["temperature"], sent["n"], sent["odd"]) == (0.9, 2, True) and "seed" not in sent
+    assert response.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     information = rig.controller.pool.information()
     assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
 
@@ -84,7 +85,7 @@ async def test_a_disconnect_reaches_vllm_and_frees_the_episodes(rig: server.Rig,
     rig.vllm.default = rig.vllm.hang()
     asking = asyncio.create_task(gateway.post(CHAT, json={**BODY, "stream": True}))
     async with asyncio.timeout(30):
-        while len(rig.vllm.requests) < 2:
+        while not rig.vllm.requests:
             await rig.client.get("/health")
     asking.cancel()
     async with asyncio.timeout(30):
@@ -98,7 +99,7 @@ async def test_a_request_whose_engine_dies_waits_for_the_next_one(rig: server.Ri
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gateway.post(CHAT, json=BODY))
         async with asyncio.timeout(30):
-            while len(rig.vllm.requests) < 2:
+            while not rig.vllm.requests:
                 await rig.client.get("/health")
         rig.vllm.default = plain([1, 2])
         rig.controller.offline("killed by a test")

@@ -36,33 +36,55 @@ def entries(tokens: list[int]) -> dict[str, Any]:
     return {"content": [{"token": f"t{t}", "logprob": logprob(t), "bytes": [t], "top_logprobs": []} for t in tokens]}
 
 
+def plain_choice(tokens: list[int], finish: str = "stop", index: int = 0, **changes: Any) -> dict[str, Any]:
+    """A choice of a plain answer, whose text is ``t1 t2 ...``; ``changes`` replace fields."""
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": " ".join(f"t{t}" for t in tokens), "tool_calls": []},
+        "logprobs": entries(tokens),
+        "finish_reason": finish,
+        "stop_reason": None,
+        "token_ids": tokens,
+    } | changes
+
+
+def several(*choices: dict[str, Any], completion: int | None = None, prompt: list[int] = PROMPT) -> Step:
+    """A plain chat answer with these choices in this order; ``completion`` replaces the tokens that usage tells."""
+    count = sum(len(choice["logprobs"]["content"]) for choice in choices) if completion is None else completion
+    answer = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": ENGINE_MODEL,
+        "choices": list(choices),
+        "usage": {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count},
+        "prompt_token_ids": prompt,
+    }
+    return lambda body: JSONResponse(answer)
+
+
 def plain(tokens: list[int], finish: str = "stop", *, prompt: list[int] = PROMPT, **changes: Any) -> Step:
-    """A plain chat answer whose text is ``t1 t2 ...``; ``changes`` replace fields of the choice or of the answer."""
+    """A plain chat answer whose text is ``t1 t2 ...``, as often as ``n`` of the request asks for it; ``changes``
+    replace fields of the choice or of the answer."""
 
     def reply(body: dict[str, Any]) -> Response:
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": " ".join(f"t{t}" for t in tokens), "tool_calls": []},
-            "logprobs": entries(tokens),
-            "finish_reason": finish,
-            "stop_reason": None,
-            "token_ids": tokens,
-        }
+        count = body.get("n") or 1
         answer: dict[str, Any] = {
             "id": "chatcmpl-1",
             "object": "chat.completion",
             "created": 1,
             "model": ENGINE_MODEL,
-            "choices": [choice],
+            "choices": [plain_choice(tokens, finish, index) for index in range(count)],
             "usage": {
                 "prompt_tokens": len(prompt),
-                "completion_tokens": len(tokens),
-                "total_tokens": len(prompt) + len(tokens),
+                "completion_tokens": len(tokens) * count,
+                "total_tokens": len(prompt) + len(tokens) * count,
             },
             "prompt_token_ids": prompt,
         }
         for key, value in changes.items():
-            (answer if key in answer else choice)[key] = value
+            for part in [answer] if key in answer else answer["choices"]:
+                part[key] = value
         return JSONResponse(answer)
 
     return reply
@@ -100,6 +122,11 @@ def token_chunk(tokens: list[int], finish: str | None = None, delta: dict[str, A
     text = {"content": "".join(f"t{t} " for t in tokens)}
     choice: dict[str, Any] = {"delta": text if delta is None else delta, "token_ids": tokens}
     return chat_chunk(choice | {"logprobs": entries(tokens), "finish_reason": finish})
+
+
+def of(index: int, chunk: dict[str, Any]) -> dict[str, Any]:
+    """``chunk`` of choice ``index``."""
+    return chunk | {"choices": [choice | {"index": index} for choice in chunk["choices"]]}
 
 
 def usage_chunk(completion: int, prompt: int = len(PROMPT)) -> dict[str, Any]:
@@ -142,8 +169,11 @@ class ScriptedVllm:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         #: set when a hanging answer was cancelled by its caller
         self.cancelled = asyncio.Event()
+        #: the loop's time of each such cancellation
+        self.cancellations: list[float] = []
         self.app = Starlette(
             routes=[
+                Route("/health", lambda request: Response(), methods=["GET"]),
                 Route("/v1/chat/completions", self._answer, methods=["POST"]),
                 Route("/v1/completions", self._answer, methods=["POST"]),
             ]
@@ -156,6 +186,7 @@ class ScriptedVllm:
             try:
                 await asyncio.Event().wait()
             finally:
+                self.cancellations.append(asyncio.get_running_loop().time())
                 self.cancelled.set()
 
         return streamed(*before, forever)

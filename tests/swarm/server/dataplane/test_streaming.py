@@ -15,6 +15,7 @@ from tests.swarm.server.vllm import (
     chat_chunk,
     completion_chunk,
     logprob,
+    of,
     role_chunk,
     status,
     streamed,
@@ -300,10 +301,6 @@ async def test_an_episode_that_ends_cuts_its_stream_with_an_error(rig: Rig) -> N
 
 
 async def test_several_answers_of_an_eval_episode(rig: Rig) -> None:
-    def of(index: int, chunk: dict[str, Any]) -> dict[str, Any]:
-        chunk["choices"][0]["index"] = index
-        return chunk
-
     rig.vllm.script.append(
         streamed(
             role_chunk(),

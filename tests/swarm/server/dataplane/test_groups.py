@@ -1,0 +1,375 @@
+"""One call for a whole group over a real socket: choices by episode, aborts, disagreements, departures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from swarm.errors import UnavailableError
+from swarm.server.controller import Controller
+from tests.swarm.server.conftest import Rig
+from tests.swarm.server.dataplane.group import ClaimedGroup, claim_group, read
+from tests.swarm.server.vllm import (
+    PROMPT,
+    completion_chunk,
+    logprob,
+    of,
+    plain,
+    plain_choice,
+    role_chunk,
+    several,
+    status,
+    streamed,
+    token_chunk,
+    usage_chunk,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def stream(group: ClaimedGroup, **body: Any) -> list[Any]:
+    response = await group.rig.client.send(group.request(stream=True, **body), stream=True)
+    assert response.status_code == 200, await response.aread()
+    return await read(response)
+
+
+def texts(events: list[Any]) -> list[str]:
+    """What each choice says."""
+    said: dict[int, str] = {}
+    for event in events:
+        for choice in event.get("choices", ()) if event != "[DONE]" else ():
+            said[choice["index"]] = said.get(choice["index"], "") + (choice["delta"].get("content") or "")
+    return [said[index] for index in sorted(said)]
+
+
+# ---------------------------------------------------------------------- plain
+
+
+@pytest.mark.parametrize("asked", [{}, {"n": 2}, {"n": None}])
+async def test_one_call_samples_an_answer_for_each_episode(rig: Rig, asked: dict[str, Any]) -> None:
+    # in whatever order: the index says whose it is
+    rig.vllm.script.append(several(plain_choice([7, 8, 9], "length", 1), plain_choice([5, 6], "stop", 0)))
+    group = await claim_group(rig)
+    response = await group.chat(**asked)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-swarm-completion-tokens"] == "2,3"
+    answer = response.json()
+    assert {c["index"]: c["message"]["content"] for c in answer["choices"]} == {0: "t5 t6", 1: "t7 t8 t9"}
+    assert all("token_ids" not in c and c["logprobs"] is None for c in answer["choices"])
+    assert (answer["model"], answer["usage"]["completion_tokens"]) == ("tiny", 5)
+    [(path, sent)] = rig.vllm.requests
+    assert (path, sent["n"], sent["temperature"]) == ("/v1/chat/completions", 2, 0.9)
+    assert group.sampled == [[[5, 6]], [[7, 8, 9]]]
+    (call,) = group.members[1].calls
+    assert (call.prompt_ids, call.logprobs, call.finish_reason) == (PROMPT, [logprob(t) for t in (7, 8, 9)], "length")
+    assert (await group.end_all())["error"] is None
+    assert rig.controller.pool.information().completed_episodes == 2
+
+
+@pytest.mark.parametrize("n", [1, 3, "2", 2.0])
+async def test_another_number_of_answers_is_refused(rig: Rig, n: Any) -> None:
+    response = await (await claim_group(rig)).chat(n=n)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert rig.vllm.requests == []
+
+
+async def test_an_eval_group_keeps_its_sampling_and_is_not_recorded(rig: Rig) -> None:
+    group = await claim_group(rig, episode_type="eval")
+    answer = (await group.chat(temperature=0.1, seed=7)).json()
+    assert len(answer["choices"]) == 2
+    sent = rig.vllm.requests[0][1]
+    assert (sent["temperature"], sent["seed"], sent["n"]) == (0.1, 7, 2)
+    assert group.sampled == [[], []]
+
+
+async def test_the_key_of_a_group_opens_nothing_else(rig: Rig) -> None:
+    group, other = await claim_group(rig), await claim_group(rig)
+    group.key, other.key = other.key, group.key
+    assert (await group.chat()).status_code == 401
+    group.key = group.members[0].key
+    assert (await group.chat()).status_code == 401
+    headers = {"authorization": f"Bearer {group.members[0].key}"}
+    assert (await rig.client.get(f"{group.base_url}/models", headers=headers)).status_code == 401
+    headers = {"authorization": f"Bearer {other.key}"}
+    assert (await rig.client.get(f"{group.base_url}/models", headers=headers)).status_code == 200
+    assert rig.vllm.requests == []
+
+
+async def test_members_may_be_called_by_themselves_too(rig: Rig) -> None:
+    group = await claim_group(rig)
+    assert (await group.chat()).status_code == (await group.members[1].chat()).status_code == 200
+    assert [len(calls) for calls in group.sampled] == [1, 2]
+
+
+async def test_an_abort_of_any_choice_repeats_the_whole_call(rig: Rig) -> None:
+    rig.vllm.script.extend(
+        [
+            several(plain_choice([1], "stop", 0), plain_choice([2], "abort", 1)),
+            several(plain_choice([1], "stop", 0)),
+            several(plain_choice([3], "stop", 0), plain_choice([4], "stop", 1)),
+        ]
+    )
+    group = await claim_group(rig)
+    assert (await group.chat()).status_code == 200
+    assert group.sampled == [[[3]], [[4]]]
+    assert len(rig.vllm.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "completion", "quarantined", "reason"),
+    [
+        ({"token_ids": [5]}, None, [True, False], "counts"),
+        ({"token_ids": None}, None, [True, False], "counts"),
+        ({"logprobs": {"content": [{"logprob": -9999.0}, {"logprob": -1.0}]}}, None, [True, False], "logprob_missing"),
+        ({}, 6, [True, True], "counts"),
+        ({"token_ids": [5]}, 9, [True, True], "counts"),
+        ({}, 5, [False, False], None),
+    ],
+)
+async def test_a_disagreement_concerns_the_choice_that_has_it_and_of_the_sum_all(
+    rig: Rig, first: dict[str, Any], completion: int | None, quarantined: list[bool], reason: str | None
+) -> None:
+    choices = plain_choice([5, 6], index=0, **first), plain_choice([7, 8, 9], index=1)
+    rig.vllm.script.append(several(*choices, completion=completion))
+    group = await claim_group(rig)
+    assert (await group.chat()).json()["choices"][0]["message"]["content"] == "t5 t6"
+    assert [bool(why) for why in group.quarantined] == quarantined
+    assert [bool(calls) for calls in group.sampled] == [not bad for bad in quarantined]
+    counted = rig.app.state.data_plane.quarantined
+    assert dict(counted) == ({reason: sum(quarantined)} if reason else {})
+
+
+@pytest.mark.parametrize("changes", [{"prompt_token_ids": [1]}, {"prompt_token_ids": None}])
+async def test_a_prompt_that_disagrees_concerns_all(rig: Rig, changes: dict[str, Any]) -> None:
+    rig.vllm.script.append(plain([1, 2], **changes))
+    group = await claim_group(rig)
+    assert (await group.chat()).status_code == 200
+    assert all(group.quarantined) and group.sampled == [[], []]
+
+
+async def test_refusals_of_vllm_pass_through(rig: Rig) -> None:
+    payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
+    rig.vllm.script.append(status(400, payload))
+    response = await (await claim_group(rig)).chat()
+    assert (response.status_code, response.json()) == (400, payload)
+
+
+async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    group = await claim_group(rig)
+    call = asyncio.create_task(group.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    member = group.members[1]
+    await rig.post("/abort_episode", client_uuid="me", episode_uuid=member.uuid)
+    response: httpx.Response = await asyncio.wait_for(call, 10)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (409, "episode_aborted")
+    assert member.uuid in error["message"] and "group" in error["message"]
+    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
+    assert (await group.chat()).status_code == 401
+    rig.vllm.default = plain([1])
+    assert (await group.members[0].chat(n=1)).status_code == 200
+
+
+async def test_a_call_in_flight_keeps_all_members_alive(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    group = await claim_group(rig, discard_episode_timeout=0.05)
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(group.chat())
+        await rig.eventually(lambda: bool(rig.vllm.requests))
+        pool = rig.controller.pool
+        assert [pool.open(one.uuid, one.key).in_flight for one in group.members] == [1, 1]
+        call.cancel()
+    # then they idle, and are taken back
+    await rig.eventually(lambda: pool.information().running_episodes == 0)
+
+
+# ------------------------------------------------------------------- streamed
+
+
+async def test_a_stream_carries_all_choices_and_records_them_before_their_ends(rig: Rig) -> None:
+    hold = asyncio.Event()
+    rig.vllm.script.append(
+        streamed(
+            role_chunk(),
+            of(1, role_chunk()),
+            of(0, token_chunk([5], "stop")),
+            of(1, token_chunk([6])),
+            of(1, token_chunk([7], "length")),
+            usage_chunk(3),
+            hold.wait,
+        )
+    )
+    group = await claim_group(rig)
+    response = await rig.client.send(group.request(stream=True), stream=True)
+    received = b""
+    async with asyncio.timeout(10):
+        parts = response.aiter_bytes()
+        while b"t6" not in received:
+            received += await anext(parts)
+        assert b'"stop"' not in received and group.sampled == [[], []]
+        hold.set()
+        while b'"stop"' not in received:
+            received += await anext(parts)
+        assert group.sampled == [[[5]], [[6, 7]]]
+        async for part in parts:
+            received += part
+    events = [json.loads(line[6:]) for line in received.decode().splitlines() if line.startswith("data: {")]
+    assert texts(events) == ["t5 ", "t6 t7 "]
+    finishes = {c["index"]: c["finish_reason"] for e in events for c in e["choices"]}
+    assert finishes == {0: "stop", 1: "length"}
+    assert rig.vllm.requests[0][1]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    "aborted",
+    [
+        streamed(role_chunk(), of(1, role_chunk()), usage_chunk(0)),
+        streamed(role_chunk(), of(1, token_chunk([9], "abort")), of(0, token_chunk([9], "abort")), usage_chunk(2)),
+        streamed(role_chunk(), of(1, token_chunk([9], "stop")), of(0, token_chunk([], "abort")), usage_chunk(1)),
+        streamed(role_chunk(), done=False),
+    ],
+)
+async def test_a_cut_before_anything_was_delivered_repeats_the_call(rig: Rig, aborted: Any) -> None:
+    whole = streamed(
+        role_chunk(), of(1, role_chunk()), token_chunk([5], "stop"), of(1, token_chunk([6], "stop")), usage_chunk(2)
+    )
+    rig.vllm.script.extend([aborted, whole])
+    group = await claim_group(rig)
+    events = await stream(group)
+    assert texts(events) == ["t5 ", "t6 "]
+    assert group.sampled == [[[5]], [[6]]]
+
+
+async def test_the_choices_that_were_cut_are_continued_each_from_its_own_tokens(rig: Rig) -> None:
+    meeting = asyncio.Barrier(2)
+
+    def continued(body: dict[str, Any]) -> Any:
+        done = body["prompt"][len(PROMPT) :]
+        chunks = completion_chunk([done[-1] + 10], "stop", body["prompt"])
+        return streamed(meeting.wait, chunks, usage_chunk(1, len(body["prompt"])))(body)
+
+    rig.vllm.script.append(
+        streamed(
+            role_chunk(),
+            of(1, token_chunk([6])),
+            of(2, token_chunk([4], "stop")),
+            of(0, token_chunk([5, 5])),
+            of(0, token_chunk([5], "abort")),
+            of(1, token_chunk([], "abort")),
+            usage_chunk(5),
+        )
+    )
+    rig.vllm.default = continued
+    group = await claim_group(rig, 3)
+    async with asyncio.timeout(10):
+        events = await stream(group, max_tokens=50, stream_options={"include_usage": True})
+    assert texts(events) == ["t5 t5 t5 t15 ", "t6 t16 ", "t4 "]
+    assert "abort" not in json.dumps(events)
+    assert events[-1] == "[DONE]"
+    assert events[-2]["usage"] == {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
+    assert {path for path, _ in rig.vllm.requests[1:]} == {"/v1/completions"}
+    assert sorted(body["max_tokens"] for _, body in rig.vllm.requests[1:]) == [47, 49]
+    assert group.sampled == [[[5, 5, 5, 15]], [[6, 16]], [[4]]]
+    assert not any(group.quarantined)
+
+
+async def test_the_first_usage_is_held_against_what_came_before_the_cut(rig: Rig) -> None:
+    rig.vllm.script.extend(
+        [
+            streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), usage_chunk(7)),
+            streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
+        ]
+    )
+    group = await claim_group(rig)
+    assert texts(await stream(group)) == ["t5 t7 ", "t6 "]
+    assert all("7 by usage" in why for why in group.quarantined)
+
+
+async def test_without_a_usage_only_what_was_continued_can_be_trained(rig: Rig) -> None:
+    rig.vllm.script.extend(
+        [
+            streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), done=False),
+            streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
+        ]
+    )
+    group = await claim_group(rig)
+    assert texts(await stream(group)) == ["t5 t7 ", "t6 "]
+    assert group.quarantined == ["", "vLLM sent no usage"]
+    assert group.sampled == [[[5, 7]], []]
+
+
+async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:
+    call = {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]}
+    rig.vllm.script.append(
+        streamed(
+            role_chunk(),
+            of(0, token_chunk([5], delta=call)),
+            of(1, token_chunk([6], "stop")),
+            of(0, token_chunk([], "abort")),
+            usage_chunk(2),
+        )
+    )
+    group = await claim_group(rig)
+    events = await stream(group)
+    assert events[-1]["error"]["code"] == "stream_cut" and "[DONE]" not in events
+    assert texts(events[:-1])[1] == "t6 "
+    assert [bool(why) for why in group.quarantined] == [True, False]
+    assert group.sampled == [[], [[6]]]
+    assert dict(rig.app.state.data_plane.quarantined) == {"stream_cut": 1}
+
+
+# -------------------------------------------------------------------- leaving
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_caller_that_leaves_cancels_the_call_and_leaves_no_record(rig: Rig, streaming: bool) -> None:
+    rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")))
+    group = await claim_group(rig)
+    call = asyncio.create_task(stream(group) if streaming else group.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    call.cancel()
+    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
+    await asyncio.gather(call, return_exceptions=True)
+    assert group.sampled == [[], []] and not any(group.quarantined)
+
+
+async def test_an_answer_that_the_disk_does_not_take_is_not_given_and_not_trained(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(self: Controller) -> None:
+        raise UnavailableError("the disk is full", code="journal_unavailable")
+
+    group = await claim_group(rig)
+    with monkeypatch.context() as patch:
+        patch.setattr(Controller, "synced", full)
+        response = await group.chat()
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "journal_unavailable")
+    assert all("could not be delivered" in why for why in group.quarantined)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_the_end_of_an_answer_waits_for_the_disk(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    written, waiting = asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Controller) -> None:
+        waiting.set()
+        await written.wait()
+
+    ends = [token_chunk([5], "stop"), of(1, token_chunk([6], "stop"))]
+    rig.vllm.script.append(streamed(role_chunk(), *ends, usage_chunk(2)) if streaming else plain([5]))
+    group = await claim_group(rig)
+    monkeypatch.setattr(Controller, "synced", slow)
+    call = asyncio.create_task(stream(group) if streaming else group.chat())
+    async with asyncio.timeout(10):
+        await waiting.wait()
+        assert [len(calls) for calls in group.sampled] == [1, 1]
+        assert not call.done()
+        written.set()
+        await call

@@ -1,0 +1,76 @@
+"""What is recorded of a call, whatever vLLM says: properties over all numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import TokenTruthError
+from swarm.server.dataplane.recording import Recorder
+from swarm.types import ModelCall
+from tests.swarm.server.vllm import plain_choice
+
+COUNTS = st.integers(0, 4)
+
+
+def answer(choices: list[dict[str, Any]], completion: int, prompt: int = 3) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": [1, 2, 3],
+        "choices": choices,
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
+    }
+
+
+@given(st.lists(st.tuples(COUNTS, COUNTS), min_size=1, max_size=4), st.integers(-2, 2), st.integers(2, 4))
+def test_a_call_comes_out_only_where_all_numbers_agree(counts: list[tuple[int, int]], off: int, prompt: int) -> None:
+    choices = [
+        plain_choice(list(range(logprobs)), index=index, token_ids=list(range(ids)))
+        for index, (ids, logprobs) in enumerate(counts)
+    ]
+    recorder = Recorder(0, len(choices))
+    told = sum(ids for ids, _ in counts) + off
+    recorder.add(answer(choices, told, prompt))
+    low, high = sum(min(pair) for pair in counts), sum(max(pair) for pair in counts)
+    for (ids, logprobs), outcome in zip(counts, recorder.calls(0), strict=True):
+        good = ids == logprobs and low <= told <= high and prompt == 3
+        assert isinstance(outcome, ModelCall) == good
+        if isinstance(outcome, ModelCall):
+            assert len(outcome.response_ids) == len(outcome.logprobs) == ids
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=3), st.randoms())
+def test_chunks_in_any_order_give_what_one_answer_gives(tokens: list[list[int]], random: Any) -> None:
+    total = sum(map(len, tokens))
+    whole = Recorder(1, len(tokens))
+    whole.add(answer([plain_choice(ids, index=index) for index, ids in enumerate(tokens)], total))
+    pieces = [[(index, token) for token in ids] for index, ids in enumerate(tokens)]
+    parts = Recorder(1, len(tokens))
+    while any(pieces):
+        index, token = random.choice([piece for piece in pieces if piece]).pop(0)
+        parts.add({"choices": [plain_choice([token], index=index)]})
+    parts.add(answer([], total))
+    for index, (one, other) in enumerate(zip(whole.calls(2), parts.calls(2), strict=True)):
+        assert isinstance(one, ModelCall) and isinstance(other, ModelCall)
+        assert one.response_ids == other.response_ids == tokens[index]
+        assert one.logprobs == other.logprobs
+        assert (one.min_policy_version, one.max_policy_version) == (1, 2)
+
+
+def test_values_that_are_no_log_probability_are_told() -> None:
+    for value in (None, True, "x", float("nan"), float("inf"), -9999.0):
+        recorder = Recorder(0, 1)
+        recorder.add(answer([plain_choice([1], logprobs={"content": [{"logprob": value}]})], 1))
+        (outcome,) = recorder.calls(0)
+        assert isinstance(outcome, TokenTruthError) and outcome.code == "logprob_missing"
+    recorder = Recorder(0, 1)
+    recorder.add(answer([plain_choice([1], logprobs={"content": [{"logprob": 0}]})], 1))
+    assert isinstance(recorder.calls(0)[0], ModelCall)
+
+
+def test_choices_of_different_prompts_are_no_group() -> None:
+    recorder = Recorder(0, 2)
+    recorder.add(answer([plain_choice([1], index=0), plain_choice([1], index=1)], 2) | {"prompt_token_ids": [9]})
+    recorder.add({"prompt_token_ids": [1, 2, 3]})
+    assert {outcome.code for outcome in recorder.calls(0) if isinstance(outcome, TokenTruthError)} == {"prompts"}

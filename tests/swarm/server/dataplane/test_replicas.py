@@ -1,0 +1,191 @@
+"""Where calls go: sticky, by prefix, bounded, around replicas that cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio.lowlevel
+import httpx
+import pytest
+
+from swarm.server.dataplane.failures import AbortedError, TransientError, UnreachableError
+from swarm.server.dataplane.replicas import Replicas, Route, prefix_of
+
+pytestmark = pytest.mark.anyio
+
+ADDRESSES = ["a:1", "b:2", "c:3", "d:4"]
+
+
+class Owner:
+    """Stands for an episode."""
+
+
+class Health:
+    """Answers probes with ``status``, or refuses the connection while it is ``None``."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.probes: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.probes.append(str(request.url))
+        if self.status is None:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(self.status)
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+async def replicas(health: Health, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Replicas]:
+    monkeypatch.setattr("swarm.server.dataplane.replicas._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("swarm.server.dataplane.replicas._LONGEST_PAUSE", 0.002)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(health)) as http:
+        replicas = Replicas(http)
+        yield replicas
+        await replicas.close()
+
+
+def route(replicas: Replicas, owner: object, prefix: bytes = b"p", addresses: list[str] = ADDRESSES) -> Route:
+    return Route(replicas, [owner], lambda: prefix, lambda: addresses)
+
+
+async def used(route: Route, samples: int = 1, error: Exception | None = None) -> str:
+    """The address that a try of ``route`` goes to, and which fails with ``error``."""
+    address = ""
+    try:
+        async with route.lease(samples) as base_url:
+            address = base_url.removeprefix("http://").removesuffix("/v1")
+            if error is not None:
+                raise error
+    except TransientError as exc:
+        assert exc is error
+    return address
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_prompts_that_begin_alike_share_a_replica_and_others_spread(replicas: Replicas) -> None:
+    owners = [Owner() for _ in range(400)]
+    places = [await used(route(replicas, owner, f"prompt {at % 200}".encode())) for at, owner in enumerate(owners)]
+    assert places[:200] == places[200:]
+    counts = Counter(places)
+    assert set(counts) == set(ADDRESSES) and min(counts.values()) > 60
+
+
+async def test_no_replica_is_placed_beyond_the_bound(replicas: Replicas) -> None:
+    # all prompts begin alike, and all calls are in flight at once: the popular beginning overflows in its own order
+    async with AsyncExitStack() as stack:
+        for total in range(1, 101):
+            await stack.enter_async_context(route(replicas, Owner()).lease(1))
+            loads = [row.in_flight for row in replicas.rows()]
+            assert sum(loads) == total
+            # at most ceil(1.25 * mean), the paper's bound
+            assert max(loads) <= -(-1.25 * total // 4)
+        assert max(loads) == 32
+    assert [row.in_flight for row in replicas.rows()] == [0] * 4
+
+
+async def test_a_group_counts_as_its_answers(replicas: Replicas) -> None:
+    async with route(replicas, Owner()).lease(16), route(replicas, Owner()).lease(16):
+        assert sorted(row.in_flight for row in replicas.rows()) == [0, 0, 16, 16]
+
+
+async def test_an_episode_stays_where_it_is_however_full(replicas: Replicas) -> None:
+    owner = Owner()
+    home = await used(route(replicas, owner))
+    async with route(replicas, owner).lease(50):
+        assert [await used(route(replicas, owner, b"other")) for _ in range(5)] == [home] * 5
+        assert await used(route(replicas, Owner())) != home
+
+
+async def test_members_of_a_group_share_its_home(replicas: Replicas) -> None:
+    members = [Owner(), Owner(), Owner()]
+    async with Route(replicas, members, lambda: b"p", lambda: ADDRESSES).lease(3) as base_url:
+        home = base_url.removeprefix("http://").removesuffix("/v1")
+    assert {await used(route(replicas, member, b"q")) for member in members} == {home}
+
+
+async def test_a_replica_that_cannot_be_reached_is_set_aside_until_it_answers(
+    replicas: Replicas, health: Health
+) -> None:
+    owner = Owner()
+    way = route(replicas, owner)
+    home = await used(way, error=UnreachableError("refused"))
+    assert [row.address for row in replicas.rows() if not row.healthy] == [home]
+    second = await used(way)
+    assert second != home
+    assert await used(route(replicas, owner)) == second
+    assert home not in {await used(route(replicas, Owner(), bytes([at]))) for at in range(64)}
+    await until(lambda: len(health.probes) > 2)
+    assert set(health.probes) == {f"http://{home}/health"}
+    health.status = 503
+    probes = len(health.probes)
+    await until(lambda: len(health.probes) > probes + 2)
+    assert not all(row.healthy for row in replicas.rows())
+    health.status = 200
+    await until(lambda: all(row.healthy for row in replicas.rows()))
+    assert home in {await used(route(replicas, Owner(), bytes([at]))) for at in range(64)}
+    assert [(row.calls > 0, row.failures) for row in replicas.rows() if row.address == home] == [(True, 1)]
+
+
+async def test_while_all_are_set_aside_calls_wait(replicas: Replicas, health: Health) -> None:
+    for _ in ADDRESSES:
+        await used(route(replicas, Owner()), error=UnreachableError("refused"))
+    assert not any(row.healthy for row in replicas.rows())
+    waiting = asyncio.create_task(used(route(replicas, Owner())))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.02)
+    health.status = 200
+    assert await asyncio.wait_for(waiting, 10) in ADDRESSES
+
+
+async def test_a_try_that_broke_is_repeated_elsewhere_but_an_aborted_one_is_not(replicas: Replicas) -> None:
+    way = route(replicas, Owner())
+    home = await used(way)
+    assert await used(way, error=AbortedError()) == home
+    assert await used(way, error=TransientError("broke")) == home
+    assert await used(way) != home
+    assert all(row.healthy for row in replicas.rows())
+    assert sum(row.failures for row in replicas.rows()) == 1
+    alone = route(replicas, Owner(), addresses=["x:1"])
+    assert await used(alone, error=TransientError("broke")) == await used(alone) == "x:1"
+
+
+async def test_the_engines_addresses_may_change(replicas: Replicas) -> None:
+    owner = Owner()
+    await used(route(replicas, owner), error=UnreachableError("refused"))
+    places = {await used(route(replicas, owner, addresses=["e:5"]))}
+    assert places == {"e:5"}
+    assert [(row.address, row.healthy) for row in replicas.rows()] == [("e:5", True)]
+    # nobody probes what is no longer there
+    await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")])
+
+
+async def test_episodes_that_are_gone_are_forgotten(replicas: Replicas) -> None:
+    owner = Owner()
+    await used(route(replicas, owner))
+    assert len(replicas._homes) == 1
+    del owner
+    assert len(replicas._homes) == 0
+
+
+def test_a_prefix_is_what_later_turns_begin_with() -> None:
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+    first = prefix_of({"messages": [system, user]})
+    later = prefix_of({"messages": [system, user, {"role": "assistant", "content": "a"}, user]})
+    assert first == later
+    assert prefix_of({"messages": [system, {"role": "user", "content": "v"}]}) != first
+    assert prefix_of({"messages": [{"role": "user", "content": [{"type": "image", "x": 2**70}]}]})
+    assert prefix_of({"messages": [system]}) != prefix_of({"messages": ["odd"]})
