@@ -26,11 +26,19 @@ from swarm.server.controller import Controller
 from swarm.server.dataplane.routes import DataPlane
 from swarm.server.dataplane.upstream import Upstream
 from swarm.server.journal.journal import Journal
+from swarm.server.metering import MeteredJournal, RequestMeter
+from swarm.server.meters import Meters
+from swarm.server.monitor import Monitor
+from swarm.server.routes.agentjet import AgentJetRoutes
 from swarm.server.routes.code import CodeRoutes
 from swarm.server.routes.engine import EngineRoutes
 from swarm.server.routes.episodes import EpisodeRoutes
+from swarm.server.routes.metrics import MetricsRoutes
+from swarm.server.routes.openapi import OpenApiRoutes
+from swarm.server.routes.status import StatusRoutes
 from swarm.server.snapshots import Snapshots
 from swarm.server.supervisor import Supervisor
+from swarm.server.verbose import VerboseLog
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
@@ -53,6 +61,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     supervisor = Supervisor(config, controller, engine_command)
     upstream = Upstream()
     data_plane = DataPlane(config, controller, upstream)
+    meters, log = Meters(), VerboseLog()
+    monitor = Monitor(controller, meters, log, data_plane.replicas)
     ring = TokenRing(config.token, config.run_dir)
 
     @contextlib.asynccontextmanager
@@ -62,7 +72,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 journal = _open_journal(config)
                 # last: what happens while the rest goes down is written as well
                 stack.push_async_callback(journal.close)
-                controller.open(journal)
+                controller.open(MeteredJournal(journal, meters))
+                monitor.journal = journal.stats
             except ConfigError as exc:
                 app.state.startup_error = exc
                 raise
@@ -78,7 +89,11 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
 
     control = [
         *EngineRoutes(config, controller, supervisor).routes(),
-        *EpisodeRoutes(config, controller).routes(),
+        *EpisodeRoutes(config, controller, meters).routes(),
+        *AgentJetRoutes(config, controller, log).routes(),
+        *StatusRoutes(controller, monitor).routes(),
+        *MetricsRoutes(monitor).routes(),
+        *OpenApiRoutes().routes(),
         *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
     ]
     guards = [
@@ -93,7 +108,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             # last: it answers for every path that is not above, so that nothing is told to callers without the token
             Mount("", routes=control, middleware=guards),
         ],
-        middleware=[Middleware(RequestIdMiddleware)],
+        middleware=[Middleware(RequestMeter, meters=meters), Middleware(RequestIdMiddleware)],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )

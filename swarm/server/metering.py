@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.server.journal import Journal, JournalStats
+from swarm.server.journal import Journal
 from swarm.server.journal.records import BatchTaken, PastEnding, Record, Recovered
 from swarm.server.meters import Meters
 from swarm.server.routes.operations import OPERATIONS
@@ -28,8 +28,10 @@ class MeteredJournal:
     def __init__(self, journal: Journal, meters: Meters) -> None:
         self._journal = journal
         self._meters = meters
-        self.synced = journal.synced
-        self.past_claim = journal.past_claim
+
+    @property
+    def pending(self) -> int:
+        return self._journal.pending
 
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
@@ -43,11 +45,11 @@ class MeteredJournal:
         for record in records:
             self._meters.observe(record)
 
+    async def synced(self) -> None:
+        await self._journal.synced()
+
     async def past_ending(self, episode_uuid: str) -> PastEnding | None:
         return await self._journal.past_ending(episode_uuid)
-
-    def stats(self) -> JournalStats:
-        return self._journal.stats()
 
 
 class RequestMeter:

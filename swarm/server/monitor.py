@@ -23,15 +23,15 @@ EPISODES = 100
 SHORT_UUID = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class Monitor:
-    """The parts of one server, as far as a monitor looks at them."""
+    """The parts of one server, as far as a monitor looks at them; ``journal`` is set once it is open."""
 
     controller: Controller
     meters: Meters
     log: VerboseLog
     replicas: Callable[[], list[ReplicaStatus]]
-    journal: Callable[[], JournalStats]
+    journal: Callable[[], JournalStats] | None = None
 
     def status(self, *, steps: int = MAX_STEPS, episodes: int = EPISODES, whole_uuids: bool = True) -> ServerStatus:
         """Everything, with at most so many recent ``steps`` and running ``episodes`` (those idle for longest)."""
@@ -47,7 +47,7 @@ class Monitor:
                 "dropped": meters.dropped.counts(),
                 "clients": pool.collection.rows() if pool is not None else [],
                 "replicas": self.replicas(),
-                "journal": JournalStatus.model_validate(self.journal().model_dump()),
+                "journal": JournalStatus.model_validate(self.journal().model_dump()) if self.journal else None,
                 "log": self.log.entries(),
             }
         )

@@ -13,22 +13,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from swarm.agentjet import read_job
-from swarm.errors import ConflictError, RequestError
+from swarm.errors import ConflictError
 from swarm.http.asgi import read_model
 from swarm.protocol import RefusedResponse, StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
-from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
-from swarm.server.controller import MAX_STEPS, Controller
+from swarm.server.controller import Controller
 from swarm.server.routes.answer import answer
 from swarm.server.supervisor import Supervisor, check_model
-from swarm.states import EngineState
 
 MAX_WAIT = 60.0
 
 
 @dataclass(frozen=True)
 class EngineRoutes:
-    """``/sync_train_config``, ``/start_engine``, ``/stop_engine``, ``/get_engine_status`` and ``/status``."""
+    """``/sync_train_config``, ``/start_engine``, ``/stop_engine`` and ``/get_engine_status``."""
 
     config: ServerConfig
     controller: Controller
@@ -40,7 +38,6 @@ class EngineRoutes:
             Route("/start_engine", self.start_engine, methods=["POST"]),
             Route("/stop_engine", self.stop_engine, methods=["POST"]),
             Route("/get_engine_status", self.get_engine_status, methods=["GET"]),
-            Route("/status", self.status, methods=["GET"]),
         ]
 
     async def sync_train_config(self, request: Request) -> Response:
@@ -65,31 +62,3 @@ class EngineRoutes:
 
     async def get_engine_status(self, request: Request) -> Response:
         return answer(self.controller.engine_status())
-
-    async def status(self, request: Request) -> Response:
-        """``?wait_state=ENGINE.ROLLING&wait_seconds=30`` answers once the engine is there (or in one of several states:
-        ``wait_state`` may be repeated), goes OFFLINE, or time is up; ``?after_change=7&wait_seconds=30`` once
-        ``engine_changes`` is another number; ``?steps=10`` limits the history."""
-        query = request.query_params
-        try:
-            states = [EngineState(state) for state in query.getlist("wait_state")]
-            after = int(query["after_change"]) if "after_change" in query else None
-            seconds = float(query.get("wait_seconds", "0"))
-            steps = int(query.get("steps", MAX_STEPS))
-        except ValueError as exc:
-            raise RequestError(f"/status: {exc}") from exc
-        if not 0 <= seconds <= MAX_WAIT or not 0 <= steps <= MAX_STEPS:
-            raise RequestError(f"/status: wait_seconds is at most {MAX_WAIT:g} and steps at most {MAX_STEPS}")
-        waiting = (
-            self.controller.wait_for_state(states, seconds)
-            if states and seconds
-            else self.controller.wait_for_change(after, seconds)
-            if after is not None and seconds
-            else None
-        )
-        if waiting is not None:
-            try:
-                await until_gone(request.receive, waiting)
-            except ClientGoneError:
-                return Response(status_code=499)
-        return answer(self.controller.status(steps))

@@ -1,4 +1,4 @@
-"""Routes of episodes: claim, end, abort, agree, and what the pool holds.
+"""Routes of episodes: claim, end, abort, agree.
 
 Invariant: what an answer tells is on disk; claims with a key, ends and aborts may be repeated; a claim whose caller
 left while it waited leaves nothing behind.
@@ -6,6 +6,7 @@ left while it waited leaves nothing behind.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -32,6 +33,7 @@ from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.episodes import Claim, ClaimWish, Grant
+from swarm.server.meters import Meters
 from swarm.server.routes.answer import answer
 
 _GONE = "the caller is gone"
@@ -39,10 +41,11 @@ _GONE = "the caller is gone"
 
 @dataclass(frozen=True)
 class EpisodeRoutes:
-    """``/claim_*``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode``, ``/agree_sync_weight`` and the pool."""
+    """``/claim_*``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode`` and ``/agree_sync_weight``."""
 
     config: ServerConfig
     controller: Controller
+    meters: Meters
 
     def routes(self) -> list[Route]:
         return [
@@ -53,7 +56,6 @@ class EpisodeRoutes:
             Route("/abort_episode", self.abort_episode, methods=["POST"]),
             Route("/can_continue_episode", self.can_continue_episode, methods=["POST"]),
             Route("/agree_sync_weight", self.agree_sync_weight, methods=["POST"]),
-            Route("/get_current_batch_rollout_pool_information", self.pool_information, methods=["GET"]),
         ]
 
     async def claim_episode(self, request: Request) -> Response:
@@ -124,9 +126,6 @@ class EpisodeRoutes:
         reason = self.controller.agree(wanted.client_uuid)
         return answer(AgreeSyncWeightResponse(success=not reason, failure_reason=reason))
 
-    async def pool_information(self, request: Request) -> Response:
-        return answer(self.controller.pool.information())
-
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
         wish = ClaimWish(
             client_uuid=wanted.client_uuid,
@@ -138,10 +137,14 @@ class EpisodeRoutes:
             claim_key=wanted.idempotency_key or "",
             throttle=wanted.throttle_policy,
         )
+        came = time.monotonic()
         try:
-            return await self.controller.claim(wish, wanted.wait_seconds, request.receive)
+            outcome = await self.controller.claim(wish, wanted.wait_seconds, request.receive)
         except ClientGoneError:
             return _GONE
+        if isinstance(outcome, Grant):
+            self.meters.claim_granted(time.monotonic() - came)
+        return outcome
 
 
 def _ended(dropped: str) -> Response:
