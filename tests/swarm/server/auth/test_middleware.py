@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from datetime import timedelta
@@ -26,9 +27,16 @@ from tests.swarm.server.vllm import serving
 SCOPES: tuple[TokenScope, ...] = ("read", "claim", "admin")
 
 
-def client_of(app: Starlette, peer: str = "127.0.0.1", base_url: str = "http://swarm") -> httpx.AsyncClient:
+@contextlib.asynccontextmanager
+async def client_of(
+    app: Starlette, peer: str = "127.0.0.1", base_url: str = "http://swarm"
+) -> AsyncGenerator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, client=(peer, 1))
-    return httpx.AsyncClient(transport=transport, base_url=base_url, verify=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url=base_url, verify=False) as client,
+    ):
+        yield client
 
 
 def auth(token: str) -> dict[str, str]:
