@@ -6,6 +6,7 @@ from swarm.client.handles import AsyncEpisode, AsyncGroup, Episode, Group
 from swarm.client.policy import RetryPolicy
 from swarm.client.sync import SwarmClient
 from swarm.client.throttle import ThrottleSchedule
+from swarm.client.training import TrainReport, auto_train_with_dataset, auto_train_with_dataset_async
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.protocol import SwarmThrottlePolicy
 
@@ -23,4 +24,7 @@ __all__ = [
     "SwarmClient",
     "SwarmThrottlePolicy",
     "ThrottleSchedule",
+    "TrainReport",
+    "auto_train_with_dataset",
+    "auto_train_with_dataset_async",
 ]

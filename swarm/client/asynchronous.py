@@ -30,7 +30,7 @@ from swarm.client.watching import WeightSyncCallbacks, follow
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeType
+from swarm.protocol import EpisodeType, ServerStatus
 from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
@@ -232,8 +232,8 @@ class AsyncSwarmClient(AsyncEngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
     ) -> AsyncGenerator[AsyncGroup]:
-        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but it waits
-        ``begin_timeout`` seconds unless told otherwise."""
+        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but the
+        default is to wait ``begin_timeout`` seconds."""
         episodes = await self.claim_group(
             count,
             self._begin_timeout if wait_seconds is None else wait_seconds,
@@ -313,6 +313,24 @@ class AsyncSwarmClient(AsyncEngineControl):
                 watch = asyncio.create_task(follow(self._driver, self._flows, first, callbacks.observe))
                 self._watch = watch, callbacks
             self._watch[1].add(callback)
+
+    @asynccontextmanager
+    async def watching_status(
+        self, on_status: Callable[[ServerStatus], Awaitable[None]]
+    ) -> AsyncGenerator[ServerStatus]:
+        """The status now; while inside the block, ``on_status`` is called with it after each change of the engine's
+        state.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        first = await self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
+        watch = asyncio.create_task(follow(self._driver, self._flows, first, on_status))
+        try:
+            yield first
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     # -- plumbing
 

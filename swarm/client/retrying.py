@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from swarm.client.policy import RetryPolicy
-from swarm.errors import AuthenticationError, ConfigError
+from swarm.errors import AuthenticationError, ConfigError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def with_retries(
         try:
             return func()
         except Exception as exc:
-            if _is_last(exc, attempt, attempts, name) or stopping.wait(policy.delay(attempt)):
+            if is_stop(exc) or _is_last(exc, attempt, attempts, name) or stopping.wait(policy.delay(attempt)):
                 raise
     raise AssertionError("attempts is at least 1")
 
@@ -54,6 +54,11 @@ async def with_retries_async(
                 raise
             await asyncio.sleep(policy.delay(attempt))
     raise AssertionError("attempts is at least 1")
+
+
+def is_stop(exc: Exception) -> bool:
+    """Whether something failed only because its run is being stopped."""
+    return isinstance(exc, UnavailableError) and exc.code == "run_stopped"
 
 
 def _is_last(exc: Exception, attempt: int, attempts: int, name: str) -> bool:

@@ -40,7 +40,7 @@ from swarm.client.watching import WatchThread, WeightSyncCallbacks
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeType
+from swarm.protocol import EpisodeType, ServerStatus
 from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
@@ -233,8 +233,8 @@ class SwarmClient(EngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
     ) -> Generator[Group, None, None]:
-        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but it waits
-        ``begin_timeout`` seconds unless told otherwise."""
+        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but the
+        default is to wait ``begin_timeout`` seconds."""
         episodes = self.claim_group(
             count,
             self._begin_timeout if wait_seconds is None else wait_seconds,
@@ -314,6 +314,25 @@ class SwarmClient(EngineControl):
                 callbacks = WeightSyncCallbacks(first)
                 self._watch = WatchThread(self._flows, first, callbacks.observe), callbacks
             self._watch[1].add(callback)
+
+    @contextmanager
+    def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus, None, None]:
+        """The status now; while inside the block, ``on_status`` is called with it after each change of the engine's
+        state, from a thread.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+
+        async def observe(status: ServerStatus) -> None:
+            on_status(status)
+
+        first = self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
+        watch = WatchThread(self._flows, first, observe)
+        try:
+            yield first
+        finally:
+            watch.stop()
 
     # -- plumbing
 

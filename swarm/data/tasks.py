@@ -1,7 +1,7 @@
-"""Read tasks from JSON Lines and Parquet, one at a time.
+"""Read tasks from JSON Lines, Parquet and Hugging Face datasets, one at a time.
 
 Invariant: every row becomes a task with a non-empty id or an error that names file and line; equal rows get equal ids,
-on every machine and in both formats.
+on every machine and in every format.
 """
 
 from __future__ import annotations
@@ -24,24 +24,34 @@ from swarm.types import Task
 QUERY_COLUMNS = ("messages", "init_messages", "prompt", "main_query", "question", "query")
 ID_COLUMNS = ("task_id", "id")
 
+#: How the name of a Hugging Face dataset begins.
+HUB_PREFIX = "hf:"
+
 _BATCH_ROWS = 256
 
 
-def read_tasks(path: str | Path) -> Iterator[Task]:
-    """The tasks in a ``.jsonl`` or ``.parquet`` file, lazily.
+def read_tasks(source: str | Path) -> Iterator[Task]:
+    """The tasks in a ``.jsonl`` or ``.parquet`` file, or in a dataset ``hf:NAME[:split]`` of Hugging Face (its first
+    configuration, ``NAME@CONFIG`` for another; the default split is ``train``), lazily.
 
     What is asked is in one of :data:`QUERY_COLUMNS`, the id in ``task_id`` or ``id`` (else it is a hash of the row),
     ``env_type`` and ``metadata`` where they are; every other column goes into the task's metadata.
 
     Raises:
-        ConfigError: there is no such file, its kind is unknown, or (while reading) a row is wrong.
+        ConfigError: there is no such file or dataset, its kind is unknown, or (while reading) a row is wrong.
     """
-    path = Path(path)
+    if isinstance(source, str) and source.startswith(HUB_PREFIX):
+        from swarm.data.hub import hub_rows
+
+        return _tasks(hub_rows(source))
+    path = Path(source)
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     rows = {".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
     if rows is None:
-        raise ConfigError(f"{path}: tasks are read from .jsonl or .parquet files, not {path.suffix or 'this'}")
+        raise ConfigError(
+            f"{path}: tasks are read from .jsonl or .parquet files or hf:NAME, not {path.suffix or 'this'}"
+        )
     return _tasks(rows(path))
 
 

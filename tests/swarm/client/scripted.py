@@ -109,7 +109,8 @@ def _handler(take: Callable[[Received], Answer]) -> type[BaseHTTPRequestHandler]
             text = self.rfile.read(length)
             path = self.path.partition("?")[0]
             headers = {name.lower(): value for name, value in self.headers.items()}
-            answer = take(Received(path, json.loads(text) if text else None, headers))
+            is_json = headers.get("content-type") == "application/json"
+            answer = take(Received(path, json.loads(text) if is_json else text or None, headers))
             if answer.wait is not None:
                 answer.wait.wait(30)
             if answer.drop:

@@ -1,0 +1,275 @@
+"""Train on a dataset: every task as often as a group needs it, for some epochs, until the steps are done.
+
+Invariant: an episode is counted once, as finished or as failed; when the last step is done nothing new is begun and
+what runs may finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+
+from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.executors import BoundedThreadPoolExecutor
+from swarm.client.policy import RetryPolicy
+from swarm.client.retrying import attempts_of, is_stop, with_retries, with_retries_async
+from swarm.client.sync import SwarmClient
+from swarm.client.throttle import Throttle, ThrottleSchedule, as_policy
+from swarm.client.wire import EpisodeEndpoint
+from swarm.errors import ConfigError, ConflictError
+from swarm.protocol import ServerStatus
+from swarm.types import Model, Task, WorkflowOutput
+
+logger = logging.getLogger(__name__)
+
+#: Most episodes at once unless the caller says how many: each has a thread.
+MAX_PARALLEL = 256
+
+Dataset = Iterable[Task] | Callable[[], Iterable[Task]]
+
+
+class TrainReport(Model):
+    """What came of a training: episodes by outcome, their mean reward, and the global steps it began and ended at."""
+
+    finished: int
+    failed: int
+    mean_reward: float | None
+    first_step: int
+    last_step: int
+
+
+def auto_train_with_dataset(
+    dataset: Dataset,
+    client: SwarmClient,
+    execute_agent: Callable[[Task, EpisodeEndpoint], WorkflowOutput],
+    *,
+    num_repeat: int | None = None,
+    epochs: int = 1,
+    total_steps: int | None = None,
+    max_parallel: int | None = None,
+    auto_retry: bool | int = True,
+    throttle_policy: Throttle | None = None,
+    progress: bool = True,
+) -> TrainReport:
+    """Run ``execute_agent(task, api)`` in an episode for each task, ``num_repeat`` times, and hand in what it returns.
+
+    Args:
+        dataset: tasks, or a function that gives them; for more than one epoch they must be readable again.
+        client: of a server whose engine runs a job.
+        num_repeat: episodes per task; default the job's.
+        epochs: passes over the dataset.
+        total_steps: training steps after which it ends; default what the job still has.
+        max_parallel: episodes at once; default the job's slots.
+        auto_retry: ``True`` tries an episode up to three times, a number that many times, ``False`` once.
+        throttle_policy: as for :meth:`SwarmClient.begin_episode`; the task is filled in.
+        progress: show steps, episodes and rewards on stderr.
+
+    Raises:
+        ConfigError: the dataset cannot be read once more for the next epoch.
+        ConflictError: the server has no job.
+        ExceptionGroup: as many episodes as run at once failed, and none worked.
+    """
+    stopping = threading.Event()
+    training = _Training(client.status(), num_repeat, total_steps, max_parallel, stopping.set)
+    attempts, policy = attempts_of(auto_retry), RetryPolicy()
+
+    def episode(task: Task) -> float:
+        uuid, api = client.begin_episode(throttle_policy=_for_task(throttle_policy, task))
+        output = execute_agent(task, api)
+        client.end_episode(task, uuid, output)
+        return output.reward
+
+    def work(task: Task) -> None:
+        try:
+            reward = with_retries(
+                lambda: client.run_tracked(lambda: episode(task), stopping), attempts, policy, stopping, task.task_id
+            )
+        except Exception as exc:
+            training.failed(exc)
+        else:
+            training.finished(reward)
+
+    with (
+        training.shown(progress),
+        client.watching_status(training.observe),
+        BoundedThreadPoolExecutor(training.max_parallel) as pool,
+    ):
+        try:
+            for task in _repeated(dataset, epochs, training.num_repeat):
+                if stopping.is_set():
+                    break
+                pool.submit(work, task)
+        except BaseException:
+            # Ctrl-C, or the dataset failed: nothing new begins
+            stopping.set()
+            raise
+    return training.report()
+
+
+async def auto_train_with_dataset_async(
+    dataset: Dataset,
+    client: AsyncSwarmClient,
+    execute_agent: Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]],
+    *,
+    num_repeat: int | None = None,
+    epochs: int = 1,
+    total_steps: int | None = None,
+    max_parallel: int | None = None,
+    auto_retry: bool | int = True,
+    throttle_policy: Throttle | None = None,
+    progress: bool = True,
+) -> TrainReport:
+    """:func:`auto_train_with_dataset` on an event loop."""
+    waiting: set[asyncio.Task[None]] = set()
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        stopping.set()
+        for claiming in waiting:
+            claiming.cancel()
+
+    training = _Training(await client.status(), num_repeat, total_steps, max_parallel, stop)
+    attempts, policy = attempts_of(auto_retry), RetryPolicy()
+    free = asyncio.Semaphore(training.max_parallel)
+
+    async def episode(task: Task) -> float:
+        current = asyncio.current_task()
+        assert current is not None
+        waiting.add(current)
+        try:
+            if stopping.is_set():
+                raise asyncio.CancelledError
+            uuid, api = await client.begin_episode(throttle_policy=_for_task(throttle_policy, task))
+        finally:
+            waiting.discard(current)
+        output = await execute_agent(task, api)
+        await client.end_episode(task, uuid, output)
+        return output.reward
+
+    async def work(task: Task) -> None:
+        try:
+            reward = await with_retries_async(lambda: client.run_tracked(episode(task)), attempts, policy, task.task_id)
+        except Exception as exc:
+            training.failed(exc)
+        else:
+            training.finished(reward)
+        finally:
+            free.release()
+
+    async def observe(status: ServerStatus) -> None:
+        training.observe(status)
+
+    with training.shown(progress):
+        async with client.watching_status(observe), asyncio.TaskGroup() as group:
+            for task in _repeated(dataset, epochs, training.num_repeat):
+                await free.acquire()
+                if stopping.is_set():
+                    break
+                group.create_task(work(task))
+    return training.report()
+
+
+class _Training:
+    """The counts of one training; safe to use from many threads."""
+
+    def __init__(
+        self,
+        status: ServerStatus,
+        num_repeat: int | None,
+        total_steps: int | None,
+        max_parallel: int | None,
+        stop: Callable[[], None],
+    ) -> None:
+        job = status.job
+        if job is None:
+            raise ConflictError("the swarm server has no job: auto_sync_train_config_and_start_engine first")
+        self.num_repeat = num_repeat or job.num_repeat
+        self.max_parallel = max_parallel or min(job.slots, MAX_PARALLEL)
+        self._first = self._step = status.engine.global_step
+        self._last = job.total_training_steps if total_steps is None else self._first + total_steps
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._finished = 0
+        self._rewards = 0.0
+        self._errors: list[Exception] = []
+        self._failures = 0
+        self._show: Callable[[], None] = lambda: None
+        if self._step >= self._last:
+            stop()
+
+    def finished(self, reward: float) -> None:
+        with self._lock:
+            self._finished += 1
+            self._rewards += reward
+        self._show()
+
+    def failed(self, error: Exception) -> None:
+        if is_stop(error):
+            return
+        with self._lock:
+            self._failures += 1
+            if len(self._errors) < self.max_parallel:
+                self._errors.append(error)
+            hopeless = not self._finished and self._failures >= self.max_parallel
+        self._show()
+        if hopeless:
+            self._stop()
+
+    def observe(self, status: ServerStatus) -> None:
+        self._step = max(self._step, status.engine.global_step)
+        self._show()
+        if self._step >= self._last:
+            self._stop()
+
+    def report(self) -> TrainReport:
+        if self._failures and not self._finished:
+            raise ExceptionGroup(f"all {self._failures} episodes failed", self._errors)
+        return TrainReport(
+            finished=self._finished,
+            failed=self._failures,
+            mean_reward=self._rewards / self._finished if self._finished else None,
+            first_step=self._first,
+            last_step=self._step,
+        )
+
+    @contextmanager
+    def shown(self, wanted: bool) -> Generator[None]:
+        """Show the counts on stderr inside the block, if ``wanted``."""
+        if not wanted:
+            yield
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("step {task.completed:g}/{task.total:g}"), BarColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+            row = bar.add_task("", total=self._last - self._first)
+
+            def show() -> None:
+                reward = f", mean reward {self._rewards / self._finished:.3f}" if self._finished else ""
+                text = f"{self._finished} episodes{reward}, {self._failures} failed"
+                bar.update(row, completed=self._step - self._first, description=text)
+
+            self._show = show
+            show()
+            yield
+
+
+def _repeated(dataset: Dataset, epochs: int, num_repeat: int) -> Iterator[Task]:
+    for epoch in range(epochs):
+        tasks = dataset() if callable(dataset) else dataset
+        if epoch == 0 and epochs > 1 and iter(tasks) is tasks and not callable(dataset):
+            raise ConfigError("the dataset can be read only once; for several epochs give a list or a function")
+        for task in tasks:
+            for _ in range(num_repeat):
+                yield task
+
+
+def _for_task(throttle: Throttle | None, task: Task) -> Throttle | None:
+    policy = as_policy(throttle)
+    if isinstance(policy, ThrottleSchedule):
+        return policy.for_task(task.task_id)
+    return None if policy is None else policy.model_copy(update={"current_task_id": task.task_id})

@@ -1,0 +1,69 @@
+"""Both clients offer the same, under the same names and with the same arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import swarm.client
+from swarm.client import AsyncSwarmClient, SwarmClient
+
+#: AgentJet's client, as AGENTJET's users know it.
+AGENTJET = {
+    "begin_episode",
+    "end_episode",
+    "abort_episode",
+    "can_continue_episode",
+    "get_episode_buffer",
+    "get_engine_status",
+    "get_global_step",
+    "get_rollout_stat",
+    "print_rollout_stat",
+    "sync_train_config",
+    "sync_train_code",
+    "sync_train_code_from_dir",
+    "start_engine",
+    "stop_engine",
+    "auto_sync_train_config_and_start_engine",
+    "agree_sync_weight",
+    "async_and_start_multi_engine",
+    "add_entering_weight_sync_callback",
+    "run_episodes_until_all_complete",
+}
+#: How a thread is told to stop waiting; a task is cancelled instead.
+ONLY_SYNC = {"stopping"}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    found = inspect.signature(function).parameters.values()
+    return {one.name: (one.default, one.kind) for one in found if one.name not in ONLY_SYNC}
+
+
+def test_the_names_are_the_same() -> None:
+    assert public(SwarmClient) == public(AsyncSwarmClient)
+    assert public(SwarmClient) >= AGENTJET
+
+
+@pytest.mark.parametrize("name", sorted(public(SwarmClient) - {"client_uuid", "server_url", "run_tracked"}))
+def test_the_arguments_are_the_same(name: str) -> None:
+    sync, other = (getattr(kind, name) for kind in (SwarmClient, AsyncSwarmClient))
+    assert parameters(sync) == parameters(other)
+    assert inspect.iscoroutinefunction(other) or not inspect.iscoroutinefunction(sync)
+
+
+def test_constructors_differ_in_the_transport_only() -> None:
+    ours = parameters(AsyncSwarmClient.__init__)
+    ours.pop("transport")
+    assert parameters(SwarmClient.__init__) == ours
+
+
+def test_what_is_exported_is_there() -> None:
+    assert all(hasattr(swarm.client, name) for name in swarm.client.__all__)
+    assert {"SwarmThrottlePolicy", "auto_train_with_dataset", "BoundedThreadPoolExecutor"} <= set(swarm.client.__all__)

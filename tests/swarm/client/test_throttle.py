@@ -1,0 +1,54 @@
+"""Throttle policies: what is sent with a claim, and ratios that follow the step."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.client import SwarmClient, SwarmThrottlePolicy, ThrottleSchedule
+from swarm.errors import RequestError, UnavailableError
+from swarm.states import EngineState
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import ScriptedServer
+from tests.swarm.client.test_sync import claimed, engine, not_yet
+
+
+def test_ratios_change_at_their_steps() -> None:
+    schedule = ThrottleSchedule([(10, 0.8), (100, 0.4)], expected_batch_size=8).for_task("t")
+    assert [schedule.at(step).ratio for step in (0, 10, 99, 100, 5000)] == [0.8, 0.8, 0.8, 0.4, 0.4]
+    assert schedule.at(0) == SwarmThrottlePolicy(ratio=0.8, expected_batch_size=8, current_task_id="t")
+
+
+@pytest.mark.parametrize("ratios", [[], [(5, 1.0), (5, 2.0)], [(9, 1.0), (3, 1.0)]])
+def test_steps_must_rise(ratios: list[tuple[int, float]]) -> None:
+    with pytest.raises(RequestError, match="rising steps"):
+        ThrottleSchedule(ratios)
+
+
+def test_a_ratio_must_be_positive() -> None:
+    with pytest.raises(RequestError, match="ratio"):
+        ThrottleSchedule(lambda step: -1.0).at(3)
+
+
+def test_every_poll_carries_the_ratio_of_its_step(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/get_engine_status", engine(EngineState.ROLLING, step=1), engine(EngineState.ROLLING, step=2))
+    server.script("/claim_episode", not_yet("throttled: 4 of 4 tasks"), claimed())
+    client.begin_episode(throttle_policy=ThrottleSchedule(lambda step: 1.0 / step).for_task("t"))
+    policies = [body["throttle_policy"] for body in server.bodies("/claim_episode")]
+    assert [policy["ratio"] for policy in policies] == [1.0, 0.5]
+    assert {policy["current_task_id"] for policy in policies} == {"t"}
+
+
+def test_fields_are_checked_before_anything_is_sent(server: ScriptedServer, client: SwarmClient) -> None:
+    with pytest.raises(RequestError, match="ratio"):
+        client.begin_episode(throttle_policy={"ratio": 0})
+    assert server.requests == []
+
+
+def test_a_throttled_claim_says_so(server: ScriptedServer) -> None:
+    server.script("/claim_episode", not_yet("throttled: 4 of 4 tasks"))
+    with (
+        SwarmClient(server.url, begin_timeout=0.02, policy=QUICK) as client,
+        pytest.raises(UnavailableError, match="4 of 4 tasks") as caught,
+    ):
+        client.begin_episode(throttle_policy=SwarmThrottlePolicy(ratio=1.0))
+    assert caught.value.code == "throttled"
