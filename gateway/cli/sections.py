@@ -6,6 +6,7 @@ Invariant: a relative path in a file is relative to that file.
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,7 +88,14 @@ def read_plan(path: Path) -> UpPlan:
         run_dir=run_dir,
         addresses=((server.host, server.port), (parsed.host, parsed.port)),
         module_folder=folder,
-        token=server.token,
+        token=server.token or _token_of_this_run(run_dir),
         # the server gives up first and knows why
         boot_timeout=server.boot_timeout + _BOOT_MARGIN,
     )
+
+
+def _token_of_this_run(run_dir: Path) -> str | None:
+    """A token between the processes of one ``up`` where the server asks for one, because named tokens were made for it:
+    what is kept of those opens nothing."""
+    tokens = run_dir / load_attribute("swarm.server.auth.store:FILE_NAME")
+    return secrets.token_urlsafe(32) if tokens.exists() else None

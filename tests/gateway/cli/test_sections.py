@@ -41,6 +41,15 @@ def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
     assert plan.token is None
 
 
+def test_beside_named_tokens_the_processes_have_one_of_their_own(tmp_path: Path) -> None:
+    path = project(tmp_path, "job: {model: tiny}\nswarm: {run_dir: run}\ngateway: {hooks: hooks}")
+    assert read_plan(path).token is None
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokens.json").write_text('{"tokens": []}')
+    first, second = read_plan(path).token, read_plan(path).token
+    assert first and second and first != second and len(first) >= 43
+
+
 def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path) -> None:
     path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
     (tmp_path / "hooks" / "on_compute_relative_reward.py").write_text("def on_compute(\n")
