@@ -78,6 +78,7 @@ class EpisodePool:
     def enter(self, engine: EngineState) -> None:
         """Follow the engine to state ``engine``; a weight sync deletes what still runs."""
         self._engine = engine
+        self.collection.follow(engine is EngineState.ROLLING)
         if engine is EngineState.WEIGHT_SYNCING:
             self._release("the batch left without the episode")
 
