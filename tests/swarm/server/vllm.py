@@ -171,6 +171,8 @@ class ScriptedVllm:
         self.cancelled = asyncio.Event()
         #: the loop's time of each such cancellation
         self.cancellations: list[float] = []
+        #: hanging answers that have sent what they were to send
+        self.streaming = 0
         self.app = Starlette(
             routes=[
                 Route("/health", lambda request: Response(), methods=["GET"]),
@@ -183,9 +185,11 @@ class ScriptedVllm:
         """Send ``before`` (a stream) and then nothing, until the caller leaves."""
 
         async def forever() -> None:
+            self.streaming += 1
             try:
                 await asyncio.Event().wait()
             finally:
+                self.streaming -= 1
                 self.cancellations.append(asyncio.get_running_loop().time())
                 self.cancelled.set()
 
@@ -210,9 +214,9 @@ def beside(app: Starlette, vllm: ScriptedVllm) -> ASGIApp:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncGenerator[str]:
-    """``app`` behind a real socket on a free loopback port; the URL."""
-    listener = bind("127.0.0.1", 0)
+async def serving(app: ASGIApp, port: int = 0) -> AsyncGenerator[str]:
+    """``app`` behind a real socket on a loopback port, any free one by default; the URL."""
+    listener = bind("127.0.0.1", port)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=2)
     )

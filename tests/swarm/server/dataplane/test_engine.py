@@ -1,0 +1,178 @@
+"""Calls while the engine is away, goes away, comes back elsewhere, or has several replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from swarm.http.serve import bind
+from swarm.link.messages import RolloutReady
+from tests.swarm.server.conftest import Rig, ready
+from tests.swarm.server.dataplane.group import claim_group
+from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, plain, role_chunk, serving, status, token_chunk
+
+pytestmark = pytest.mark.anyio
+
+
+def unreachable() -> str:
+    """An address of this machine at which nobody listens."""
+    with bind("127.0.0.1", 0) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def assert_offline(response: httpx.Response) -> None:
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_offline")
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_while_no_engine_serves_calls_are_told_to_come_back(rig: Rig, streaming: bool) -> None:
+    episode, group = await rig.claim(), await claim_group(rig)
+    rig.controller.offline("killed by a test")
+    assert_offline(await episode.chat(stream=streaming))
+    rig.controller.boot()
+    assert_offline(await episode.chat(stream=streaming))
+    assert_offline(await group.chat(stream=streaming))
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    rig.vllm.default = plain([1])
+    assert (await episode.chat()).status_code == (await group.chat()).status_code == 200
+
+
+async def test_a_call_in_flight_is_told_that_its_engine_is_gone_and_works_with_the_next(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    rig.controller.offline("killed by a test")
+    assert_offline(await asyncio.wait_for(call, 10))
+    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
+    rig.controller.boot()
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    rig.vllm.default = plain([7])
+    assert (await episode.chat()).status_code == 200
+    assert [call.response_ids for call in episode.calls] == [[7]]
+
+
+async def test_an_engine_that_is_back_at_once_does_not_answer_calls_of_the_one_before(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    rig.controller.offline("killed by a test")
+    rig.controller.boot()
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    assert_offline(await asyncio.wait_for(call, 10))
+
+
+async def test_a_stream_that_its_engine_leaves_half_said_is_not_trained(rig: Rig) -> None:
+    rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
+    group = await claim_group(rig)
+    response = await rig.client.send(group.request(stream=True), stream=True)
+    received = b""
+    async with asyncio.timeout(10):
+        async for part in response.aiter_bytes():
+            received += part
+            if b"t5" in received and rig.controller.state.name != "OFFLINE":
+                rig.controller.offline("killed by a test")
+    last = json.loads(received.decode().split("\n\n")[-2].removeprefix("data: "))
+    assert last["error"]["code"] == "engine_offline"
+    assert all("cut" in why for why in group.quarantined)
+    assert dict(rig.app.state.data_plane.quarantined) == {"stream_cut": 2}
+
+
+async def test_a_stream_that_has_said_nothing_yet_is_not_held_against_its_episode(rig: Rig) -> None:
+    rig.vllm.script.append(rig.vllm.hang(role_chunk()))
+    group = await claim_group(rig)
+    call = asyncio.create_task(group.chat(stream=True))
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    rig.controller.offline("killed by a test")
+    assert_offline(await asyncio.wait_for(call, 10))
+    assert not any(group.quarantined)
+
+
+# ------------------------------------------------------------------ replicas
+
+
+def rolling(rig: Rig, *addresses: str) -> None:
+    """Let the engine serve at ``addresses``."""
+    message = RolloutReady(addresses=list(addresses), model=ENGINE_MODEL, policy_version=0, next_step=1)
+    rig.controller.rollout_ready(message)
+
+
+async def test_calls_go_around_a_replica_that_cannot_be_reached(rig: Rig) -> None:
+    away = unreachable()
+    rolling(rig, away, rig.vllm_address)
+    # so many prompts that some are the unreachable one's
+    for at in range(16):
+        episode = await rig.claim(episode_type="eval")
+        response = await episode.chat(messages=[{"role": "user", "content": f"question {at}"}])
+        assert response.status_code == 200
+        await episode.end()
+    rows = {row.address: row for row in rig.app.state.data_plane.replicas()}
+    assert (rows[away].healthy, rows[away].calls, rows[away].failures) == (False, 1, 1)
+    assert (rows[rig.vllm_address].healthy, rows[rig.vllm_address].calls) == (True, 16)
+
+
+async def test_a_failing_replica_gives_way_to_another(rig: Rig) -> None:
+    broken = ScriptedVllm()
+    broken.default = status(500, {"error": {"message": "boom"}})
+    async with serving(broken.app) as url:
+        rolling(rig, url.removeprefix("http://"), rig.vllm_address)
+        for at in range(8):
+            episode = await rig.claim(episode_type="eval")
+            response = await episode.chat(messages=[{"role": "user", "content": f"question {at}"}])
+            assert response.status_code == 200
+            # and stays there
+            assert (await episode.chat()).status_code == 200
+            await episode.end()
+    assert 0 < len(broken.requests) <= 8 and len(rig.vllm.requests) == 16
+
+
+async def test_a_replica_that_answers_again_is_used_again(rig: Rig) -> None:
+    late = ScriptedVllm()
+    listener = bind("127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    rolling(rig, address)
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    rows = rig.app.state.data_plane.replicas
+    await rig.eventually(lambda: any(not row.healthy for row in rows()))
+    assert not call.done()
+    async with serving(late.app, port=int(address.split(":")[1])):
+        response: httpx.Response = await asyncio.wait_for(call, 20)
+        assert response.status_code == 200
+        assert [row.healthy for row in rows()] == [True]
+
+
+@pytest.mark.parametrize("overrides", [{"call_timeout": 0.3}])
+async def test_waiting_for_a_replica_ends_with_the_deadline_of_the_call(rig: Rig) -> None:
+    rolling(rig, unreachable())
+    response = await (await rig.claim()).chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
+
+
+async def test_calls_of_one_episode_run_together_on_its_replica(rig: Rig) -> None:
+    other = ScriptedVllm()
+    meeting = asyncio.Barrier(8)
+
+    async def meet(body: dict[str, Any]) -> Any:
+        await meeting.wait()
+        return plain([1])(body)
+
+    rig.vllm.default = other.default = meet
+    async with serving(other.app) as url:
+        rolling(rig, url.removeprefix("http://"), rig.vllm_address)
+        episode = await rig.claim()
+        # their prompts differ: that they meet at one place is the episode's doing
+        calls = [episode.chat(messages=[{"role": "user", "content": f"{at}"}]) for at in range(8)]
+        async with asyncio.timeout(10):
+            responses = await asyncio.gather(*calls)
+    assert {response.status_code for response in responses} == {200}
+    assert sorted((len(other.requests), len(rig.vllm.requests))) == [0, 8]
+    assert len(episode.calls) == 8

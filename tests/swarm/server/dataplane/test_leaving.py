@@ -1,0 +1,123 @@
+"""How soon vLLM stops for a caller that leaves, measured over real sockets from the close to the cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from tests.gateway.conftest import write_hooks
+from tests.gateway.stand_in import listening
+from tests.swarm.server.conftest import Rig
+from tests.swarm.server.dataplane.group import claim_group
+from tests.swarm.server.vllm import of, plain, role_chunk, token_chunk
+
+pytestmark = pytest.mark.anyio
+
+TIMES = 50
+#: seconds that a departure may take to reach vLLM
+BOUND = 0.1
+
+
+async def leave(rig: Rig, request: httpx.Request, client: httpx.AsyncClient, *, streaming: bool) -> float:
+    """Seconds from the close of ``request``'s connection to its cancellation in vLLM."""
+    loop = asyncio.get_running_loop()
+    asked, cancelled = len(rig.vllm.requests), len(rig.vllm.cancellations)
+
+    async def read() -> None:
+        response = await client.send(request, stream=True)
+        try:
+            async for _ in response.aiter_bytes():
+                pass
+        finally:
+            await response.aclose()
+
+    calling = asyncio.create_task(read())
+    await rig.eventually(lambda: len(rig.vllm.requests) == asked + 1)
+    if streaming:
+        await rig.eventually(lambda: rig.vllm.streaming > 0)
+    left = loop.time()
+    calling.cancel()
+    await rig.eventually(lambda: len(rig.vllm.cancellations) > cancelled)
+    with contextlib.suppress(asyncio.CancelledError):
+        await calling
+    assert len(rig.vllm.cancellations) == cancelled + 1
+    return rig.vllm.cancellations[-1] - left
+
+
+def judge(kind: str, delays: list[float]) -> None:
+    """One departure in ten may meet a busy machine."""
+    ordered = [1000 * delay for delay in sorted(delays)]
+    median, most, worst = ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10], ordered[-1]
+    print(f"\n{kind}: {len(delays)} departures, median {median:.1f} ms, p90 {most:.1f} ms, max {worst:.1f} ms")
+    assert most <= 1000 * BOUND
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_a_caller_that_leaves_stops_vllm_at_once(rig: Rig, grouped: bool, streaming: bool) -> None:
+    others = [of(1, token_chunk([6]))] if grouped else []
+    rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([5]), *others)
+    claimed = await claim_group(rig) if grouped else await rig.claim()
+    delays = [
+        await leave(rig, claimed.request(stream=streaming), rig.client, streaming=streaming) for _ in range(TIMES)
+    ]
+    judge(f"{'group' if grouped else 'episode'}, {'streamed' if streaming else 'plain'}", delays)
+    # nothing of what was given up is recorded, or held against the episodes
+    await rig.eventually(lambda: all(episode.in_flight == 0 for episode in rig.controller.pool.episodes))
+    assert not any(episode.calls or episode.quarantine_reason for episode in rig.controller.pool.episodes)
+    rig.vllm.default = plain([1])
+    assert (await claimed.chat()).status_code == 200
+
+
+@pytest.fixture
+async def gateway(rig: Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")))
+    async with (
+        listening(create_app(config)) as url,
+        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
+    ):
+        yield http
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_user_that_leaves_the_gateway_stops_the_whole_group_at_once(
+    rig: Rig, gateway: httpx.AsyncClient, streaming: bool
+) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": streaming}
+    delays: list[float] = []
+    for _ in range(TIMES):
+        request = gateway.build_request("POST", "/v1/chat/completions", json=body)
+        delays.append(await leave(rig, request, gateway, streaming=False))
+        await rig.eventually(lambda: rig.controller.pool.running == 0)
+    judge(f"gateway, {'streamed' if streaming else 'plain'}", delays)
+    assert all(sent["n"] == 2 for _, sent in rig.vllm.requests)
+    assert rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_several_calls_of_one_gateway_user_are_all_cancelled(rig: Rig, tmp_path: Path) -> None:
+    varies = """
+def on_user_submit_new_requests(request, context):
+    return [{**request.body, "user": str(k)} for k in range(context.num_repeat)]
+"""
+    hooks = write_hooks(tmp_path / "hooks", submit=varies)
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks))
+    rig.vllm.default = rig.vllm.hang()
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        listening(create_app(config)) as url,
+        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
+    ):
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        await rig.eventually(lambda: len(rig.vllm.requests) == 2)
+        asking.cancel()
+        await rig.eventually(lambda: len(rig.vllm.cancellations) == 2 and rig.controller.pool.running == 0)
+    assert all("n" not in sent for _, sent in rig.vllm.requests)
