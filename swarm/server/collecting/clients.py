@@ -88,6 +88,14 @@ class Clients:
             self._forget_one()
         return client
 
+    def remember(self, client_uuid: str) -> None:
+        """The client is known from before a restart; that is no sign of life."""
+        if client_uuid and client_uuid not in self._clients:
+            self._clients[client_uuid] = Client(self._wall_clock())
+            self._lapsed[client_uuid] = None
+            if len(self._clients) > self._limit:
+                self._forget_one()
+
     def begin_call(self, client_uuid: str, *, train: bool) -> None:
         """An LLM call starts: the client is active at least until its end."""
         self.seen(client_uuid, train=train).in_flight += 1

@@ -179,6 +179,7 @@ class Collection:
         """
         dropped = self._groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
         for client_uuid, trajectory in finished:
+            self._clients.remember(client_uuid)
             dropped += self._groups.add(client_uuid, trajectory)
         return self._counted(dropped)
 
