@@ -68,7 +68,7 @@ class EngineControl(ABC):
         return self._run(self._flows.perform(wire.STATUS))
 
     def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
-        """Wait until the engine is in one of ``states``.
+        """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
 
         Raises:
             EngineError: the engine is OFFLINE and that was not waited for; carries its reason and last lines.
@@ -187,7 +187,7 @@ class AsyncEngineControl(ABC):
         return await self._run(self._flows.perform(wire.STATUS))
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
-        """Wait until the engine is in one of ``states``.
+        """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
 
         Raises:
             EngineError: the engine is OFFLINE and that was not waited for; carries its reason and last lines.

@@ -34,6 +34,7 @@ class Received:
     path: str
     body: Any
     headers: dict[str, str]
+    query: str = ""
 
 
 class ScriptedServer:
@@ -107,10 +108,10 @@ def _handler(take: Callable[[Received], Answer]) -> type[BaseHTTPRequestHandler]
         def answer(self) -> None:
             length = int(self.headers.get("content-length", 0))
             text = self.rfile.read(length)
-            path = self.path.partition("?")[0]
+            path, _, query = self.path.partition("?")
             headers = {name.lower(): value for name, value in self.headers.items()}
             is_json = headers.get("content-type") == "application/json"
-            answer = take(Received(path, json.loads(text) if is_json else text or None, headers))
+            answer = take(Received(path, json.loads(text) if is_json else text or None, headers, query))
             if answer.wait is not None:
                 answer.wait.wait(30)
             if answer.drop:

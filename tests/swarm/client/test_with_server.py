@@ -158,6 +158,24 @@ async def test_waiting_for_a_state_returns_as_it_comes(swarm: Swarm, client: Asy
     assert (await waiting).engine.engine_status is EngineState.ROLLING
 
 
+async def test_waiting_for_one_of_several_states_and_for_weight_syncs(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    swarm.roll()
+    synced = asyncio.Event()
+    await client.add_entering_weight_sync_callback(synced.set)
+    targets = (EngineState.WEIGHT_SYNCING, EngineState.OFFLINE)
+    waiting = asyncio.ensure_future(client.wait_for_state(*targets, wait_seconds=PATIENCE))
+    episodes = await client.claim_group(4)
+    for episode in episodes:
+        swarm.sample(episode)
+    batch = asyncio.ensure_future(swarm.controller.next_batch())
+    for task, pair in (("a", episodes[:2]), ("b", episodes[2:])):
+        await client.end_group(task, {one.episode_uuid: OUTPUT for one in pair})
+    await batch
+    assert (await waiting).engine.engine_status is EngineState.WEIGHT_SYNCING
+    async with asyncio.timeout(PATIENCE):
+        await synced.wait()
+
+
 async def test_threads_run_episodes_and_failures_come_back(swarm: Swarm) -> None:
     swarm.roll()
 

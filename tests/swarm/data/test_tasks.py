@@ -123,5 +123,5 @@ def test_missing_files_and_unknown_kinds_fail_at_the_call(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="there is no file"):
         read_tasks(tmp_path / "none.jsonl")
     (tmp_path / "tasks.csv").write_text("question\nwhy\n")
-    with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet files, not \.csv"):
+    with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet files or hf:NAME, not \.csv"):
         read_tasks(tmp_path / "tasks.csv")

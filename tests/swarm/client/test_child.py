@@ -1,0 +1,71 @@
+"""A swarm server that the client starts: one where none is, only on this machine, and gone with the client."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.client import AsyncSwarmClient, SwarmClient
+from swarm.errors import ConfigError, UnavailableError
+from swarm.states import EngineState
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import ScriptedServer
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_answers_is_left_alone(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("started a second server")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    server.script("/health", {"status": "ok"})
+    SwarmClient(server.url, auto_start_swarm_server=True).close()
+
+
+@pytest.mark.parametrize("url", ["http://10.255.255.1:1", "https://127.0.0.1:1", "http://127.0.0.1:1/prefix"])
+def test_only_a_server_of_this_machine_is_started(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.client.child._answers", lambda url: False)
+    with pytest.raises(ConfigError, match="swarm-gateway swarm start"):
+        SwarmClient(url, auto_start_swarm_server=True)
+
+
+def test_a_server_that_ends_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.client.child._COMMAND", ("/bin/sh", "-c", "exit 3"))
+    with pytest.raises(UnavailableError, match="ended with code 3"):
+        SwarmClient(free_address(), auto_start_swarm_server=True)
+
+
+def test_a_server_that_never_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    # ends with its stdin, as ours does
+    monkeypatch.setattr("swarm.client.child._COMMAND", ("/bin/sh", "-c", "cat > /dev/null"))
+    monkeypatch.setattr("swarm.client.child.START_DEADLINE", 0.1)
+    with pytest.raises(UnavailableError, match="did not answer"):
+        SwarmClient(free_address(), auto_start_swarm_server=True)
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_server_lives_as_long_as_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str, asynchronous: bool
+) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.chdir(tmp_path)
+    url = free_address()
+    if asynchronous:
+        async with AsyncSwarmClient(url, auto_start_swarm_server=True, policy=QUICK) as client:
+            assert (await client.get_engine_status()).engine_status is EngineState.OFFLINE
+    else:
+        with SwarmClient(url, auto_start_swarm_server=True, policy=QUICK) as client:
+            assert client.get_engine_status().engine_status is EngineState.OFFLINE
+    with SwarmClient(url, policy=QUICK) as client, pytest.raises(UnavailableError, match="no swarm server answers"):
+        client.get_engine_status()

@@ -1,0 +1,160 @@
+"""What the clients tell and ask the engine beside its start: code, agreements, numbers, several servers."""
+
+from __future__ import annotations
+
+import io
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.client import AsyncSwarmClient, SwarmClient
+from swarm.errors import ConfigError, ConflictError, EngineError
+from swarm.states import EngineState
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_sync import JOB, status
+
+POOL = {
+    "batch_size": 2,
+    "num_repeat": 4,
+    "slots": 8,
+    "completed_tasks": 1,
+    "completed_episodes": 5,
+    "running_episodes": 2,
+    "quarantined_episodes": 3,
+    "dropped_episodes": 0,
+    "tasks": {f"t{number}": 4 for number in range(25)},
+}
+REFUSED = Answer({"error": {"message": "the engine is ENGINE.ROLLING: stop it"}}, 409)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('new')\n")
+    return tmp_path
+
+
+def test_code_goes_as_a_zip(server: ScriptedServer, client: SwarmClient, folder: Path) -> None:
+    server.script("/sync_train_code", {"success": True, "message": "unpacked"})
+    client.sync_train_code(b"PK")
+    client.sync_train_code_from_dir(folder)
+    (folder / "code.zip").write_bytes(b"PK2")
+    client.sync_train_code(folder / "code.zip")
+    given, packed, read = (one.body for one in server.requests)
+    assert (given, read) == (b"PK", b"PK2")
+    assert zipfile.ZipFile(io.BytesIO(packed)).read("train.py") == b"print('new')\n"
+    assert {one.headers["content-type"] for one in server.requests} == {"application/zip"}
+
+
+def test_code_for_a_running_engine_is_refused_unless_it_may_restart(
+    server: ScriptedServer, client: SwarmClient, folder: Path
+) -> None:
+    server.script("/sync_train_code", REFUSED)
+    with pytest.raises(ConflictError, match="stop it"):
+        client.sync_train_code_from_dir(folder)
+    for path in ("/sync_train_code", "/stop_engine", "/start_engine"):
+        server.script(path, {"success": True})
+    states = (EngineState.ROLLING, EngineState.OFFLINE, EngineState.BOOTING, EngineState.ROLLING)
+    server.script("/status", *(status(state) for state in states))
+    server.requests.clear()
+    client.sync_train_code_from_dir(folder, force_restart=True)
+    commands = [one.path for one in server.requests if one.path != "/status"]
+    assert commands == ["/stop_engine", "/sync_train_code", "/start_engine"]
+
+
+def test_an_engine_that_did_not_run_is_not_started_with_new_code(
+    server: ScriptedServer, client: SwarmClient, folder: Path
+) -> None:
+    server.script("/status", status(EngineState.OFFLINE))
+    server.script("/sync_train_code", {"success": True})
+    client.sync_train_code_from_dir(folder, force_restart=True)
+    assert [one.path for one in server.requests] == ["/status", "/sync_train_code"]
+
+
+def test_an_archive_that_is_missing_is_told(client: SwarmClient, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the code archive"):
+        client.sync_train_code(tmp_path / "nowhere.zip")
+    with pytest.raises(ConfigError, match="no folder"):
+        client.sync_train_code_from_dir(tmp_path / "nowhere")
+
+
+def test_an_agreement_that_does_not_count_is_no_error(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/agree_sync_weight", {"success": True}, {"success": False, "failure_reason": "nothing to train"})
+    assert client.agree_sync_weight().success
+    assert client.agree_sync_weight().failure_reason == "nothing to train"
+    assert server.bodies("/agree_sync_weight") == [{"client_uuid": "me"}] * 2
+
+
+def test_the_buffer_lists_running_episodes(server: ScriptedServer, client: SwarmClient) -> None:
+    row = {"episode_uuid": "e1", "episode_status": "claimed", "zmq_listen_result_addr": "", "llm_call_count": 3}
+    server.script("/get_episode_buffer", {"buffer": [row]})
+    [episode] = client.get_episode_buffer()
+    assert (episode.episode_uuid, episode.llm_call_count) == ("e1", 3)
+
+
+def test_the_batch_is_printed(server: ScriptedServer, client: SwarmClient, capsys: pytest.CaptureFixture[str]) -> None:
+    server.script("/get_current_batch_rollout_pool_information", POOL)
+    client.print_rollout_stat()
+    text = capsys.readouterr().out
+    assert "1 of 2 complete" in text
+    assert "5 of 8 finished, 2 of 8 slots run" in text
+    assert "3 quarantined" in text
+    assert "t19: 4 and 5 more" in text
+    there = io.StringIO()
+    client.print_rollout_stat(there)
+    assert there.getvalue() == text
+
+
+# -- several servers
+
+
+def scripted(*states: EngineState, **more: Any) -> ScriptedServer:
+    server = ScriptedServer()
+    server.script("/status", *(status(state, JOB, **more) for state in states))
+    server.script("/sync_train_config", {"success": True})
+    server.script("/start_engine", {"success": True, "pid": 1})
+    return server
+
+
+OFFLINE, BOOTING, ROLLING = EngineState.OFFLINE, EngineState.BOOTING, EngineState.ROLLING
+
+
+def test_several_engines_start_at_once_and_a_failure_names_its_server() -> None:
+    both_boot = threading.Barrier(2, timeout=30)
+
+    class Held(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            both_boot.wait()  # opens only if both are being started at once
+            return True
+
+    good = scripted(OFFLINE, BOOTING, ROLLING)
+    bad = scripted(OFFLINE, BOOTING, OFFLINE, last_lines=["no memory"])
+    for server in (good, bad):
+        server.script("/start_engine", Answer({"success": True, "pid": 1}, wait=Held()))
+    with good, bad, SwarmClient(good.url, policy=QUICK) as one, SwarmClient(bad.url, policy=QUICK) as other:
+        with pytest.raises(ExceptionGroup, match=f"1 of 2 engines did not start: {bad.url}") as caught:
+            SwarmClient.async_and_start_multi_engine([(one, JOB), (other, JOB)])
+        [error] = caught.value.exceptions
+        assert isinstance(error, EngineError)
+        assert "no memory" in str(error)
+        assert error.__notes__ == [f"this is the swarm server {bad.url}"]
+    assert "/stop_engine" not in {one.path for one in good.requests}
+
+
+def test_several_engines_that_roll_are_no_news() -> None:
+    with scripted(ROLLING) as one, scripted(ROLLING) as other:
+        with SwarmClient(one.url) as first, SwarmClient(other.url) as second:
+            SwarmClient.async_and_start_multi_engine([(first, JOB), (second, JOB)])
+        SwarmClient.async_and_start_multi_engine([])
+
+
+@pytest.mark.anyio
+async def test_several_engines_start_on_an_event_loop(anyio_backend: str) -> None:
+    with scripted(OFFLINE, BOOTING, ROLLING) as good, scripted(OFFLINE, BOOTING, OFFLINE) as bad:
+        async with AsyncSwarmClient(good.url, policy=QUICK) as one, AsyncSwarmClient(bad.url, policy=QUICK) as other:
+            with pytest.raises(ExceptionGroup, match=bad.url):
+                await AsyncSwarmClient.async_and_start_multi_engine([(one, JOB), (other, JOB)])
+    assert good.bodies("/start_engine") == [None]

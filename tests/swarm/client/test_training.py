@@ -1,0 +1,174 @@
+"""Training on a dataset: how often each task runs, when it ends, and what is counted."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from swarm.client import (
+    AsyncSwarmClient,
+    EpisodeEndpoint,
+    SwarmClient,
+    ThrottleSchedule,
+    TrainReport,
+    auto_train_with_dataset,
+    auto_train_with_dataset_async,
+)
+from swarm.errors import ConfigError, ConflictError, UnavailableError
+from swarm.job import TrainJob
+from swarm.states import EngineState
+from swarm.types import Task, WorkflowOutput
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_sync import claimed, engine, not_yet
+
+pytestmark = pytest.mark.anyio
+
+JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, total_training_steps=100)
+TASKS = [Task(task_id=name) for name in ("a", "b", "c")]
+
+
+def at(step: int, change: int = 1, job: TrainJob | None = JOB) -> dict[str, Any]:
+    fields = job.model_dump(mode="json") if job else None
+    return {"engine": engine(EngineState.ROLLING, step=step), "job": fields, "engine_changes": change}
+
+
+@pytest.fixture
+def rolling(server: ScriptedServer) -> ScriptedServer:
+    server.script("/status", at(0))
+    server.script("/claim_episode", claimed())
+    for path in ("/end_episode", "/abort_episode"):
+        server.script(path, {"success": True})
+    return server
+
+
+Train = Callable[..., Awaitable[TrainReport]]
+
+
+@pytest.fixture(params=["sync", "async"])
+def train(request: pytest.FixtureRequest, server: ScriptedServer, anyio_backend: str) -> Train:
+    """The same training by either client; the agent is a plain function."""
+
+    async def sync(dataset: Any, agent: Callable[[Task], WorkflowOutput], **options: Any) -> TrainReport:
+        with SwarmClient(server.url, policy=QUICK) as client:
+            options = {"progress": False} | options
+            return auto_train_with_dataset(dataset, client, lambda task, api: agent(task), **options)
+
+    async def asynchronous(dataset: Any, agent: Callable[[Task], WorkflowOutput], **options: Any) -> TrainReport:
+        async def execute(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+            return agent(task)
+
+        async with AsyncSwarmClient(server.url, policy=QUICK) as client:
+            options = {"progress": False} | options
+            return await auto_train_with_dataset_async(dataset, client, execute, **options)
+
+    return sync if request.param == "sync" else asynchronous
+
+
+def reward(task: Task) -> WorkflowOutput:
+    return WorkflowOutput(reward=1.0 if task.task_id == "a" else 0.25)
+
+
+async def test_every_task_runs_as_often_as_its_group_needs(rolling: ScriptedServer, train: Train) -> None:
+    report = await train(TASKS, reward, epochs=2)
+    assert sorted(body["task_id"] for body in rolling.bodies("/end_episode")) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    assert report == TrainReport(finished=12, failed=0, mean_reward=0.5, first_step=0, last_step=0)
+
+
+async def test_what_the_caller_says_goes_before_the_job(rolling: ScriptedServer, train: Train) -> None:
+    schedule = ThrottleSchedule([(0, 0.5)])
+    rolling.script("/get_engine_status", engine(EngineState.ROLLING))
+    report = await train(lambda: iter(TASKS), reward, num_repeat=3, max_parallel=1, throttle_policy=schedule)
+    assert report.finished == 9
+    sent = [body["throttle_policy"]["current_task_id"] for body in rolling.bodies("/claim_episode")]
+    assert sent == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+
+
+async def test_it_ends_with_its_last_step(rolling: ScriptedServer, train: Train) -> None:
+    reached = threading.Event()
+    rolling.script("/status", at(5), at(5), Answer(at(7, change=2), wait=reached), at(7, change=2))
+
+    def agent(task: Task) -> WorkflowOutput:
+        if len(rolling.bodies("/end_episode")) >= 20:
+            reached.set()
+        return reward(task)
+
+    # without end, but for the steps
+    report = await train(itertools.cycle(TASKS), agent, total_steps=2)
+    assert (report.first_step, report.last_step) == (5, 7)
+    assert report.finished == len(rolling.bodies("/end_episode")) >= 20
+
+
+async def test_claims_that_wait_when_the_last_step_is_done_are_given_up(rolling: ScriptedServer, train: Train) -> None:
+    rolling.script("/claim_episode", not_yet("No available episodes to claim."))
+    rolling.script("/status", at(99), at(99), at(100, change=2))
+    report = await train(itertools.cycle(TASKS), reward)
+    assert (report.finished, report.failed, report.last_step) == (0, 0, 100)
+
+
+async def test_nothing_begins_when_all_steps_are_done(rolling: ScriptedServer, train: Train) -> None:
+    rolling.script("/status", at(100))
+    assert (await train(TASKS, reward)).finished == 0
+    assert rolling.bodies("/claim_episode") == []
+
+
+async def test_an_agent_that_fails_at_times_is_counted(rolling: ScriptedServer, train: Train) -> None:
+    def agent(task: Task) -> WorkflowOutput:
+        if task.task_id == "b":
+            raise ValueError("broken")
+        return reward(task)
+
+    report = await train(TASKS, agent, auto_retry=False)
+    assert (report.finished, report.failed) == (4, 2)
+    assert len(rolling.bodies("/abort_episode")) == 2
+
+
+async def test_an_agent_that_never_works_ends_it(rolling: ScriptedServer, train: Train) -> None:
+    def agent(task: Task) -> WorkflowOutput:
+        raise ValueError("broken")
+
+    with pytest.raises(ExceptionGroup, match="episodes failed") as caught:
+        await train(itertools.cycle(TASKS), agent, auto_retry=False, max_parallel=3)
+    assert all(isinstance(error, ValueError) for error in caught.value.exceptions)
+    assert len(rolling.bodies("/claim_episode")) < 20
+
+
+async def test_a_dataset_that_fails_ends_it(rolling: ScriptedServer, train: Train) -> None:
+    def tasks() -> Iterator[Task]:
+        yield TASKS[0]
+        raise RuntimeError("no more data")
+
+    with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+        await train(tasks, reward)
+    assert caught.group_contains(RuntimeError) if isinstance(caught.value, ExceptionGroup) else True
+
+
+async def test_what_can_be_read_only_once_has_one_epoch(rolling: ScriptedServer, train: Train) -> None:
+    with pytest.raises((ConfigError, ExceptionGroup)) as caught:
+        await train(iter(TASKS), reward, epochs=2)
+    assert "only once" in repr(caught.value)
+
+
+async def test_a_server_without_a_job_is_told(rolling: ScriptedServer, train: Train) -> None:
+    rolling.script("/status", at(0, job=None))
+    with pytest.raises(ConflictError, match="no job"):
+        await train(TASKS, reward)
+
+
+async def test_a_server_that_is_away_is_told(server: ScriptedServer, train: Train) -> None:
+    server.stop()
+    with pytest.raises(UnavailableError):
+        await train(TASKS, reward)
+
+
+async def test_progress_goes_to_stderr(
+    rolling: ScriptedServer, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await train(TASKS, reward, progress=True)
+    shown = capsys.readouterr()
+    assert "6 episodes, mean reward 0.500" in shown.err
+    assert shown.out == ""

@@ -1,0 +1,178 @@
+"""Connections: one that broke is replaced at once, an answer that trickles in is bounded, a close leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from swarm.client import AsyncSwarmClient, RetryPolicy, SwarmClient
+from swarm.errors import StateError, UnavailableError
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
+from tests.swarm.client.test_sync import claimed
+
+BODY = b'{"engine_status": "ENGINE.ROLLING"}'
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+#: A call that fails twice waits this long, which no test here does.
+SLOW = RetryPolicy(attempts=3, base=1000.0, cap=1000.0, total=5000.0)
+
+
+class KeptAlive:
+    """Keeps its first connection alive for one answer, then breaks it under the second request, as a server does that
+    was killed while the connection idled; from then on it answers every request."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.connections = 0
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with connection:
+                answered = 0
+                while connection.recv(65536):
+                    if self.connections == 1 and answered == 1:
+                        break
+                    connection.sendall(HEAD + BODY)
+                    answered += 1
+
+
+@pytest.fixture
+def kept_alive() -> Iterator[KeptAlive]:
+    server = KeptAlive()
+    yield server
+    server.close()
+
+
+def test_a_connection_that_broke_is_replaced_at_once(kept_alive: KeptAlive) -> None:
+    with SwarmClient(kept_alive.url, policy=SLOW) as client:
+        for _ in range(3):
+            client.get_engine_status()
+    assert kept_alive.connections == 2
+
+
+@pytest.mark.anyio
+async def test_the_same_on_an_event_loop(kept_alive: KeptAlive, anyio_backend: str) -> None:
+    async with AsyncSwarmClient(kept_alive.url, policy=SLOW) as client:
+        for _ in range(3):
+            await client.get_engine_status()
+    assert kept_alive.connections == 2
+
+
+def test_even_a_policy_of_one_try_bears_a_broken_connection(kept_alive: KeptAlive) -> None:
+    with SwarmClient(kept_alive.url, policy=RetryPolicy(attempts=1)) as client:
+        for _ in range(2):
+            client.get_engine_status()
+
+
+def test_only_the_first_repetition_is_at_once(server: ScriptedServer) -> None:
+    waited: list[int] = []
+
+    class Counting(RetryPolicy):
+        def delay(self, failures: int, retry_after: float = 0.0) -> float:
+            waited.append(failures)
+            return 0.001
+
+    server.script("/get_engine_status", DROP)
+    with (
+        SwarmClient(server.url, policy=Counting(attempts=4)) as client,
+        pytest.raises(UnavailableError, match="4 tries"),
+    ):
+        client.get_engine_status()
+    assert waited == [2, 3, 4]
+
+
+def trickling(listening: socket.socket, over: threading.Event) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+        # each byte comes well within any timeout for one read
+        while not over.wait(0.02):
+            try:
+                connection.sendall(b" ")
+            except OSError:
+                return
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_an_answer_that_trickles_in_is_bounded(anyio_backend: str, asynchronous: bool) -> None:
+    over = threading.Event()
+    policy = RetryPolicy(attempts=1)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        serving = pool.submit(trickling, listening, over)
+        try:
+            with pytest.raises(UnavailableError, match=r"longer than 0.2 s"):
+                if asynchronous:
+                    async with AsyncSwarmClient(url, policy=policy, request_timeout=0.2) as client:
+                        await client.get_engine_status()
+                else:
+                    with SwarmClient(url, policy=policy, request_timeout=0.2) as client:
+                        client.get_engine_status()
+        finally:
+            over.set()
+        serving.result(30)
+
+
+def test_a_closed_client_says_so(server: ScriptedServer) -> None:
+    client = SwarmClient(server.url)
+    client.close()
+    client.close()
+    with pytest.raises(StateError, match="closed"):
+        client.get_engine_status()
+    assert server.requests == []
+
+
+def test_a_close_ends_what_waits_between_its_polls(server: ScriptedServer) -> None:
+    server.script("/claim_episode", Answer({}, 503))
+    client = SwarmClient(server.url, policy=SLOW, begin_timeout=5000.0)
+    with ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(client.begin_episode)
+        while not server.requests:
+            threading.Event().wait(0.002)
+        client.close()
+        with pytest.raises(StateError, match="closed"):
+            claiming.result(30)
+
+
+def test_clients_leave_no_thread_and_no_descriptor(server: ScriptedServer) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/abort_episode", {"success": True})
+    server.script("/status", {"engine": {"engine_status": "ENGINE.ROLLING"}, "engine_changes": 1})
+
+    def once() -> None:
+        with SwarmClient(server.url, policy=QUICK) as client:
+            client.add_entering_weight_sync_callback(lambda: None)
+            client.run_episodes_until_all_complete(range(4), lambda _: client.begin_episode(), max_workers=4)
+
+    def ours() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name.startswith(("episodes", "swarm-watch"))]
+
+    once()  # what is imported and cached once
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        once()
+    assert ours() == []
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
