@@ -5,11 +5,12 @@ Invariant: every answer carries ``x-request-id``, and every error is OpenAI-shap
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import re
-import secrets
+from binascii import hexlify
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.entropy import random_bytes
 from swarm.errors import AuthenticationError, NotFoundError, PayloadTooLargeError, RequestError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class RequestIdMiddleware:
             return
         given = header(scope["headers"], b"x-request-id")
         if given is None or not _REQUEST_ID.fullmatch(given):
-            given = b"req_" + secrets.token_hex(16).encode()
+            given = b"req_" + hexlify(random_bytes(16))
         scope.setdefault("state", {})["request_id"] = given.decode()
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -191,6 +193,20 @@ def bearer_bytes(headers: RawHeaders) -> bytes:
     if scheme.lower() == b"bearer" and value:
         return value.strip()
     return header(headers, b"x-api-key") or b""
+
+
+def base_url(request: Request) -> str:
+    """``str(request.base_url)``: the address under which this caller reached us, with a slash at its end."""
+    scope = request.scope
+    root: str = scope.get("app_root_path", scope.get("root_path", ""))
+    return _base_url(scope["scheme"], header(scope["headers"], b"host"), scope.get("server"), root)
+
+
+@functools.lru_cache(maxsize=256)
+def _base_url(scheme: str, host: bytes | None, server: tuple[str, int | None] | None, root: str) -> str:
+    headers = [] if host is None else [(b"host", host)]
+    scope: Scope = {"type": "http", "scheme": scheme, "server": server, "path": root, "root_path": root}
+    return str(Request({**scope, "headers": headers, "query_string": b""}).base_url)
 
 
 def require(condition: bool, message: str = "wrong or missing API key") -> None:

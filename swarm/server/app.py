@@ -63,7 +63,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     data_plane = DataPlane(config, controller, upstream)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
-    ring = TokenRing(config.token, config.run_dir)
+    # a look at the file for each request would cost a busy server a tenth of its time
+    ring = TokenRing(config.token, config.run_dir, look_every=0.05)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:

@@ -7,13 +7,13 @@ of keys are written anywhere; the key of a claim that may be repeated stays in m
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
-import secrets
-import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swarm.entropy import random_bytes
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.auth.token import digest
@@ -28,7 +28,7 @@ MAX_REMEMBERED = 20_000
 
 def new_key() -> str:
     """A random key of 256 bits."""
-    return f"sk-swarm-{secrets.token_urlsafe(32)}"
+    return "sk-swarm-" + base64.urlsafe_b64encode(random_bytes(32)).rstrip(b"=").decode()
 
 
 @dataclass(eq=False)
@@ -145,7 +145,7 @@ class Refusal:
 
 def new_uuid() -> str:
     """A fresh random name."""
-    return uuid.uuid4().hex
+    return random_bytes(16).hex()
 
 
 def group_uuid_of(key: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,14 +28,17 @@ class TokenRing:
     Args:
         token: opens everything; None: there is no such token.
         run_dir: the folder of ``tokens.json``.
+        look_every: seconds for which a look at the file's date holds; 0: each answer looks.
 
     Raises:
         ConfigError: the file is there and cannot be read; a server must not start on a guess.
     """
 
-    def __init__(self, token: str | None, run_dir: Path) -> None:
+    def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0) -> None:
         self._file = TokenFile(run_dir)
         self._configured = digest(token) if token else None
+        self._look_every = look_every
+        self._looked = time.monotonic()
         self._seen = self._look()
         self._tokens: dict[bytes, StoredToken] = _by_digest(self._file.read())
 
@@ -76,6 +80,10 @@ class TokenRing:
         return Caller(token.name, frozenset(token.scopes))
 
     def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < self._look_every:
+            return
+        self._looked = now
         seen = self._look()
         if seen == self._seen:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator
@@ -175,22 +176,55 @@ async def live(tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
         yield client
 
 
+async def settles(live: httpx.AsyncClient, *wanted: tuple[str | None, int]) -> None:
+    """The answers to each token become ``wanted``: the server looks at the file twenty times a second."""
+    async with asyncio.timeout(10):
+        while [
+            (await live.get("/status", headers=auth(token) if token else {})).status_code for token, _ in wanted
+        ] != [status for _, status in wanted]:
+            pass
+
+
+async def becomes(client: httpx.AsyncClient, status: int, token: str = "") -> bool:
+    """Whether a running server comes to answer ``status``: it looks at the file every so often."""
+    async with asyncio.timeout(10):
+        while (await client.get("/status", headers=auth(token) if token else {})).status_code != status:
+            pass
+    return True
+
+
 @pytest.mark.anyio
 async def test_tokens_rotate_while_the_server_runs(live: httpx.AsyncClient, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path)
     assert (await live.get("/status")).status_code == 200, "loopback, and no token yet"
     old = tokens.create("old", ["read"])
-    assert (await live.get("/status")).status_code == 401
+    assert await becomes(live, 401)
     assert (await live.get("/status", headers=auth(old))).status_code == 200
     new = tokens.create("new", ["read"])
-    assert [(await live.get("/status", headers=auth(token))).status_code for token in (old, new)] == [200, 200]
+    assert await becomes(live, 200, new)
+    assert (await live.get("/status", headers=auth(old))).status_code == 200, "both, while clients change over"
     tokens.revoke("old")
-    assert [(await live.get("/status", headers=auth(token))).status_code for token in (old, new)] == [401, 200]
-    tokens.path.write_text("damaged")
-    assert [(await live.get("/status", headers=auth(token))).status_code for token in (old, new)] == [401, 200]
-    tokens.path.unlink()
-    assert (await live.get("/status")).status_code == 401, "removing the file opens nothing"
+    assert await becomes(live, 401, old)
     assert (await live.get("/status", headers=auth(new))).status_code == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("harm", ["damaged", "gone"])
+async def test_harm_to_the_file_neither_opens_nor_locks_a_running_server(
+    live: httpx.AsyncClient, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = TokenFile(tmp_path)
+    token = tokens.create("ci", ["read"])
+    assert await becomes(live, 200, token)
+    if harm == "damaged":
+        tokens.path.write_text("damaged")
+    else:
+        tokens.path.unlink()
+    async with asyncio.timeout(10):
+        while "stay in force" not in caplog.text:
+            assert (await live.get("/status")).status_code == 401
+    assert (await live.get("/status")).status_code == 401
+    assert (await live.get("/status", headers=auth(token))).status_code == 200
 
 
 @pytest.mark.anyio
@@ -200,13 +234,13 @@ async def test_the_log_tells_names_and_no_secrets(
     caplog.set_level(logging.DEBUG)
     tokens = TokenFile(tmp_path)
     admin, reader = tokens.create("boss", ["admin"]), tokens.create("reader", ["read"])
+    assert await becomes(live, 200, reader)
     secrets = [admin, reader, "swt_" + "w" * 43]
-    answers = [await live.post("/stop_engine", headers=auth(secret), json={"token": secret}) for secret in secrets] + [
-        await live.get(f"/status?token={secret}", headers={"x-api-key": secret}) for secret in secrets
-    ]
+    answers = [await live.post("/stop_engine", headers=auth(secret), json={"token": secret}) for secret in secrets]
+    answers += [await live.get(f"/status?token={secret}", headers={"x-api-key": secret}) for secret in secrets]
     assert [answer.status_code for answer in answers] == [200, 403, 401, 200, 200, 401]
     assert "/stop_engine by boss" in caplog.text
-    # httpx logs in this process too: only the server's loggers count
+    # the client's own libraries log in this process too
     ours = "\n".join(record.getMessage() for record in caplog.records if not record.name.startswith("http"))
     told = ours + "".join(answer.text for answer in answers)
     assert not [secret for secret in secrets if secret in told]
