@@ -44,7 +44,7 @@ def create(
     run_dir: RunDir = Path("runs/default"),
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once. A running server takes it from its next request on."""
+    """Make a token and print it, this once. A running server takes it at once."""
     from gateway.cli.output import print_json
 
     scopes = sorted({one.value for one in scope})
@@ -81,7 +81,7 @@ def revoke(
     run_dir: RunDir = Path("runs/default"),
     as_json: AsJson = False,
 ) -> None:
-    """Refuse a token from now on; a running server does from its next request on."""
+    """Refuse a token from now on; a running server does so at once."""
     from gateway.cli.output import print_json
 
     revoked = _file(run_dir).revoke(name)

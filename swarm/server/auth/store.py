@@ -111,7 +111,7 @@ class TokenFile:
         return token
 
     def revoke(self, name: str) -> StoredToken:
-        """Revoke a token; a running server refuses it from its next request on.
+        """Revoke a token; a running server refuses it as soon as it looks at the file again.
 
         Raises:
             ConfigError: there is no token of that name, or the file cannot be read or written.
