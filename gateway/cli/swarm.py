@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.export import export
 from gateway.cli.tokens import app as tokens_app
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ app = typer.Typer(help="The swarm server and its engine.", no_args_is_help=True)
 engine = typer.Typer(help="Start and stop the engine of a running swarm server.", no_args_is_help=True)
 app.add_typer(engine, name="engine")
 app.add_typer(tokens_app, name="tokens")
+app.command()(export)
 
 Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")]

@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 _KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
 #: most episodes that one step removes, and pages that it gives back to the file system
 _STEP_EPISODES, _STEP_PAGES = 128, 512
-#: commits between two looks at the size of the file
-_LOOK_EVERY = 32
 
 
 class Retention:
@@ -36,18 +34,13 @@ class Retention:
         self._keep_episodes = keep_episodes
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
-        self._large = True
-        self._looks = 0
 
     def trim(self, added: int) -> int:
         """Within a transaction that added so many episodes, remove about twice as many if there are too many; returns
         how many, to be counted once it is committed."""
-        self._looks += 1
-        if self._large or self._looks >= _LOOK_EVERY:
-            self._looks = 0
-            self._large = self._used_pages() > self._keep_pages
         step = max(_STEP_EPISODES, 2 * added)
-        limit = step if self._large else min(step, self._ledger.over - self._keep_episodes)
+        pages, free = self._pages()
+        limit = step if pages - free > self._keep_pages else min(step, self._ledger.over - self._keep_episodes)
         if limit <= 0:
             return 0
         rows = self._connection.execute(
@@ -79,16 +72,16 @@ class Retention:
 
     def _shrink(self) -> bool:
         """Give free pages back, but for what the next episodes will fill anyway; whether there were any."""
-        free = self._pragma("freelist_count")
-        slack = max(_STEP_PAGES, self._pragma("page_count") // 10)
+        pages, free = self._pages()
+        slack = max(_STEP_PAGES, pages // 10)
         if free <= slack:
             return False
         self._connection.execute(f"PRAGMA incremental_vacuum({min(_STEP_PAGES, free - slack)})").fetchall()
         return True
 
-    def _used_pages(self) -> int:
-        return self._pragma("page_count") - self._pragma("freelist_count")
-
-    def _pragma(self, name: str) -> int:
-        value: int = self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-        return value
+    def _pages(self) -> tuple[int, int]:
+        """Pages of the file in all, and free ones."""
+        found: tuple[int, int] = self._connection.execute(
+            "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count"
+        ).fetchone()
+        return found

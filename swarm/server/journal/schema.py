@@ -141,9 +141,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, beside a server that does."""
-    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA query_only = ON")
-    return connection
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
 
 
 def prepare(path: Path) -> sqlite3.Connection:

@@ -1,0 +1,38 @@
+"""``swarm-gateway swarm export``: the trajectories of a run folder as parquet or JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def export(
+    out: Annotated[Path, typer.Option("--out", "-o", help="file to write, .parquet or .jsonl; replaced if it exists")],
+    run_dir: Annotated[Path, typer.Option(help="run folder of the swarm server, which may be running")] = Path(
+        "runs/default"
+    ),
+    state: Annotated[
+        Literal["trained", "waiting", "dropped", "all"],
+        typer.Option(help="which episodes; all: also eval episodes and those that were aborted or timed out"),
+    ] = "trained",
+    run: Annotated[str | None, typer.Option(help="only episodes of this run_id; default: all runs")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
+) -> None:
+    """Write one row per episode: task, reward, output, policy versions, how it ended, and its timelines."""
+    from gateway.cli.output import print_json
+    from gateway.cli.progress import stage_bars
+    from swarm.importer import load_attribute
+
+    with stage_bars(visible=not as_json) as on_progress:
+        report = load_attribute("swarm.server.journal.export:export")(
+            run_dir / "journal.db", out, state=state, run_id=run, progress=on_progress
+        )
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    typer.echo(
+        f"{report.path}: {report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens,"
+        f" {report.bytes / 1e6:.1f} MB"
+    )

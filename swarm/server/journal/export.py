@@ -1,0 +1,279 @@
+"""The episodes of a journal as a file of rows, read beside the server that writes it.
+
+Invariant: the journal is only read, in short transactions, so that its log is never held back; the file appears under
+its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+from swarm.errors import ConfigError
+from swarm.server.journal.codec import unpack_trajectory
+from swarm.server.journal.schema import State, check, connect_to_read, unreadable
+from swarm.types import Model
+
+ExportState = Literal["trained", "waiting", "dropped", "all"]
+#: ``(stage, done, total, unit)``
+OnProgress = Callable[[str, int, int | None, str], None]
+
+#: what each choice means; an episode in a batch that is out waits as well
+_STATES: dict[ExportState, tuple[State, ...]] = {
+    "trained": (State.TRAINED,),
+    "waiting": (State.WAITING, State.OUT),
+    "dropped": (State.DROPPED,),
+    "all": (State.WAITING, State.OUT, State.TRAINED, State.DROPPED, State.OVER),
+}
+#: episodes read at once, and bytes of their token data that make one piece of the file
+_READ_ROWS = 64
+_PIECE_BYTES = 4 * 1024 * 1024
+
+_COLUMNS = (
+    "e.id, length(t.data), e.uuid, r.run_id, e.state, e.type, e.client_uuid, e.group_uuid, e.task_id, e.reward,"
+    " e.output, e.how, coalesce(nullif(e.drop_reason, ''), e.lost_reason), e.quarantine_reason, e.batch_id, e.step,"
+    " e.claimed_at, e.ended_at, t.data"
+)
+_FROM = "FROM episodes e LEFT JOIN trajectories t ON t.ended = e.ended LEFT JOIN runs r ON r.id = e.run"
+
+Row = dict[str, Any]
+
+
+class ExportReport(Model):
+    """What was written: ``rows`` episodes with ``timelines`` and ``tokens`` sampled or in between, ``bytes`` in all."""
+
+    path: Path
+    rows: int
+    timelines: int
+    tokens: int
+    bytes: int
+
+
+class _Sink(Protocol):
+    def write(self, rows: list[Row]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def export(
+    journal: Path,
+    out: Path,
+    state: ExportState = "trained",
+    run_id: str | None = None,
+    progress: OnProgress | None = None,
+) -> ExportReport:
+    """Write one row per episode in ``state``, with its timelines nested, oldest claim first.
+
+    Args:
+        journal: the ``journal.db`` of a run folder, whether its server runs or not.
+        out: ends in ``.parquet`` or ``.jsonl``; replaced if it exists.
+        run_id: only episodes that this run claimed; default: of all runs.
+
+    Raises:
+        ConfigError: no journal, an unknown run, another ending, or a folder that cannot be written.
+    """
+    opener = _SINKS.get(out.suffix)
+    if opener is None:
+        raise ConfigError(f"cannot export to {out}: the name must end in {' or '.join(_SINKS)}")
+    if not journal.is_file():
+        raise ConfigError(f"there is no journal {journal}: give the run_dir of a swarm server")
+    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with closing(connect_to_read(journal)) as connection:
+            if check(connection, journal) == 0:
+                raise ConfigError(f"the journal {journal} is empty")
+            condition = _condition(connection, state, run_id)
+            sink = opener(partial)
+            try:
+                rows, timelines, tokens = _copy(connection, condition, sink, progress)
+            finally:
+                sink.close()
+        os.replace(partial, out)
+    except sqlite3.Error as exc:
+        raise unreadable(journal, exc) from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
+    finally:
+        partial.unlink(missing_ok=True)
+    return ExportReport(path=out, rows=rows, timelines=timelines, tokens=tokens, bytes=out.stat().st_size)
+
+
+def _copy(
+    connection: sqlite3.Connection, condition: str, sink: _Sink, progress: OnProgress | None
+) -> tuple[int, int, int]:
+    total, last = connection.execute(f"SELECT count(*), max(e.id) FROM episodes e WHERE {condition}").fetchone()
+    done = timelines = tokens = 0
+    for piece in _pieces(_rows(connection, f"{condition} AND e.id <= {last or 0}")):
+        sink.write(piece)
+        done += len(piece)
+        timelines += sum(len(row["timelines"]) for row in piece)
+        tokens += sum(len(timeline["response_ids"]) for row in piece for timeline in row["timelines"])
+        if progress is not None:
+            progress("export", done, max(total, done), "episodes")
+    return done, timelines, tokens
+
+
+def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str | None) -> str:
+    states = ", ".join(str(int(one)) for one in _STATES[state])
+    if run_id is None:
+        return f"e.state IN ({states})"
+    runs = connection.execute("SELECT id, run_id FROM runs ORDER BY id").fetchall()
+    numbers = [number for number, name in runs if name == run_id]
+    if not numbers:
+        known = ", ".join(name for _, name in runs[-5:]) or "none"
+        raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {known}")
+    return f"e.state IN ({states}) AND e.run IN ({', '.join(map(str, numbers))})"
+
+
+def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int, Row]]:
+    """Rows with the size of their token data. Each read is a transaction of its own."""
+    after = 0
+    while True:
+        found = connection.execute(
+            f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.id > ? ORDER BY e.id LIMIT {_READ_ROWS}", (after,)
+        ).fetchall()
+        if not found:
+            return
+        after = found[-1][0]
+        for _, size, *values in found:
+            yield size or 0, _row(*values)
+
+
+def _row(
+    episode_uuid: str,
+    run_id: str | None,
+    state: int,
+    episode_type: str,
+    client_uuid: str,
+    group_uuid: str,
+    task_id: str | None,
+    reward: float | None,
+    output: str | None,
+    how: str,
+    drop_reason: str,
+    quarantine_reason: str,
+    batch_id: str,
+    step: int | None,
+    claimed_at: float,
+    ended_at: float,
+    data: bytes | None,
+) -> Row:
+    trajectory = None if data is None else unpack_trajectory(episode_uuid, data)
+    timelines = [] if trajectory is None else trajectory.timelines
+    return {
+        "episode_uuid": episode_uuid,
+        "run_id": run_id or "",
+        "state": State(state).name.lower(),
+        "episode_type": episode_type,
+        "client_uuid": client_uuid,
+        "group_uuid": group_uuid,
+        "task_id": task_id or "",
+        "reward": reward,
+        "output": None if output is None else json.loads(output),
+        "how": how,
+        "drop_reason": drop_reason,
+        "quarantine_reason": quarantine_reason,
+        "batch_id": batch_id,
+        "step": step,
+        "min_policy_version": min((one.min_policy_version for one in timelines), default=None),
+        "max_policy_version": max((one.max_policy_version for one in timelines), default=None),
+        "claimed_at": claimed_at,
+        "ended_at": ended_at,
+        "num_calls": 0 if trajectory is None else trajectory.num_calls,
+        "timelines": [one.model_dump() for one in timelines],
+    }
+
+
+def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:
+    piece: list[Row] = []
+    size = 0
+    for bytes_, row in rows:
+        piece.append(row)
+        size += bytes_ + 1024
+        if size >= _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+class _JsonLines:
+    """One JSON object a line; what JSON has no number for (NaN, infinities) is null."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, rows: list[Row]) -> None:
+        for row in rows:
+            try:
+                line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                line = json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)
+            self._file.write(line + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Parquet:
+    """One row group a piece; ``output`` is JSON text, because every client's metadata has its own form."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        ids, text = pa.list_(pa.int64()), pa.string()
+        timeline = pa.struct(
+            [
+                ("prompt_ids", ids),
+                ("response_ids", ids),
+                ("response_mask", ids),
+                ("logprobs", pa.list_(pa.float64())),
+                ("min_policy_version", pa.int64()),
+                ("max_policy_version", pa.int64()),
+                ("num_calls", pa.int64()),
+            ]
+        )
+        self._schema = pa.schema(
+            [
+                *((name, text) for name in ("episode_uuid", "run_id", "state", "episode_type", "client_uuid")),
+                *((name, text) for name in ("group_uuid", "task_id")),
+                ("reward", pa.float64()),
+                *((name, text) for name in ("output", "how", "drop_reason", "quarantine_reason", "batch_id")),
+                *((name, pa.int64()) for name in ("step", "min_policy_version", "max_policy_version")),
+                *((name, pa.float64()) for name in ("claimed_at", "ended_at")),
+                ("num_calls", pa.int64()),
+                ("timelines", pa.list_(timeline)),
+            ]
+        )
+        self._table = pa.Table
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def write(self, rows: list[Row]) -> None:
+        flat = [{**row, "output": None if row["output"] is None else json.dumps(row["output"])} for row in rows]
+        self._writer.write_table(self._table.from_pylist(flat, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+_SINKS: dict[str, Callable[[Path], _Sink]] = {".parquet": _Parquet, ".jsonl": _JsonLines}
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _finite(one) for key, one in cast("dict[str, Any]", value).items()}
+        case list():
+            return [_finite(one) for one in cast("list[Any]", value)]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
