@@ -38,6 +38,8 @@ MAX_STEPS = 1000
 MAX_PENDING = 20_000
 #: the clock is looked at no more often for what turns by the passing of time alone
 _SHORTEST_PAUSE = 0.02
+#: between two looks whether a batch has got to the disk, each of which waits itself
+_DISK_PAUSE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,7 @@ class Controller:
             except UnavailableError as exc:
                 self._detail = f"the batch waits for the disk: {exc.message}"
                 logger.error("%s", self._detail)
+                await asyncio.sleep(_DISK_PAUSE)
             else:
                 self._sent = batch.batch_id
                 self._detail = "training on the batch"

@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 
-from swarm.errors import ConflictError, RequestError
+from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING
-from swarm.server.controller import Controller
-from swarm.server.episodes import Claim
+from swarm.server.config import ServerConfig
+from swarm.server.controller import MAX_PENDING, Controller
+from swarm.server.episodes import Claim, ClaimWish, Grant
+from swarm.server.journal.records import BatchFailed, BatchTaken, EpisodeClaimed, EpisodeEnded, PastEnding, RunBegun
 from swarm.states import EngineState
-from swarm.types import StepResult
+from swarm.types import StepResult, TrainBatch
+from tests.swarm.server.memory import MemoryJournal
 from tests.swarm.server.test_pool import ends, sample
 
 pytestmark = pytest.mark.anyio
@@ -26,18 +29,30 @@ def ready(version: int = 0) -> RolloutReady:
     return RolloutReady(addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1)
 
 
-def rolling(post_rolling_timeout: float = LONG) -> Controller:
-    controller = Controller(post_rolling_timeout)
-    controller.sync_job(JOB)
+def opened(journal: MemoryJournal | None = None, **config: float) -> Controller:
+    controller = Controller(ServerConfig.model_validate({"post_rolling_timeout": LONG} | config))
+    controller.open(journal or MemoryJournal())
+    return controller
+
+
+def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB, **config: float) -> Controller:
+    controller = opened(journal, **config)
+    controller.sync_job(job)
     controller.boot()
     controller.rollout_ready(ready())
     return controller
 
 
 async def claim(controller: Controller, count: int = 1, wait: float = 0.0) -> list[Claim]:
-    claims = await controller.claim("me", "train", 240.0, count, wait)
-    assert not isinstance(claims, str), claims
-    return claims
+    grant = await controller.claim(ClaimWish("me", count=count), wait)
+    assert isinstance(grant, Grant), grant
+    return list(grant.claims)
+
+
+async def refusal(controller: Controller, count: int = 1, wait: float = 0.0) -> str:
+    outcome = await controller.claim(ClaimWish("me", count=count), wait)
+    assert isinstance(outcome, str), outcome
+    return outcome
 
 
 async def waiting(controller: Controller, count: int) -> asyncio.Task[list[Claim]]:
@@ -55,27 +70,39 @@ def finish(controller: Controller, claims: list[Claim], task: str, reward: float
     controller.pool_changed()
 
 
+async def out(controller: Controller) -> TrainBatch:
+    """A batch that the engine has."""
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2, LONG), "a")
+    finish(controller, await claim(controller, 2, LONG), "b")
+    return await asyncio.wait_for(feed, LONG)
+
+
 async def test_why_a_claim_fails() -> None:
-    controller = Controller(0.0)
-    assert "no training job" in str(await controller.claim("me", "train", 1, 1, 0))
+    journal = MemoryJournal()
+    controller = opened(journal, post_rolling_timeout=0.0)
+    assert "no training job" in await refusal(controller)
     controller.sync_job(JOB)
-    assert "Engine is offline" in str(await controller.claim("me", "train", 1, 1, 0))
+    assert "Engine is offline" in await refusal(controller)
     controller.boot()
     controller.progress("loading the model", "shard 1/2")
-    assert "loading the model: shard 1/2" in str(await controller.claim("me", "train", 1, 1, 0))
+    assert "loading the model: shard 1/2" in await refusal(controller)
     controller.rollout_ready(ready())
+    journal.pending = MAX_PENDING + 1
+    assert "journal is behind" in await refusal(controller)
+    journal.pending = 0
     claims = await claim(controller, 4)
-    assert await controller.claim("me", "train", 1, 1, 0.01) == NO_EPISODES
+    assert await refusal(controller, wait=0.01) == NO_EPISODES
     feed = asyncio.create_task(controller.next_batch())
     finish(controller, claims[:2], "a")
     straggler = await claim(controller, 1)
     finish(controller, claims[2:], "b")
-    await controller.wait_for_state(EngineState.WEIGHT_SYNCING, LONG)
-    assert await controller.claim("me", "train", 1, 1, 0) == SYNCING
+    await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
+    assert await refusal(controller) == SYNCING
     assert not controller.pool.can_continue("me", straggler[0].episode_uuid)
     await feed
     with pytest.raises(RequestError, match="4 slots"):
-        await controller.claim("me", "train", 1, 5, 0)
+        await claim(controller, 5)
 
 
 async def test_a_waiting_group_is_not_starved_by_single_claims() -> None:
@@ -83,7 +110,7 @@ async def test_a_waiting_group_is_not_starved_by_single_claims() -> None:
     running = await claim(controller, 3)
     group = await waiting(controller, 3)
     single = await waiting(controller, 1)
-    assert await controller.claim("me", "train", 1, 1, 0) == NO_EPISODES, "the free slot is kept for those who wait"
+    assert await refusal(controller) == NO_EPISODES, "the free slot is kept for those who wait"
     for one in running[:2]:
         assert not group.done()
         controller.pool.abort("me", one.episode_uuid)
@@ -102,7 +129,7 @@ async def test_a_claim_that_gives_up_lets_those_behind_it_pass() -> None:
     single = await waiting(controller, 1)
     group.cancel()
     assert len(await asyncio.wait_for(single, LONG)) == 1
-    impatient = asyncio.create_task(controller.claim("me", "train", 1, 2, 0.01))
+    impatient = asyncio.create_task(refusal(controller, 2, 0.01))
     assert await asyncio.wait_for(impatient, LONG) == NO_EPISODES
 
 
@@ -140,8 +167,8 @@ async def test_rolling_post_lets_running_episodes_finish() -> None:
     finish(controller, a, "a")
     late = await claim(controller, 2)
     finish(controller, b, "b")
-    await controller.wait_for_state(EngineState.ROLLING_POST, LONG)
-    assert await controller.claim("me", "train", 1, 1, 0) == POST_ROLLING
+    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
+    assert await refusal(controller) == POST_ROLLING
     finish(controller, late, "c")
     batch = await asyncio.wait_for(feed, LONG)
     assert [group.task_id for group in batch.groups] == ["a", "b"]
@@ -156,7 +183,8 @@ async def test_steps_carry_our_metrics_of_their_batch() -> None:
     batch = await asyncio.wait_for(feed, LONG)
     controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
     controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
-    first, repeated = controller.status().steps
+    controller.step_done(StepResult(step=2, batch_id="unheard of", metrics={}, seconds=1.0))
+    (first,) = controller.status().steps
     assert first.metrics == {
         "loss": 0.5,
         "swarm/reward_mean": 0.5,
@@ -165,74 +193,268 @@ async def test_steps_carry_our_metrics_of_their_batch() -> None:
         "swarm/tasks": 2.0,
         "swarm/response_tokens_mean": 1.0,
     }
-    assert repeated.metrics == {"loss": 0.5}, "a batch counts once"
-    assert len(controller.status(steps=1).steps) == 1
+    assert controller.status(steps=0).steps == []
 
 
-async def test_the_batch_of_a_dead_engine_goes_back() -> None:
-    controller = rolling()
-    feed = asyncio.create_task(controller.next_batch())
-    finish(controller, await claim(controller, 2), "a")
-    finish(controller, await claim(controller, 2), "b")
-    await asyncio.wait_for(feed, LONG)
-    assert controller.pool.information().completed_tasks == 0
+async def test_the_batch_of_a_dead_engine_is_sent_again_as_it_was() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
     controller.offline("the engine process was killed by SIGKILL", ["last", "words"])
     status = controller.status()
-    assert status.pool is not None
-    assert status.pool.completed_tasks == 2
     assert status.engine.engine_status_detail == "the engine process was killed by SIGKILL"
     assert status.last_lines == ["last", "words"]
-    controller.sync_job(JOB.model_copy(update={"resume": True}))
     controller.boot()
+    queued = await waiting(controller, 1)
     controller.rollout_ready(ready())
-    assert (await asyncio.wait_for(controller.next_batch(), LONG)).groups[0].task_id == "a"
+    assert not queued.done(), "what began now would be cut off by the weight sync"
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
+    controller.rollout_ready(ready())
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch, "asked again without a step"
+    assert len(journal.of(BatchTaken)) == 1
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
+    controller.rollout_ready(ready(1))
+    await asyncio.wait_for(queued, LONG)
 
 
-async def test_an_engine_that_asks_again_without_a_step_gives_the_batch_back() -> None:
-    controller = rolling()
+async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal, JOB.model_copy(update={"batch_attempts": 2}))
+    batch = await out(controller)
+    for attempt in (1, 2):
+        controller.engine_failed("CUDA out of memory")
+        controller.offline("the engine failed")
+        controller.boot()
+        controller.engine_failed("no such tokenizer")  # it had no batch: no evidence
+        controller.rollout_ready(ready())
+        assert journal.of(BatchFailed)[-1].attempts == len(journal.of(BatchFailed)) == attempt
+        if attempt == 1:
+            assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
+    status = controller.status()
+    assert status.pool is not None and status.pool.dropped_episodes == 4
+    assert await claim(controller, 4), "another batch can be collected"
+
+
+async def test_a_batch_leaves_only_once_it_is_on_disk() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.gate.clear()
     feed = asyncio.create_task(controller.next_batch())
-    finish(controller, await claim(controller, 2), "a")
-    finish(controller, await claim(controller, 2), "b")
-    await asyncio.wait_for(feed, LONG)
-    controller.rollout_ready(ready())
-    assert controller.pool.batch_ready
+    claims = [asyncio.create_task(claim(controller, 2)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in claims)
+    journal.gate.set()
+    a, b = [await task for task in claims]
+    journal.failing = True
+    finish(controller, a, "a")
+    finish(controller, b, "b")
+    assert not (await asyncio.wait([feed], timeout=0.05))[0]
+    assert "waits for the disk" in controller.engine_status().engine_status_detail
+    journal.failing = False
+    assert (await asyncio.wait_for(feed, LONG)).batch_id == journal.of(BatchTaken)[0].batch.batch_id
+    assert journal.synced_records == len(journal.records)
+
+
+async def test_what_is_told_is_on_disk() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    first, second = await claim(controller, 2)
+    assert journal.synced_records == len(journal.records)
+    sample(controller.pool, first)
+    journal.gate.clear()
+    late = ends(second)
+    works = [
+        asyncio.create_task(controller.claim(ClaimWish("me"))),
+        asyncio.create_task(controller.end("me", "a", ends(first), as_group=False)),
+        asyncio.create_task(controller.abort("me", second.episode_uuid)),
+        asyncio.create_task(controller.can_continue("me", second.episode_uuid)),
+        asyncio.create_task(controller.end("me", "a", late, as_group=False)),
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not any(work.done() for work in works)
+    journal.gate.set()
+    *fine, refused = await asyncio.gather(*works, return_exceptions=True)
+    assert fine[1:] == ["", "", False] and isinstance(refused, ConflictError)
+
+
+async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.failing = True
+    wish = ClaimWish("me", claim_key="k")
+    with pytest.raises(UnavailableError):
+        await controller.claim(wish)
+    with pytest.raises(UnavailableError):
+        await controller.claim(ClaimWish("me"))
+    assert controller.pool.running == 1, "who cannot repeat a claim gets no episode"
+    journal.failing = False
+    grant = await controller.claim(wish)
+    assert isinstance(grant, Grant)
+    (one,) = grant.claims
+    sample(controller.pool, one)
+    journal.failing = True
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await controller.end("me", "a", ends(one), as_group=False, end_key="e")
+    journal.failing = False
+    assert await controller.end("me", "a", ends(one), as_group=False, end_key="e") == ""
+    assert len([r for r in journal.of(EpisodeEnded) if r.how == "ended"]) == 1
+    assert controller.pool.information().completed_episodes == 1
+
+
+async def test_ends_that_only_the_journal_remembers() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.past["old"] = PastEnding("me", "ended", "quarantined: x", "k", "train", 0.0)
+    old = ends(Claim("old", ""))
+    assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
+    assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
+
+
+async def test_a_claim_without_an_episode_begins_no_record() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    await claim(controller, 4)
+    before = len(journal.records)
+    assert await refusal(controller) == NO_EPISODES
+    assert await refusal(controller, wait=0.01) == NO_EPISODES
+    assert len(journal.records) == before
+    assert len(journal.of(EpisodeClaimed)) == 4
 
 
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
-    controller = rolling()
+    journal = MemoryJournal()
+    controller = rolling(journal)
     finish(controller, await claim(controller, 2), "a")
+    (running,) = await claim(controller, 1)
     with pytest.raises(ConflictError, match="stop it"):
         controller.sync_job(JOB)
-    controller.offline("stopped")
-    controller.sync_job(JOB.model_copy())
+    controller.offline("crashed")
+    controller.sync_job(JOB.model_copy(update={"resume": True}))
     assert controller.pool.information().completed_tasks == 1
+    assert controller.pool.can_continue("me", running.episode_uuid)
     controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
     assert controller.pool.information().completed_tasks == 0
+    with pytest.raises(ConflictError) as late:
+        await controller.end("me", "a", ends(running), as_group=False)
+    assert late.value.code == "episode_deleted"
+    first, same, other = [record.run_id for record in journal.of(RunBegun)]
+    assert first == same != other
 
 
 @pytest.mark.parametrize("resume", [False, True])
-async def test_what_the_run_before_collected_is_trained_only_by_a_run_that_resumes_it(resume: bool) -> None:
-    controller = rolling()
-    claims = await claim(controller, 3)
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_run_goes_on_unless_it_was_stopped_and_does_not_resume(resume: bool, stopped: bool) -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
+    controller.rollout_ready(ready(1))
+    claims = await claim(controller, 4)
     finish(controller, claims[:2], "complete")
-    finish(controller, claims[2:], "partial")
-    controller.step_done(StepResult(step=1, batch_id="earlier", metrics={}, seconds=1.0))
-    controller.offline("crashed")
+    finish(controller, claims[2:3], "partial")
+    if stopped:
+        controller.run_stopped()
+    controller.offline("gone")
     controller.sync_job(JOB.model_copy(update={"resume": resume}))
     assert len(controller.status().steps) == 1, "it can be looked at until the next run starts"
     controller.boot()
+    goes_on = resume or not stopped
+    assert controller.pool.information().tasks == ({"complete": 2, "partial": 1} if goes_on else {})
+    assert len(controller.status().steps) == goes_on
+    assert controller.pool.can_continue("me", claims[3].episode_uuid) == goes_on
+    assert len({record.run_id for record in journal.of(RunBegun)}) == (1 if goes_on else 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "steps", "resumes"),
+    [
+        ({"save_freq": 2}, 1, False),
+        ({"save_freq": 2}, 2, True),
+        ({}, 2, False),
+        ({"overrides": {"trainer.save_freq": 1}}, 1, True),
+    ],
+)
+async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
+    more: dict[str, object], steps: int, resumes: bool
+) -> None:
+    controller = rolling(job=JOB.model_copy(update=more))
+    for number in range(1, steps + 1):
+        batch = await out(controller)
+        controller.step_done(StepResult(step=number, batch_id=batch.batch_id, metrics={}, seconds=1.0))
+        controller.rollout_ready(ready(number))
+    controller.offline("crashed")
+    assert controller.boot().resume is resumes
+    assert controller.job.resume is False
+
+
+async def test_new_weights_drop_what_is_stale() -> None:
+    controller = rolling(job=JOB.model_copy(update={"max_staleness": 0}))
+    feed = asyncio.create_task(controller.next_batch())
+    claims = await claim(controller, 4)
+    finish(controller, (await claim_after(controller, claims[:1], "early"))[:1], "late")
+    finish(controller, claims[1:3], "a")
+    finish(controller, await claim(controller, 2), "b")
+    finish(controller, claims[3:], "late")
+    batch = await asyncio.wait_for(feed, LONG)
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
+    before = controller.pool.information().completed_episodes
+    assert before > 0
+    controller.rollout_ready(ready(1))
     information = controller.pool.information()
-    assert information.tasks == ({"complete": 2, "partial": 1} if resume else {})
-    assert information.dropped_episodes == (0 if resume else 3)
-    assert len(controller.status().steps) == (1 if resume else 0)
+    assert (information.completed_episodes, information.dropped_episodes) == (0, before)
+
+
+async def claim_after(controller: Controller, claims: list[Claim], task: str) -> list[Claim]:
+    """End ``claims`` and claim as many anew."""
+    finish(controller, claims, task)
+    return await claim(controller, len(claims), LONG)
+
+
+async def test_agreement_makes_a_batch() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"}))
+    feed = asyncio.create_task(controller.next_batch())
+    claims = await claim(controller, 3)
+    assert "nothing to train" in controller.agree("me")
+    finish(controller, claims[:2], "a")
+    assert controller.agree("me") == ""
+    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
+    controller.pool.collection.seen("another", train=True)
+    finish(controller, claims[2:], "a")
+    batch = await asyncio.wait_for(feed, LONG)
+    assert [len(group.trajectories) for group in batch.groups] == [2], "decided is decided"
+    assert "no training job" in opened().agree("me")
+
+
+async def test_a_dead_client_does_not_hold_up_agreement() -> None:
+    job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
+    controller = rolling(job=job, client_timeout=0.05)
+    expire = asyncio.create_task(controller.expire())
+    try:
+        feed = asyncio.create_task(controller.next_batch())
+        controller.pool.collection.seen("dead", train=True)
+        finish(controller, await claim(controller, 2), "a")
+        assert controller.agree("me") == ""
+        keep = asyncio.create_task(keep_agreeing(controller))
+        await asyncio.wait_for(feed, LONG)
+        keep.cancel()
+    finally:
+        expire.cancel()
+
+
+async def keep_agreeing(controller: Controller) -> None:
+    while True:
+        controller.agree("me")
+        await asyncio.sleep(0.01)
 
 
 async def test_idle_episodes_are_expired_without_polling() -> None:
     controller = rolling()
-    expire = asyncio.create_task(controller.expire_idle())
+    expire = asyncio.create_task(controller.expire())
     try:
-        claims = await controller.claim("me", "train", 0.05, 4, 0)
-        assert not isinstance(claims, str)
+        await asyncio.sleep(0)
+        assert isinstance(await controller.claim(ClaimWish("me", idle_timeout=0.05, count=4)), Grant)
         assert len(await claim(controller, 4, wait=LONG)) == 4
     finally:
         expire.cancel()
@@ -240,11 +462,13 @@ async def test_idle_episodes_are_expired_without_polling() -> None:
 
 async def test_waiting_for_a_state_ends_with_the_engine() -> None:
     controller = rolling()
-    waiter = asyncio.create_task(controller.wait_for_state(EngineState.WEIGHT_SYNCING, LONG))
+    waiter = asyncio.create_task(controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG))
     await asyncio.sleep(0)
     controller.offline("died")
     await asyncio.wait_for(waiter, 30)
-    started_offline = asyncio.create_task(controller.wait_for_state(EngineState.ROLLING, LONG))
+    started_offline = asyncio.create_task(
+        controller.wait_for_state([EngineState.ROLLING, EngineState.ROLLING_POST], LONG)
+    )
     await asyncio.sleep(0)
     assert not started_offline.done()
     controller.boot()
@@ -255,8 +479,8 @@ async def test_waiting_for_a_state_ends_with_the_engine() -> None:
 async def test_closing_lets_everyone_go() -> None:
     controller = rolling()
     await claim(controller, 4)
-    waiter = asyncio.create_task(controller.claim("me", "train", 1, 1, LONG))
+    waiter = asyncio.create_task(refusal(controller, wait=LONG))
     await asyncio.sleep(0)
     controller.close()
-    assert "shutting down" in str(await asyncio.wait_for(waiter, 30))
-    assert "shutting down" in str(await asyncio.wait_for(controller.claim("me", "train", 1, 1, LONG), 30))
+    assert "shutting down" in await asyncio.wait_for(waiter, 30)
+    assert "shutting down" in await asyncio.wait_for(refusal(controller, wait=LONG), 30)

@@ -1,21 +1,17 @@
-"""The pool: claims, ends, aborts, timeouts and keys, and a stateful test against a small model of it."""
+"""The pool: claims, ends, aborts, timeouts, keys and groups, and what the journal is told of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeEnd
-from swarm.server.episodes import Claim
+from swarm.protocol import EpisodeEnd, EpisodeType
+from swarm.server.episodes import Claim, ClaimWish, Ending, Grant, Refusal
+from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, EpisodesDropped, PastEnding, Record
 from swarm.server.pool import EpisodePool
 from swarm.states import EngineState
-from swarm.types import ModelCall, WorkflowOutput
+from swarm.types import ModelCall, StepResult, WorkflowOutput
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 ROLLING, POST, SYNCING = EngineState.ROLLING, EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING
@@ -28,16 +24,25 @@ class Clock:
         return self.now
 
 
-def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None) -> EpisodePool:
-    pool = EpisodePool(job, clock or Clock())
+def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[Record] | None = None) -> EpisodePool:
+    told: list[Record] = [] if records is None else records
+    pool = EpisodePool(job, lambda *new: told.extend(new), clock=clock or Clock())
     pool.enter(ROLLING)
     return pool
 
 
-def claim(pool: EpisodePool, count: int = 1, client: str = "me", episode_type: str = "train") -> list[Claim]:
-    claims = pool.claim(client, "eval" if episode_type == "eval" else "train", 240.0, count)
-    assert claims is not None
-    return claims
+def claim(
+    pool: EpisodePool, count: int = 1, client: str = "me", episode_type: EpisodeType = "train", max_seconds: float = 1e6
+) -> list[Claim]:
+    grant = pool.claim(ClaimWish(client, episode_type, 240.0, max_seconds, count))
+    assert isinstance(grant, Grant), grant
+    return list(grant.claims)
+
+
+def refused(pool: EpisodePool, count: int = 1) -> Refusal:
+    outcome = pool.claim(ClaimWish("me", count=count))
+    assert isinstance(outcome, Refusal)
+    return outcome
 
 
 def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
@@ -69,17 +74,18 @@ def sampled(pool: EpisodePool, count: int) -> list[Claim]:
 def test_claims_are_all_or_nothing_within_the_slots() -> None:
     pool = rolling_pool()
     claim(pool, 3)
-    assert pool.claim("me", "train", 240.0, 2) is None
+    assert refused(pool, 2).holds_place
     claim(pool, 1)
-    assert pool.claim("me", "train", 240.0) is None
+    assert refused(pool).holds_place
+    assert not refused(pool, 5).holds_place, "it never fits, so it holds nobody up"
     assert pool.running == 4
 
 
 @pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, POST, SYNCING])
 def test_nothing_can_be_claimed_outside_rolling(state: EngineState) -> None:
-    pool = EpisodePool(JOB)
+    pool = rolling_pool()
     pool.enter(state)
-    assert pool.claim("me", "train", 240.0) is None
+    assert refused(pool).holds_place
 
 
 def test_a_finished_episode_frees_its_slot() -> None:
@@ -98,10 +104,12 @@ def test_groups_make_a_batch() -> None:
     pool.end("me", "b", ends(b[0]))
     pool.end("me", "b", ends(b[1]))
     assert pool.batch_ready
+    assert refused(pool).holds_place, "what began now would be cut off by the weight sync"
     batch = pool.take_batch()
     assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.25, 0.25], [1.0, 1.0]]
     assert batch.groups[0].trajectories[0].timelines[0].response_ids == [1]
-    assert pool.confirm(batch.batch_id) is batch
+    assert pool.confirm(StepResult(step=1, batch_id="another", metrics={}, seconds=1.0)) is None
+    assert pool.confirm(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0)) is batch
     assert pool.information().completed_episodes == 0
 
 
@@ -185,14 +193,35 @@ def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:
     assert pool.can_continue("me", one.episode_uuid)
     with pytest.raises(ConflictError, match="idle"):
         pool.end("me", "a", ends(two))
-    assert pool.next_deadline() is None
+    assert pool.next_deadline() == clock.now + 240, "the call may end at once"
+    clock.now += 100
     pool.end_call(busy)
-    assert pool.next_deadline() == clock.now + 240
     clock.now += 239
     assert pool.expire() == 0
     clock.now += 1
     assert pool.expire() == 1
     claim(pool, 4)
+
+
+def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
+    clock = Clock()
+    pool = rolling_pool(clock=clock)
+    (chatty,) = claim(pool, max_seconds=300.0)
+    episode = pool.open(chatty.episode_uuid, chatty.key)
+    for _ in range(5):
+        clock.now += 50
+        pool.begin_call(episode)
+        pool.end_call(episode)
+        assert pool.expire() == 0
+    pool.begin_call(episode)
+    clock.now += 49
+    assert pool.expire() == 0
+    clock.now += 1
+    assert pool.expire() == 1
+    assert episode.over_error is not None and episode.over_error.code == "episode_expired"
+    with pytest.raises(ConflictError, match="max_episode_seconds") as late:
+        pool.end("me", "a", ends(chatty))
+    assert late.value.code == "episode_expired"
 
 
 def test_what_runs_in_rolling_post_may_finish_and_is_deleted_afterwards() -> None:
@@ -204,22 +233,156 @@ def test_what_runs_in_rolling_post_may_finish_and_is_deleted_afterwards() -> Non
     pool.abort("me", two.episode_uuid)
     pool.enter(SYNCING)
     assert pool.running == 0
-    with pytest.raises(ConflictError, match="too late"):
+    with pytest.raises(ConflictError, match="too late") as late:
         pool.end("me", "a", ends(three))
+    assert late.value.code == "episode_deleted"
     pool.enter(ROLLING)
     claim(pool, 4)
     assert pool.information().completed_episodes == 1
 
 
-def test_a_dead_engine_deletes_what_runs_and_keeps_what_finished() -> None:
+@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, ROLLING, POST])
+def test_a_dead_engine_keeps_what_runs_and_ends_are_taken_in_any_state(state: EngineState) -> None:
     pool = rolling_pool()
+    one, two = sampled(pool, 2)
+    pool.enter(state)
+    assert pool.open(one.episode_uuid, one.key).over_error is None
+    pool.end("me", "a", ends(one))
+    assert pool.abort("me", two.episode_uuid) == ""
+    assert (pool.information().completed_episodes, pool.running) == (1, 0)
+
+
+def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
     pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
+    pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
+    pool.take_batch()
+    pool.enter(SYNCING)
+    pool.enter(EngineState.OFFLINE)
+    pool.collection.give_back()
+    assert pool.begin_run(JOB, "another run") == 4
+    assert not pool.batch_ready
+    info = pool.information()
+    assert (info.completed_episodes, info.dropped_episodes) == (0, 0), "counts are of the run"
+    dropped = [uuid for r in records if isinstance(r, EpisodesDropped) for uuid in r.episode_uuids]
+    assert len(dropped) == len(set(dropped)) == 4
+    pool.enter(ROLLING)
     (running,) = claim(pool)
     episode = pool.open(running.episode_uuid, running.key)
-    pool.enter(EngineState.OFFLINE, "killed by SIGKILL")
-    assert episode.over_error is not None
-    assert "SIGKILL" in episode.over_error.message
-    assert pool.information().completed_tasks == 1
+    pool.begin_call(episode)
+    pool.begin_run(JOB.model_copy(update={"batch_size": 1}), "another job")
+    assert episode.over_error is not None and episode.over_error.code == "episode_deleted"
+    pool.end_call(episode)
+    assert len(claim(pool, 2)) == 2
+
+
+def test_which_end_counts() -> None:
+    pool = rolling_pool()
+    (one,) = sampled(pool, 1)
+    pool.end("me", "a", ends(one), end_key="first")
+    for key in ("first", ""):
+        assert pool.end("me", "a", ends(one, reward=0.0), end_key=key) == ""
+    with pytest.raises(ConflictError, match="another call") as late:
+        pool.end("me", "a", ends(one, reward=0.0), end_key="second")
+    assert late.value.code == "episode_ended"
+    assert pool.information().completed_episodes == 1
+
+
+def test_an_end_that_only_the_journal_remembers() -> None:
+    pool = rolling_pool()
+    past = {
+        "ended": Ending.of_past(PastEnding("me", "ended", "no call", "k", "train", 0.0)),
+        "idle": Ending.of_past(PastEnding("me", "idle", "", "", "train", 0.0)),
+    }
+    gone = {name: [EpisodeEnd(episode_uuid=name, workflow_output=WorkflowOutput(reward=1))] for name in past}
+    assert pool.end("me", "a", gone["ended"], end_key="k", past=past) == "no call"
+    with pytest.raises(ConflictError) as late:
+        pool.end("me", "a", gone["idle"], past=past)
+    assert late.value.code == "episode_timed_out"
+    with pytest.raises(NotFoundError):
+        pool.end("stranger", "a", gone["ended"], past=past)
+
+
+def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> None:
+    pool = rolling_pool()
+    grant = pool.claim(ClaimWish("me", count=3, as_group=True))
+    assert isinstance(grant, Grant)
+    group = pool.open_group(grant.group_uuid, grant.group_key)
+    assert [episode.episode_uuid for episode in group.members] == [one.episode_uuid for one in grant.claims]
+    assert grant.group_key not in repr(group)
+    for uuid, key in ((grant.group_uuid, grant.claims[0].key), ("nobody", grant.group_key), ("ä", "ä")):
+        with pytest.raises(AuthenticationError):
+            pool.open_group(uuid, key)
+    with pytest.raises(AuthenticationError):
+        pool.open(grant.claims[0].episode_uuid, grant.group_key)
+    pool.abort("me", grant.claims[1].episode_uuid)
+    with pytest.raises(AuthenticationError):
+        pool.open_group(grant.group_uuid, grant.group_key)
+    assert pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+
+
+def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    grant = pool.claim(ClaimWish("me", count=2, as_group=True, claim_key="k"))
+    assert isinstance(grant, Grant)
+    uuids = [one.episode_uuid for one in grant.claims]
+    assert pool.grant_again(uuids, as_group=True) == grant
+    assert len(records) == 2, "nothing new happened"
+    pool.abort("me", uuids[1])
+    again = pool.grant_again(uuids, as_group=True)
+    assert [one.episode_uuid for one in again.claims] == uuids
+    assert again.claims[0] == grant.claims[0]
+    for uuid, key in ((uuids[1], grant.claims[1].key), (uuids[1], again.claims[1].key)):
+        with pytest.raises(AuthenticationError):
+            pool.open(uuid, key)
+    with pytest.raises(AuthenticationError):
+        pool.open_group(again.group_uuid, again.group_key)
+
+
+def test_the_journal_is_told_everything_once_and_in_order() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    (one,) = sampled(pool, 1)
+    episode = pool.open(one.episode_uuid, one.key)
+    pool.end("me", "a", ends(one, reward=0.5), end_key="k")
+    pool.end("me", "a", ends(one, reward=0.5), end_key="k")
+    pool.record(episode, episode.calls[0])
+    pool.quarantine(episode, "too late")
+    claimed, called, ended = records
+    assert isinstance(claimed, EpisodeClaimed) and isinstance(called, CallRecorded) and isinstance(ended, EpisodeEnded)
+    assert one.key not in repr(records)
+    assert (ended.how, ended.task_id, ended.end_key, ended.drop_reason) == ("ended", "a", "k", "")
+    assert ended.trajectory is not None and ended.trajectory.reward == 0.5
+
+
+def test_stale_episodes_are_dropped_with_new_weights() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    (one,) = sampled(pool, 1)
+    pool.end("me", "a", ends(one))
+    assert pool.advance(1) == 0
+    assert pool.advance(2) == 1
+    assert isinstance(records[-1], EpisodesDropped) and list(records[-1].episode_uuids) == [one.episode_uuid]
+    assert pool.information().dropped_episodes == 1
+
+
+def test_a_batch_comes_again_until_its_step_is_recorded_and_is_dropped_after_its_attempts() -> None:
+    job = JOB.model_copy(update={"batch_attempts": 2})
+    pool = rolling_pool(job)
+    for task in "ab":
+        pool.end("me", task, ends(*sampled(pool, 2)), as_group=True)
+    batch = pool.take_batch()
+    pool.collection.give_back()
+    assert pool.take_batch() is batch, "a kill is no evidence against it"
+    first = pool.fail_batch(batch.batch_id)
+    assert first is not None and first.dropped is None
+    assert pool.take_batch() is batch
+    second = pool.fail_batch(batch.batch_id)
+    assert second is not None and second.dropped is not None
+    assert pool.information().dropped_episodes == 4
+    assert not pool.batch_ready
 
 
 def test_eval_episodes_are_never_trained() -> None:
@@ -258,195 +421,3 @@ def test_one_quarantined_episode_drops_its_group_when_ended_one_by_one() -> None
     pool.end("me", "a", ends(good))
     info = pool.information()
     assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
-
-
-@dataclass
-class Shadow:
-    """What the model knows of one episode."""
-
-    claim: Claim
-    client: str
-    eval: bool
-    active: float
-    sampled: bool = False
-    quarantined: bool = False
-    outcome: str = field(default="running")
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """The pool against a model that keeps one word per episode; all episodes end one by one."""
-
-    claims = Bundle("claims")
-    JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_parallel_episodes=6)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = Clock()
-        self.pool = EpisodePool(self.JOB, self.clock)
-        self.engine = EngineState.OFFLINE
-        self.known: list[Shadow] = []
-        self.finished: dict[str, list[str]] = {}
-        self.lost: dict[str, int] = {}
-        self.complete: list[list[str]] = []
-        self.out: list[list[str]] = []
-        self.batch_id = ""
-        self.dropped = self.quarantined = self.trained = 0
-        self.go(ROLLING)
-
-    def running(self) -> list[Shadow]:
-        return [shadow for shadow in self.known if shadow.outcome == "running"]
-
-    def go(self, *states: EngineState) -> None:
-        for state in states:
-            self.pool.enter(state)
-            self.engine = state
-
-    @rule()
-    def roll(self) -> None:
-        if self.engine is not POST:
-            self.go(ROLLING)
-
-    @precondition(lambda self: self.engine is ROLLING)
-    @rule()
-    def post(self) -> None:
-        self.go(POST)
-
-    @precondition(lambda self: self.engine is POST)
-    @rule()
-    def sync(self) -> None:
-        for shadow in self.running():
-            shadow.outcome = "late"
-        self.go(SYNCING)
-
-    @precondition(lambda self: len(self.known) % 4 == 3)
-    @rule()
-    def die(self) -> None:
-        for shadow in self.running():
-            shadow.outcome = "late"
-        self.go(EngineState.OFFLINE)
-        assert self.pool.give_back() == len(self.out)
-        self.complete, self.out = self.out + self.complete, []
-
-    @rule(target=claims, count=st.integers(1, 3), client=st.sampled_from("xy"), is_eval=st.booleans())
-    def claim(self, count: int, client: str, is_eval: bool):
-        got = self.pool.claim(client, "eval" if is_eval else "train", 10.0, count)
-        room = self.JOB.slots - len(self.running())
-        assert (got is not None) == (self.engine is ROLLING and room >= count)
-        shadows = [Shadow(one, client, is_eval, self.clock.now) for one in got or []]
-        self.known += shadows
-        return multiple(*shadows)
-
-    @precondition(lambda self: self.engine is ROLLING and len(self.running()) < self.JOB.slots)
-    @rule(task=st.sampled_from("ab"), kind=st.sampled_from(["fine", "fine", "empty", "bad"]))
-    def whole_episode(self, task: str, kind: str) -> None:
-        (one,) = claim(self.pool)
-        shadow = Shadow(one, "me", False, self.clock.now)
-        self.known.append(shadow)
-        if kind != "empty":
-            self.call(shadow, kind == "bad")
-        self.end(shadow, task, False)
-
-    @rule(shadow=claims, bad=st.booleans())
-    def call(self, shadow: Shadow, bad: bool) -> None:
-        if shadow.outcome != "running":
-            with pytest.raises(AuthenticationError):
-                self.pool.open(shadow.claim.episode_uuid, shadow.claim.key)
-            return
-        episode = self.pool.open(shadow.claim.episode_uuid, shadow.claim.key)
-        self.pool.begin_call(episode)
-        if bad:
-            self.pool.quarantine(episode, "bad")
-            shadow.quarantined = True
-        else:
-            sample(self.pool, shadow.claim)
-            shadow.sampled = True
-        self.pool.end_call(episode)
-        shadow.active = self.clock.now
-
-    @rule(seconds=st.integers(1, 12))
-    def wait(self, seconds: int) -> None:
-        self.clock.now += seconds
-        expired = [shadow for shadow in self.running() if self.clock.now - shadow.active >= 10]
-        assert self.pool.expire() == len(expired)
-        for shadow in expired:
-            shadow.outcome = "late"
-
-    @rule(shadow=claims, task=st.sampled_from("abc"), stranger=st.booleans())
-    def end(self, shadow: Shadow, task: str, stranger: bool) -> None:
-        client = "z" if stranger else shadow.client
-        error = NotFoundError if stranger else ConflictError if shadow.outcome == "late" else None
-        if error is not None:
-            with pytest.raises(error):
-                self.pool.end(client, task, ends(shadow.claim))
-            return
-        reason = self.pool.end(client, task, ends(shadow.claim))
-        if shadow.outcome == "running":
-            shadow.outcome = self.expect_end(shadow, task)
-        assert bool(reason) == (shadow.outcome == "dropped")
-
-    def expect_end(self, shadow: Shadow, task: str) -> str:
-        if shadow.eval:
-            return "done"
-        fine = shadow.sampled and not shadow.quarantined
-        if fine:
-            self.finished.setdefault(task, []).append(shadow.claim.episode_uuid)
-        else:
-            self.lost[task] = self.lost.get(task, 0) + 1
-            self.quarantined += shadow.quarantined
-            self.dropped += not shadow.quarantined
-        group, lost = self.finished.get(task, []), self.lost.get(task, 0)
-        if len(group) + lost == self.JOB.num_repeat:
-            self.finished.pop(task, None)
-            self.lost.pop(task, None)
-            if lost:
-                self.dropped += len(group)
-            else:
-                self.complete.append(group)
-        return "done" if fine else "dropped"
-
-    @rule(shadow=consumes(claims), stranger=st.booleans())
-    def abort(self, shadow: Shadow, stranger: bool) -> None:
-        if stranger:
-            with pytest.raises(NotFoundError):
-                self.pool.abort("z", shadow.claim.episode_uuid)
-            return
-        note = self.pool.abort(shadow.client, shadow.claim.episode_uuid)
-        assert bool(note) == (shadow.outcome in ("done", "dropped"))
-        if shadow.outcome == "running":
-            shadow.outcome = "late"
-
-    @precondition(lambda self: not self.out and self.pool.batch_ready)
-    @rule()
-    def take(self) -> None:
-        batch = self.pool.take_batch()
-        self.out, self.complete = self.complete[:2], self.complete[2:]
-        self.batch_id = batch.batch_id
-        assert [[t.episode_uuid for t in group.trajectories] for group in batch.groups] == self.out
-
-    @precondition(lambda self: self.out)
-    @rule()
-    def train(self) -> None:
-        assert self.pool.confirm(self.batch_id) is not None
-        self.trained += sum(map(len, self.out))
-        self.out = []
-
-    @invariant()
-    def the_pool_agrees(self) -> None:
-        info = self.pool.information()
-        assert info.running_episodes == len(self.running())
-        assert info.completed_tasks == len(self.complete)
-        assert info.completed_episodes == sum(map(len, self.complete)) + sum(map(len, self.finished.values()))
-        assert (info.dropped_episodes, info.quarantined_episodes) == (self.dropped, self.quarantined)
-        assert self.pool.batch_ready == (len(self.complete) >= self.JOB.batch_size)
-
-    @invariant()
-    def every_ended_train_episode_is_in_one_place(self) -> None:
-        info = self.pool.information()
-        ended = sum(not shadow.eval and shadow.outcome in ("done", "dropped") for shadow in self.known)
-        out = sum(map(len, self.out))
-        places = info.completed_episodes + info.dropped_episodes + info.quarantined_episodes + out + self.trained
-        assert places == ended
-
-
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestPoolMachine = PoolMachine.TestCase
