@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.server.journal import Journal
+from swarm.server.journal.export import ExportState, export
+from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodeQuarantined, EpisodesDropped, RunBegun
+from swarm.types import Trajectory
+from tests.swarm.server.journal.build import batch, claimed, ended, refused, step, trajectory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Generator[Path]:
+    """The journal of a server that runs, with one episode of each fate."""
+    path = tmp_path / "journal.db"
+
+    async def fill() -> Journal:
+        journal = Journal.open(path)
+        names = ["trained", "waiting", "stale", "refused", "out", "gone", "running"]
+        journal.append(RunBegun("r0", ""), claimed("old"), ended("old"), EpisodesDropped(["old"], "older"))
+        journal.append(RunBegun("r1", ""), *(claimed(name, group_uuid="g") for name in names))
+        journal.append(claimed("test", episode_type="eval"), EpisodeEnded("test", "c", "ended", 2.0))
+        journal.append(ended("trained"), BatchTaken(batch("b1", t=["trained"])), step("b1", 7))
+        journal.append(*(ended(name) for name in ("waiting", "stale", "out")), BatchTaken(batch("b2", t=["out"])))
+        journal.append(EpisodesDropped(["stale"], "too old"), EpisodeEnded("gone", "c", "idle", 3.0))
+        journal.append(EpisodeQuarantined("refused", "token truth"), refused("refused", "quarantined: token truth"))
+        await journal.synced()
+        return journal
+
+    with asyncio.Runner() as runner:
+        journal = runner.run(fill())
+        yield path
+        runner.run(journal.close())
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        ("trained", ["trained"]),
+        ("waiting", ["waiting", "out"]),
+        ("dropped", ["old", "stale", "refused"]),
+        ("all", ["old", "trained", "waiting", "stale", "refused", "out", "gone", "test"]),
+    ],
+)
+def test_each_state_has_its_episodes(path: Path, tmp_path: Path, state: ExportState, names: list[str]) -> None:
+    report = export(path, tmp_path / "x.jsonl", state)
+    assert [row["episode_uuid"] for row in lines(tmp_path / "x.jsonl")] == names
+    assert report.rows == len(names)
+    assert report.bytes == (tmp_path / "x.jsonl").stat().st_size
+
+
+def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
+    export(path, tmp_path / "x.jsonl")
+    (row,) = lines(tmp_path / "x.jsonl")
+    given = trajectory("trained")
+    assert row.pop("timelines") == [timeline.model_dump() for timeline in given.timelines]
+    assert row.pop("output") == {"reward": 1.0, "is_success": None, "metadata": {"answer": "yes"}, "log_metrics": {}}
+    assert row == {
+        "episode_uuid": "trained",
+        "run_id": "r1",
+        "state": "trained",
+        "episode_type": "train",
+        "client_uuid": "c",
+        "group_uuid": "g",
+        "task_id": "t",
+        "reward": 1.0,
+        "how": "ended",
+        "drop_reason": "",
+        "quarantine_reason": "",
+        "batch_id": "b1",
+        "step": 7,
+        "min_policy_version": 3,
+        "max_policy_version": 4,
+        "claimed_at": 1.5e9,
+        "ended_at": 1.6e9,
+        "num_calls": 1,
+    }
+
+
+def test_why_an_episode_was_dropped(path: Path, tmp_path: Path) -> None:
+    export(path, tmp_path / "x.jsonl", "dropped")
+    rows = {row["episode_uuid"]: row for row in lines(tmp_path / "x.jsonl")}
+    assert {name: row["drop_reason"] for name, row in rows.items()} == {
+        "old": "older",
+        "stale": "too old",
+        "refused": "quarantined: token truth",
+    }
+    assert rows["refused"]["quarantine_reason"] == "token truth"
+    assert rows["stale"]["timelines"]
+    assert rows["refused"]["timelines"] == []
+
+
+def test_parquet_holds_what_json_holds_and_gives_the_trajectory_back(path: Path, tmp_path: Path) -> None:
+    export(path, tmp_path / "x.jsonl", "all")
+    export(path, tmp_path / "x.parquet", "all")
+    rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    for row in rows:
+        row["output"] = None if row["output"] is None else json.loads(row["output"])
+    assert rows == lines(tmp_path / "x.jsonl")
+    (row,) = [row for row in rows if row["state"] == "trained"]
+    back = Trajectory(
+        log_metrics=trajectory("trained").log_metrics,
+        **{name: row[name] for name in ("episode_uuid", "task_id", "reward", "num_calls", "timelines")},
+    )
+    assert back == trajectory("trained")
+
+
+def test_an_export_of_nothing_has_the_columns(path: Path, tmp_path: Path) -> None:
+    report = export(path, tmp_path / "x.parquet", "trained", run_id="r0")
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert (report.rows, table.num_rows) == (0, 0)
+    assert "timelines" in table.column_names
+
+
+def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None, str]] = []
+    report = export(path, tmp_path / "x.jsonl", "all", "r1", progress=lambda *one: seen.append(one))
+    assert report.rows == 7
+    assert seen == [("export", 7, 7, "episodes")]
+
+
+def test_many_episodes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.export._PIECE_BYTES", 5_000)
+    path = tmp_path / "journal.db"
+    names = [f"e{number}" for number in range(150)]
+
+    async def fill() -> None:
+        journal = Journal.open(path)
+        journal.append(*map(claimed, names), *(ended(name, f"task {name}") for name in reversed(names)))
+        await journal.close()
+
+    asyncio.run(fill())
+    before = path.read_bytes()
+    seen: list[int] = []
+    report = export(path, tmp_path / "x.parquet", "waiting", progress=lambda _, done, *rest: seen.append(done))
+    rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert [row["episode_uuid"] for row in rows] == names
+    assert [row["task_id"] for row in rows] == [f"task {name}" for name in names]
+    assert (report.timelines, report.tokens) == (150, 450)
+    assert len(seen) > 10
+    assert seen[-1] == 150
+    assert path.read_bytes() == before
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+
+    async def fill() -> None:
+        journal = Journal.open(path)
+        end = ended("a")
+        assert end.output is not None
+        output = end.output.model_copy(update={"log_metrics": {"x": float("nan")}})
+        journal.append(claimed("a"), EpisodeEnded("a", "c", "ended", 1.0, "t", output, trajectory=trajectory("a")))
+        await journal.close()
+
+    asyncio.run(fill())
+    export(path, tmp_path / "x.jsonl", "waiting")
+    assert lines(tmp_path / "x.jsonl")[0]["output"]["log_metrics"] == {"x": None}
+
+
+@pytest.mark.parametrize(
+    ("journal", "out", "run", "message"),
+    [
+        ("journal.db", "x.csv", None, r"must end in \.parquet or \.jsonl"),
+        ("none.db", "x.jsonl", None, "there is no journal"),
+        ("journal.db", "none/x.jsonl", None, "cannot write"),
+        ("journal.db", "none/x.parquet", None, "cannot write"),
+        ("journal.db", "x.jsonl", "r9", "no run r9; the latest runs are: r0, r1"),
+        ("noise.db", "x.jsonl", None, "cannot read the journal"),
+        ("empty.db", "x.jsonl", None, "is empty"),
+    ],
+)
+def test_what_cannot_be_exported_leaves_no_file(
+    path: Path, journal: str, out: str, run: str | None, message: str
+) -> None:
+    folder = path.parent
+    (folder / "noise.db").write_bytes(b"noise" * 1000)
+    (folder / "empty.db").touch()
+    with pytest.raises(ConfigError, match=message):
+        export(folder / journal, folder / out, "all", run)
+    assert not [file.name for file in folder.iterdir() if "x." in file.name]

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ConfigError, UnavailableError
+from swarm.server.journal import Journal
+from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodesDropped, PastEnding, Recovered, RunBegun
+from tests.swarm.server.journal.build import batch, call, claimed, ended, refused, step, trajectory
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+async def journal(path: Path) -> AsyncGenerator[Journal]:
+    journal = Journal.open(path)
+    yield journal
+    await journal.close()
+
+
+@contextmanager
+def full_disk(path: Path) -> Generator[None]:
+    """No file of this process may grow: the next commit fails in a real write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    wal = path.with_name("journal.db-wal")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (wal.stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_an_empty_journal_recovers_to_nothing(path: Path) -> None:
+    journal = Journal.open(path)
+    assert journal.recover() == Recovered()
+    asyncio.run(journal.close())
+
+
+async def test_what_is_synced_is_there_for_another_connection(journal: Journal) -> None:
+    journal.append(RunBegun("r", "job"), claimed("a"), call("a", "1"), claimed("b"))
+    assert journal.pending == 4
+    await journal.synced()
+    assert journal.pending == 0
+    found = journal.recover()
+    assert [one.claim.episode_uuid for one in found.claimed] == ["a", "b"]
+    assert found.claimed[0].calls == (call("a", "1").call,)
+    assert (found.run_id, found.job_yaml) == ("r", "job")
+
+
+async def test_synced_returns_at_once_when_nothing_is_pending(journal: Journal) -> None:
+    async with asyncio.timeout(0):
+        await journal.synced()
+
+
+async def test_hundreds_who_wait_share_commits(journal: Journal) -> None:
+    async def one(number: int) -> None:
+        journal.append(claimed(f"e{number}"))
+        await journal.synced()
+        journal.append(ended(f"e{number}"))
+        await journal.synced()
+
+    await asyncio.gather(*(one(number) for number in range(300)))
+    stats = journal.stats()
+    assert (stats.records, stats.pending, stats.error) == (600, 0, "")
+    assert stats.commits < 100
+    assert {one.episode_uuid for _, one in journal.recover().finished} == {f"e{n}" for n in range(300)}
+
+
+async def test_one_who_gives_up_takes_nobody_along(journal: Journal) -> None:
+    journal.append(claimed("a"))
+    tasks = [asyncio.create_task(journal.synced()) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert done[0] is done[2] is None
+    assert isinstance(done[1], asyncio.CancelledError)
+
+
+async def test_closing_writes_what_is_pending(path: Path) -> None:
+    journal = Journal.open(path)
+    journal.append(*(claimed(f"e{n}") for n in range(500)))
+    await journal.close()
+    await journal.close()
+    again = Journal.open(path)
+    assert len(again.recover().claimed) == 500
+    await again.close()
+    assert not path.with_name("journal.db-wal").exists()
+
+
+async def test_a_full_disk_refuses_and_recovers_in_order(journal: Journal, path: Path) -> None:
+    journal.append(claimed("a"), claimed("b"))
+    await journal.synced()
+    with full_disk(path):
+        journal.append(ended("a", tokens=5000))
+        with pytest.raises(UnavailableError) as caught:
+            await journal.synced(within=0.2)
+        assert caught.value.code == "journal_unavailable"
+        assert caught.value.should_retry
+        journal.append(ended("b"))
+        stats = journal.stats()
+        assert stats.pending == 2
+        assert stats.oldest_pending_seconds >= 0.2
+        assert stats.error in caught.value.message
+        assert stats.error
+        assert journal.recover().finished == []
+    await journal.synced()
+    assert [one.episode_uuid for _, one in journal.recover().finished] == ["a", "b"]
+    assert journal.stats().error == ""
+    assert journal.stats().oldest_pending_seconds == 0.0
+
+
+async def test_a_disk_that_stays_full_does_not_hold_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.journal._CLOSE_SECONDS", 0.2)
+    journal = Journal.open(path)
+    journal.append(claimed("a"))
+    await journal.synced()
+    with full_disk(path):
+        journal.append(ended("a", tokens=5000))
+        await journal.close()
+    assert "1 journal records could not be written" in caplog.text
+    again = Journal.open(path)
+    assert [one.claim.episode_uuid for one in again.recover().claimed] == ["a"]
+    await again.close()
+
+
+def test_a_damaged_file_is_named(path: Path) -> None:
+    journal = Journal.open(path)
+    journal.append(*(claimed(f"e{n}") for n in range(50)))
+    asyncio.run(journal.close())
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"cannot read the journal .*journal\.db"):
+        Journal.open(path)
+
+
+async def test_past_endings(journal: Journal) -> None:
+    journal.append(claimed("a"), claimed("b", client="d", episode_type="eval"), claimed("c"), claimed("w"))
+    journal.append(refused("a", "no call"), EpisodeEnded("b", "d", "capped", 5.0), ended("w", end_key="k"))
+    journal.append(EpisodesDropped(["w"], "stale"))
+    await journal.synced()
+    assert await journal.past_ending("a") == PastEnding("c", "ended", "no call", "", "train", 1.6e9)
+    assert await journal.past_ending("b") == PastEnding("d", "capped", "", "", "eval", 5.0)
+    # the answer to a repeated end is the first one: that it was dropped later does not change it
+    assert await journal.past_ending("w") == PastEnding("c", "ended", "", "k", "train", 1.6e9)
+    assert await journal.past_ending("c") is None
+    assert await journal.past_ending("never") is None
+
+
+async def test_past_claims(journal: Journal) -> None:
+    journal.append(claimed("a", claim_key="k"), claimed("b", client="d", claim_key="k"))
+    journal.append(claimed("g1", claim_key="g", group_uuid="G"), claimed("g2", claim_key="g", group_uuid="G"))
+    # nobody waited for it any more, so the key was forgotten and used again
+    journal.append(
+        claimed("o", claim_key="twice"), EpisodeEnded("o", "c", "engine", 1.0), claimed("n", claim_key="twice")
+    )
+    await journal.synced()
+    assert await journal.past_claim("c", "k") == ["a"]
+    assert await journal.past_claim("d", "k") == ["b"]
+    assert await journal.past_claim("c", "g") == ["g1", "g2"]
+    assert await journal.past_claim("c", "twice") == ["n"]
+    assert await journal.past_claim("e", "k") is None
+    assert await journal.past_claim("c", "") is None
+    assert journal.recover().claims == {
+        ("c", "k"): ["a"],
+        ("d", "k"): ["b"],
+        ("c", "g"): ["g1", "g2"],
+        ("c", "twice"): ["n"],
+    }
+
+
+async def test_an_outstanding_batch_comes_back_as_it_was_until_its_step(journal: Journal) -> None:
+    uuids = ["a", "b", "c", "d"]
+    taken = batch("b1", t=["d", "a"], u=["b"])
+    journal.append(RunBegun("r", ""), *map(claimed, uuids))
+    journal.append(*(ended(uuid, "u" if uuid == "b" else "t") for uuid in uuids), BatchTaken(taken))
+    await journal.synced()
+    found = journal.recover()
+    assert found.outstanding is not None
+    assert found.outstanding.batch == taken
+    assert found.finished == [("c", trajectory("c"))]
+    journal.append(step("b1"), step("b1"))
+    await journal.synced()
+    found = journal.recover()
+    assert found.outstanding is None
+    assert (found.trained, found.steps) == (3, [step("b1").result])
+
+
+async def test_a_second_batch_gives_the_first_one_back(journal: Journal) -> None:
+    journal.append(claimed("a"), claimed("b"), ended("a"), ended("b"))
+    journal.append(BatchTaken(batch("b1", t=["a", "b"])), BatchTaken(batch("b2", t=["b"])), step("b1"))
+    await journal.synced()
+    found = journal.recover()
+    assert found.outstanding is not None
+    assert found.outstanding.batch == batch("b2", t=["b"])
+    assert [one.episode_uuid for _, one in found.finished] == ["a"]
+    assert found.trained == 0
+
+
+async def test_any_name_that_a_body_can_carry_is_stored(journal: Journal) -> None:
+    journal.append(claimed("a", client="\ud800"), ended("a", task_id="\udfff\0"))
+    await journal.synced()
+    assert journal.recover().finished == [("?", trajectory("a", "\udfff\0"))]

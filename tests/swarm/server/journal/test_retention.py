@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swarm.server.journal import Journal
+from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodesDropped, RunBegun
+from tests.swarm.server.journal.build import batch, claimed, ended, step
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer._IDLE", 0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.01)
+
+
+def dropped(journal: Journal, first: int, last: int, tokens: int = 3) -> None:
+    """Append episodes that end and are dropped."""
+    names = [f"e{number}" for number in range(first, last)]
+    journal.append(*map(claimed, names), *(ended(name, tokens=tokens) for name in names))
+    journal.append(EpisodesDropped(names, "stale"))
+
+
+async def test_the_latest_of_those_that_are_over_are_kept(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
+    journal.append(RunBegun("r", ""), claimed("running"), claimed("waiting"), ended("waiting"))
+    journal.append(claimed("out"), ended("out"), BatchTaken(batch("b", t=["out"])))
+    for first in range(0, 1000, 100):
+        dropped(journal, first, first + 100)
+        await journal.synced()
+    await until(lambda: len(journal.recover().endings) == 52)
+    found = journal.recover()
+    assert set(found.endings) == {"waiting", "out", *(f"e{n}" for n in range(950, 1000))}
+    assert [one.claim.episode_uuid for one in found.claimed] == ["running"]
+    assert [one.episode_uuid for _, one in found.finished] == ["waiting"]
+    assert found.outstanding is not None
+    assert found.dropped == 1000, "what is forgotten stays counted"
+    assert await journal.past_ending("e3") is None
+    await journal.close()
+
+
+async def test_a_trained_episode_makes_room_too(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db", keep_episodes=1)
+    journal.append(claimed("a"), claimed("b"), ended("a"), ended("b"), BatchTaken(batch("x", t=["a", "b"])), step("x"))
+    await journal.synced()
+    await until(lambda: set(journal.recover().endings) == {"b"})
+    assert journal.recover().trained == 2
+    await journal.close()
+
+
+async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    limit = 2 * 1024 * 1024
+    journal = Journal.open(path, keep_bytes=limit)
+    for first in range(0, 2000, 50):
+        dropped(journal, first, first + 50, tokens=400)  # 40 times a quarter of a megabyte
+        await journal.synced()
+        assert path.stat().st_size < 3 * limit
+    await journal.close()
+    journal = Journal.open(path, keep_bytes=limit // 4)
+    journal.append(claimed("wake"))
+    await journal.synced()
+    slack = 512 * 4096
+    await until(lambda: path.stat().st_size < limit // 4 + 2 * slack)
+    assert "e1999" in journal.recover().endings
+    await journal.close()
+
+
+async def test_live_episodes_are_kept_whatever_their_size(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db", keep_bytes=1, keep_episodes=0)
+    names = [f"e{number}" for number in range(200)]
+    journal.append(*map(claimed, names), *map(ended, names), claimed("gone"), EpisodeEnded("gone", "c", "idle", 1.0))
+    await journal.synced()
+    await until(lambda: "gone" not in journal.recover().endings)
+    assert len(journal.recover().finished) == 200
+    await journal.close()
