@@ -1,0 +1,97 @@
+"""``/metrics``: it is Prometheus text, it counts what happens, and it does not grow with who does it."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarm.types import StepResult
+from tests.swarm.server.conftest import Rig, ready
+from tests.swarm.server.vllm import plain
+
+pytestmark = pytest.mark.anyio
+
+
+async def scrape(rig: Rig) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = await rig.client.get("/metrics")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+async def test_a_step_from_claim_to_record(rig: Rig) -> None:
+    for task, reward in (("a", 0.0), ("a", 1.0), ("b", 0.0), ("b", 1.0)):
+        episode = await rig.claim(throttle_policy={"current_task_id": task})
+        await episode.chat()
+        await episode.end(task, reward)
+    found = await scrape(rig)
+    assert found["swarm_pool_episodes", (("state", "waiting"),)] == 4
+    assert found["swarm_pool_groups", (("state", "complete"),)] == 2
+    batch = await rig.controller.next_batch()
+    assert (await scrape(rig))["swarm_pool_episodes", (("state", "in_batch"),)] == 4
+    rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    # one that is dropped, one that is given up, one that runs
+    await (await rig.claim()).end("c")
+    aborted = await rig.claim()
+    await rig.post("/abort_episode", client_uuid="me", episode_uuid=aborted.uuid)
+    await rig.claim()
+
+    found = await scrape(rig)
+    assert found["swarm_engine_state", (("state", "rolling"),)] == 1
+    assert sum(value for (name, _), value in found.items() if name == "swarm_engine_state") == 1
+    assert found["swarm_policy_version", ()] == 1
+    assert (found["swarm_step_seconds_count", ()], found["swarm_step_seconds_sum", ()]) == (1, 3.0)
+    assert found["swarm_step_seconds_bucket", (("le", "5.0"),)] == 1
+    assert found["swarm_episodes_total", (("outcome", "trainable"),)] == 4
+    assert found["swarm_episodes_total", (("outcome", "untrainable"),)] == 1
+    assert found["swarm_episodes_total", (("outcome", "aborted"),)] == 1
+    assert found["swarm_claimed_episodes_total", (("type", "train"),)] == 7
+    assert found["swarm_dropped_episodes_total", (("cause", "no completed LLM call was recorded in the episode"),)] == 1
+    assert found["swarm_trained_episodes_total", ()] == 4
+    assert found["swarm_tokens_total", (("kind", "sampled"),)] == 8
+    assert found["swarm_tokens_total", (("kind", "trained"),)] == 8
+    assert found["swarm_pool_episodes", (("state", "running"),)] == 1
+    assert found["swarm_claim_wait_seconds_count", ()] == 7
+    assert found["swarm_clients", (("state", "active"),)] == 1
+    assert found["swarm_replicas", (("state", "healthy"),)] == 1
+    assert found["swarm_replica_calls_total", (("address", rig.vllm_address),)] == 4
+    assert found["swarm_journal_commits_total", ()] > 0 and found["swarm_journal_bytes", ()] > 0
+    assert found["swarm_journal_failing", ()] == 0
+    requests = (("method", "POST"), ("route", "/end_episode"), ("status", "200"))
+    assert found["swarm_requests_total", requests] == 5
+    chat = "/episodes/{episode_uuid}/v1/chat/completions"
+    assert found["swarm_request_seconds_count", (("route", chat),)] == 4
+
+
+async def test_quarantine_is_counted_by_its_reason(rig: Rig) -> None:
+    rig.vllm.script.append(plain([1, 2], logprobs=None))
+    episode = await rig.claim()
+    await episode.chat()
+    await episode.end()
+    found = await scrape(rig)
+    (reason,) = [labels for name, labels in found if name == "swarm_quarantined_episodes_total"]
+    assert found["swarm_quarantined_episodes_total", reason] == 1
+    assert found["swarm_episodes_total", (("outcome", "untrainable"),)] == 1
+
+
+async def test_neither_callers_nor_tasks_add_time_series(rig: Rig) -> None:
+    async def visit(n: int) -> None:
+        episode = await rig.claim(f"client-{n}", throttle_policy={"current_task_id": f"task-{n}"})
+        await episode.chat()
+        await episode.end(f"task-{n}")
+        await rig.client.get(f"/nonsense/{n}")
+        await rig.client.get(f"/episodes/{n}/v1/models")
+        await rig.client.request(f"VERB{n}", "/status")
+
+    await visit(0)
+    before = set(await scrape(rig))
+    for n in range(1, 5):
+        await visit(n)
+    assert set(await scrape(rig)) - before <= {
+        ("swarm_requests_total", (("method", "GET"), ("route", "/metrics"), ("status", "200"))),
+        *(key for key in await scrape(rig) if key[1] and ("route", "/metrics") in key[1]),
+    }
