@@ -31,8 +31,9 @@ class WorkflowOutput(Model):
 
     reward: FiniteFloat
     is_success: bool | None = None
-    metadata: dict[str, Any] = {}
-    log_metrics: dict[str, float] = {}
+    # factories: pydantic makes a deep copy of a default that is mutable, for every end
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    log_metrics: dict[str, float] = Field(default_factory=dict[str, float])
 
 
 class ModelCall(Model):

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.errors import UnavailableError
-from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, bearer, read_model
+from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, base_url, bearer, read_model
 
 
 class Body(BaseModel):
@@ -131,3 +131,19 @@ async def test_the_key_is_read_from_either_header(client: httpx.AsyncClient, hea
     async with client:
         answer = await client.post("/echo", json={"number": 1}, headers=headers)
     assert answer.json()["key"] == "k1"
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1:10086", b"train.example", b"[::1]:80", b"a b", b"", None])
+@pytest.mark.parametrize("root", ["", "/swarm"])
+@pytest.mark.parametrize("server", [("10.0.0.1", 80), ("10.0.0.1", 8080), None])
+def test_the_base_url_is_starlettes(host: bytes | None, root: str, server: tuple[str, int] | None) -> None:
+    scope = {
+        "type": "http",
+        "scheme": "http",
+        "server": server,
+        "path": f"{root}/claim_episode",
+        "root_path": root,
+        "query_string": b"a=1",
+        "headers": [] if host is None else [(b"host", host)],
+    }
+    assert base_url(Request(scope)) == str(Request(scope).base_url)
