@@ -54,7 +54,10 @@ class TrainJob(Model):
         "next sync, null: never",
     )
     max_cached_episodes: int = Field(
-        default=9999, ge=1, description="finished episodes that may wait for a batch; beyond it claims wait"
+        default=9999,
+        ge=1,
+        description="finished and running episodes together; beyond it claims wait, or the oldest incomplete group is "
+        "dropped if no batch is in sight. Never less than one batch and all slots",
     )
     batch_attempts: int = Field(
         default=3, ge=1, description="a batch on which the trainer fails so often is dropped instead of tried again"
