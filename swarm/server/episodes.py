@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Episode:
     active_in: Collection | None = None
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     quarantine_reason: str = ""
+    #: the transaction by which alone it may end, see :mod:`swarm.server.prepared`
+    promised_to: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     over_error: SwarmGatewayError | None = None
 
@@ -67,7 +70,10 @@ class Episode:
         return self.claim.episode_type
 
     def deadline(self) -> float:
-        """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap."""
+        """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap; never
+        while its end is promised."""
+        if self.promised_to:
+            return math.inf
         return self.cap if self.in_flight else min(self.cap, self.last_active + self.claim.idle_timeout)
 
     def opens(self, key_digest: bytes) -> bool:
@@ -100,7 +106,8 @@ class EpisodeGroup:
 class ClaimWish:
     """What a client asks for: ``count`` episodes at once or none; times in seconds.
 
-    Of wishes with one client and ``claim_key`` (if not empty) all get what the first got.
+    Of wishes with one client and ``claim_key`` (if not empty) all get what the first got; a restart remembers that of
+    several episodes only if they were claimed ``as_group``.
     """
 
     client_uuid: str

@@ -1,9 +1,9 @@
 """A stand-in engine process that speaks the real link: both roles, scripted by its arguments.
 
 ``python fake_engine.py MODE JOB.yaml`` with MODE one of ``train`` (a step per batch), ``one_step`` (then Finished),
-``crash`` (traceback while booting), ``broken`` (Finished with an error), ``lingering`` (the same once it rolls, and
-then five seconds to clean up), ``mute`` (never says Hello), ``silent`` (stops beating once it rolls), ``stubborn``
-(ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder).
+``crash`` (traceback while booting), ``broken`` (Finished with an error), ``failing`` (the same once it has a batch),
+``lingering`` (the same once it rolls, and then five seconds to clean up), ``mute`` (never says Hello), ``silent``
+(stops beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm.types import StepResult
 BOUND = time.monotonic() + 60
 
 
-def main(mode: str, job_path: str) -> None:
+def main(mode: str, job_path: str, vllm: str = "127.0.0.1:1") -> None:
     job = parse_job(Path(job_path).read_text())
     print("the engine starts", flush=True)
     if mode == "mute":
@@ -39,12 +39,12 @@ def main(mode: str, job_path: str) -> None:
             return
         if mode == "stubborn":
             leave_traces()
-        train(mode, driver, rollout)
+        train(mode, driver, rollout, vllm)
 
 
-def train(mode: str, driver: EngineEnd, rollout: EngineEnd) -> None:
+def train(mode: str, driver: EngineEnd, rollout: EngineEnd, vllm: str) -> None:
     version = 0
-    rollout.send(ready(version))
+    rollout.send(ready(vllm, version))
     if mode == "lingering":
         driver.send(Finished(error="out of memory"))
         time.sleep(5)
@@ -54,6 +54,9 @@ def train(mode: str, driver: EngineEnd, rollout: EngineEnd) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     while time.monotonic() < BOUND:
         match rollout.receive(timeout=1.0):
+            case BatchReady() if mode == "failing":
+                driver.send(Finished(error="out of memory"))
+                return
             case BatchReady(batch=batch):
                 version += 1
                 result = StepResult(step=version, batch_id=batch.batch_id, metrics={"loss": 0.25}, seconds=0.1)
@@ -61,7 +64,7 @@ def train(mode: str, driver: EngineEnd, rollout: EngineEnd) -> None:
                 if mode == "one_step":
                     driver.send(Finished())
                     return
-                rollout.send(ready(version))
+                rollout.send(ready(vllm, version))
             case Stop() if mode != "stubborn":
                 driver.send(Finished())
                 return
@@ -69,8 +72,8 @@ def train(mode: str, driver: EngineEnd, rollout: EngineEnd) -> None:
                 pass
 
 
-def ready(version: int) -> RolloutReady:
-    return RolloutReady(addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1)
+def ready(vllm: str, version: int) -> RolloutReady:
+    return RolloutReady(addresses=[vllm], model="m", policy_version=version, next_step=version + 1)
 
 
 def leave_traces() -> None:
@@ -87,4 +90,5 @@ def leave_traces() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    # MODE or MODE@ADDRESS, where its vLLM is
+    main(sys.argv[1].partition("@")[0], sys.argv[2], sys.argv[1].partition("@")[2] or "127.0.0.1:1")

@@ -17,7 +17,9 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.job import TrainJob, dump_job
+from swarm.server.app import JOURNAL_NAME
 from swarm.server.config import ServerConfig
+from swarm.server.journal.journal import Journal
 from swarm.server.run import serve, url_of
 
 pytestmark = pytest.mark.slow
@@ -37,6 +39,16 @@ async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
 async def test_beyond_loopback_without_a_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without a token"):
         await serve(ServerConfig(host="0.0.0.0", port=0, run_dir=tmp_path))
+
+
+@pytest.mark.anyio
+async def test_a_run_folder_of_another_server(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / JOURNAL_NAME)
+    try:
+        with pytest.raises(ConfigError, match="in use by another swarm server"):
+            await serve(ServerConfig(port=0, run_dir=tmp_path))
+    finally:
+        await journal.close()
 
 
 def test_the_url_can_be_connected_to() -> None:

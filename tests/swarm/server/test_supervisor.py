@@ -18,8 +18,10 @@ from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.job import TrainJob
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
+from swarm.server.journal.records import BatchFailed, RunStopped
 from swarm.server.supervisor import Supervisor, check_model
 from swarm.states import EngineState
+from tests.swarm.server.memory import MemoryJournal
 from tests.swarm.server.test_controller import JOB, claim, finish
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -35,12 +37,17 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def engine(
-    tmp_path: Path, mode: str, command: tuple[str, ...] | None = None, **config: Any
+    tmp_path: Path,
+    mode: str,
+    command: tuple[str, ...] | None = None,
+    journal: MemoryJournal | None = None,
+    **config: Any,
 ) -> AsyncGenerator[tuple[Controller, Supervisor]]:
-    controller = Controller(0.0)
-    controller.sync_job(JOB)
     script = str(Path(__file__).parent / "fake_engine.py")
-    settings = ServerConfig(run_dir=tmp_path / "run", **{"stop_grace": 5.0} | config)
+    settings = ServerConfig(run_dir=tmp_path / "run", **{"stop_grace": 5.0, "post_rolling_timeout": 0.0} | config)
+    controller = Controller(settings)
+    controller.open(journal or MemoryJournal())
+    controller.sync_job(JOB)
     supervisor = Supervisor(settings, controller, command or (sys.executable, script, mode))
     try:
         yield controller, supervisor
@@ -49,7 +56,7 @@ async def engine(
 
 
 async def reach(controller: Controller, state: EngineState) -> None:
-    await controller.wait_for_state(state, LONG)
+    await controller.wait_for_state([state], LONG)
     assert controller.state is state, controller.status()
 
 
@@ -117,7 +124,8 @@ async def test_an_engine_that_failed_is_offline_before_it_has_cleaned_up(tmp_pat
 
 
 async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
-    async with engine(tmp_path, "one_step") as (controller, supervisor):
+    journal = MemoryJournal()
+    async with engine(tmp_path, "one_step", journal=journal) as (controller, supervisor):
         await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         finish(controller, await claim(controller, 2), "a")
@@ -125,6 +133,7 @@ async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
         await reach(controller, EngineState.OFFLINE)
         assert "the training run is finished" in controller.status().engine.engine_status_detail
         assert len(controller.status().steps) == 1
+        assert journal.of(RunStopped)
 
 
 async def test_a_killed_engine_is_noticed_at_once(tmp_path: Path) -> None:
@@ -138,6 +147,47 @@ async def test_a_killed_engine_is_noticed_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - started < 5
         assert "killed by SIGKILL" in controller.status().engine.engine_status_detail
         assert controller.pool.information().completed_tasks == 1
+
+
+async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "failing", journal=journal) as (controller, supervisor):
+        for attempt in (1, 2):
+            await supervisor.start()
+            await reach(controller, EngineState.ROLLING)
+            if attempt == 1:
+                finish(controller, await claim(controller, 2), "a")
+                finish(controller, await claim(controller, 2), "b")
+            await reach(controller, EngineState.OFFLINE)
+            assert "out of memory" in controller.status().engine.engine_status_detail
+            assert [record.attempts for record in journal.of(BatchFailed)] == list(range(1, attempt + 1))
+        assert controller.pool.collection.outstanding is not None
+        await supervisor.stop(for_good=True)
+        assert not journal.of(RunStopped), "there was nothing to stop"
+
+
+async def test_only_a_stop_on_purpose_ends_the_run(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "train", journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await supervisor.stop()
+        assert not journal.of(RunStopped)
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await supervisor.stop(for_good=True)
+        assert len(journal.of(RunStopped)) == 1
+
+
+async def test_no_engine_starts_for_a_run_that_is_not_on_disk(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "train", journal=journal) as (controller, supervisor):
+        journal.failing = True
+        with pytest.raises(EngineError, match="the disk is full"):
+            await supervisor.start()
+        assert controller.state is EngineState.OFFLINE
+        journal.failing = False
+        await supervisor.start()
 
 
 async def test_a_silent_engine_is_noticed_and_killed(tmp_path: Path) -> None:
