@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from swarm.http.asgi import read_model
+from swarm.errors import NotFoundError
+from swarm.http.asgi import base_url, read_model
 from swarm.protocol import (
     AgreeSyncWeightRequest,
     AgreeSyncWeightResponse,
@@ -93,7 +94,7 @@ class EpisodeRoutes:
                 client_uuid=wanted.client_uuid,
                 episodes=episodes,
                 group_uuid=grant.group_uuid,
-                openai_base_url=f"{request.base_url}groups/{grant.group_uuid}/v1",
+                openai_base_url=f"{base_url(request)}groups/{grant.group_uuid}/v1",
                 openai_api_key=grant.group_key,
             )
         )
@@ -113,7 +114,11 @@ class EpisodeRoutes:
 
     async def abort_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EpisodeRequest, self.config.max_body_bytes)
-        note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid)
+        try:
+            note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid)
+        except NotFoundError as exc:
+            # whoever aborts wants to be rid of it: an error would only have the client try again
+            note = exc.message
         return answer(SuccessResponse(success=True, error=note or None))
 
     async def can_continue_episode(self, request: Request) -> Response:
@@ -154,4 +159,4 @@ def _ended(dropped: str) -> Response:
 
 def _episode_url(request: Request, claim: Claim) -> str:
     # the address under which this caller reached us is the one that it can reach again
-    return f"{request.base_url}episodes/{claim.episode_uuid}/v1"
+    return f"{base_url(request)}episodes/{claim.episode_uuid}/v1"

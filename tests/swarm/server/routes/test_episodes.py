@@ -62,9 +62,11 @@ async def test_a_caller_that_leaves_gives_up_its_place(rig: Rig) -> None:
 async def test_strangers_and_late_ends_are_refused(rig: Rig) -> None:
     episode = await rig.claim()
     body = {"episode_uuid": episode.uuid, "task_id": "a", "workflow_output": {"reward": 1}}
-    for path in ("/end_episode", "/abort_episode"):
-        response = await rig.client.post(path, json=body | {"client_uuid": "stranger"})
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "episode_not_found")
+    response = await rig.client.post("/end_episode", json=body | {"client_uuid": "stranger"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "episode_not_found")
+    # a stranger's abort changes nothing, and says so without an error
+    aborted = await rig.post("/abort_episode", client_uuid="stranger", episode_uuid=episode.uuid)
+    assert aborted["success"] and "not yours" in aborted["error"]
     assert (await rig.post("/can_continue_episode", client_uuid="stranger", episode_uuid=episode.uuid)) == {
         "can_continue": False
     }

@@ -37,7 +37,7 @@ def test_every_route_of_the_app_is_in_the_table(tmp_path: Path) -> None:
 
 def test_every_control_route_has_a_scope_of_its_own() -> None:
     control = {one.path for one in OPERATIONS if not one.path.startswith(WITHOUT_TOKEN)}
-    assert control == set(ROUTE_SCOPES)
+    assert control <= set(ROUTE_SCOPES)
     assert all((one.key == "token") == (one.path in control) for one in OPERATIONS)
 
 
