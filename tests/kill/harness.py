@@ -28,12 +28,12 @@ from swarm.job import TrainJob, dump_job
 from tests.kill.invariants import Witnesses, lines
 from tests.kill.proxy import Proxy
 
-JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=2)
+JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
 CLIENTS = ("ann", "bob", "eve")
 #: how often which is killed
 VICTIMS = {"server": 0.4, "client": 0.3, "engine": 0.3}
 _START_SECONDS = 60.0
-_PROGRESS_SECONDS = 30.0
+_PROGRESS_SECONDS = 60.0
 _FINISH_SECONDS = 180.0
 
 
@@ -97,11 +97,20 @@ class Harness:
         return plan
 
     async def _kill_one(self, victim: str, port: int) -> None:
-        if self._random.random() < 0.7:
-            # mostly there was something to lose since the last one; the rest hits what is just starting
-            before = self._acknowledged()
-            await self._until(lambda: self._acknowledged() > before, _PROGRESS_SECONDS, "no end was acknowledged")
-        await asyncio.sleep(self._random.uniform(0.0, 0.6))
+        moment = self._random.random()
+        if moment < 0.5:
+            # there was something to lose since the last one
+            enough = self._acknowledged() + self._random.randint(1, 12)
+            await self._until(lambda: self._acknowledged() >= enough, _PROGRESS_SECONDS, "no ends were acknowledged")
+            await asyncio.sleep(self._random.uniform(0.0, 0.6))
+        elif moment < 0.8:
+            # a batch is out, its step about to be recorded
+            steps = self._attempts()
+            await self._until(lambda: self._attempts() > steps, _PROGRESS_SECONDS, "no step was trained")
+            await asyncio.sleep(self._random.uniform(0.0, 0.1))
+        else:
+            # perhaps what is just starting
+            await asyncio.sleep(self._random.uniform(0.0, 0.6))
         self.kills[victim] += 1
         match victim:
             case "server":
@@ -129,6 +138,9 @@ class Harness:
             if (path := self.folder / f"{name}.jsonl").exists()
             for text in [path.read_bytes()]
         )
+
+    def _attempts(self) -> int:
+        return sum("trained" in line for line in self._engine_lines())
 
     def _engine_lines(self) -> list[dict[str, Any]]:
         path = self.folder / "engine.jsonl"
@@ -242,7 +254,7 @@ class Harness:
         deadline = time.monotonic() + within
         while not condition():
             assert time.monotonic() < deadline, f"{otherwise} within {within:g} s; {await self._state()}"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
 
     async def _state(self) -> str:
         try:
