@@ -30,6 +30,7 @@ from swarm.server.journal.schema import State
 #: episodes that are over and whose repeated claim or end is still told from a new one's
 _OVER_REMEMBERED = 20_000
 _NEW_RUN = "a new run began"
+_FINISHED = (State.WAITING, State.OUT)
 
 Row = tuple[Any, ...]
 Rows = list[Row]
@@ -234,23 +235,18 @@ class Ledger:
 
     def _take(self, record: BatchTaken, changes: Changes) -> None:
         batch = record.batch
-        if self.batch and batch.batch_id == self.batch_id:
+        named = [one.episode_uuid for group in batch.groups for one in group.trajectories]
+        taken = [uuid for uuid in named if (episode := self.live.get(uuid)) and episode.state in _FINISHED]
+        if not taken or batch.batch_id == self.batch_id:
             return
         if self.batch:
             # one batch is out at a time: that a second one was taken means that the first one came back
             self._move(self.batch, State.WAITING, changes)
             changes.batches[self.batch_id] = None
         members = [[group.task_id, [one.episode_uuid for one in group.trajectories]] for group in batch.groups]
-        taken = [
-            one.episode_uuid
-            for group in batch.groups
-            for one in group.trajectories
-            if (episode := self.live.get(one.episode_uuid)) is not None and episode.state is State.WAITING
-        ]
         self.batch_id, self.batch = batch.batch_id, dict.fromkeys(taken)
-        if taken:
-            self._move(taken, State.OUT, changes, batch_id=batch.batch_id)
-            changes.batches[batch.batch_id] = (batch.batch_id, pack_json(members), 0)
+        self._move(taken, State.OUT, changes, batch_id=batch.batch_id)
+        changes.batches[batch.batch_id] = (batch.batch_id, pack_json(members), 0)
 
     def _step(self, record: StepRecorded, changes: Changes) -> None:
         result = record.result
@@ -264,9 +260,8 @@ class Ledger:
         self._forget_batch(changes)
 
     def _drop(self, episode_uuids: Sequence[str], reason: str, changes: Changes) -> None:
-        ended = (State.WAITING, State.OUT)
         dropped = list(
-            dict.fromkeys(uuid for uuid in episode_uuids if uuid in self.live and self.live[uuid].state in ended)
+            dict.fromkeys(uuid for uuid in episode_uuids if uuid in self.live and self.live[uuid].state in _FINISHED)
         )
         if not dropped:
             return
