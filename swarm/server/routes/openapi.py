@@ -86,7 +86,7 @@ def _operation(one: Operation, references: dict[Any, dict[str, Any]]) -> dict[st
         content = {"application/json": {"schema": references[one.request, "validation"]}}
         described["requestBody"] = {"required": True, "content": content}
     elif one.upload is not None:
-        described["requestBody"] = {"required": True, "content": {one.upload: {}}}
+        described["requestBody"] = {"required": True, "content": {one.upload: {"schema": {"type": "string", "format": "binary"}}}}
     if one.key == "token":
         # the empty alternative: programs on this machine, where the operator allows it
         described["security"] = [{"token": [needed_scope(one.path)]}, {}]

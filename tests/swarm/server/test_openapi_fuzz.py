@@ -1,0 +1,150 @@
+"""schemathesis against a live server, from its own document: no 5xx that is not documented, and answers that conform.
+
+Bodies that fit their schema and bodies that do not, on a server whose engine is scripted; half of them name a running
+episode. The server is stopped and started last, because little is left to ask for afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.generation import GenerationMode
+
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from swarm.server.controller import Controller
+from swarm.server.routes.operations import OPERATIONS
+from tests.swarm.server.conftest import JOB, ready
+from tests.swarm.server.vllm import ScriptedVllm, beside, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+EXAMPLES = 12
+LAST = ("/sync_train_config", "/sync_train_code", "/stop_engine", "/start_engine")
+#: of what conforms: statuses, types and bodies of answers. Whether invalid data is refused is not asked, because our
+#: bodies are tolerant of what foreign clients add.
+_CONFORMANCE = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
+
+
+@schemathesis.serializer("application/zip")
+def no_zip(context: Any, value: Any) -> bytes:
+    """Anything but an archive."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+class Caller:
+    """Sends cases; every second one is about an episode that runs."""
+
+    def __init__(self, url: str) -> None:
+        load_all_checks()
+        self.url = url
+        self.http = httpx.Client(base_url=url, trust_env=False, verify=False)
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self.checks = [CHECKS.get_one(name) for name in _CONFORMANCE]
+        self.turn = itertools.cycle((True, False))
+        self.statuses: dict[str, set[int]] = {}
+
+    def sent(self, case: Any) -> None:
+        real = self.claim(case.path) if next(self.turn) else {}
+        headers = dict(case.headers or {})
+        if "{" in case.path and real:
+            case.path_parameters = {"episode_uuid": real["uuid"], "group_uuid": real["uuid"]}
+            headers["authorization"] = f"Bearer {real['key']}"
+        if isinstance(case.body, dict) and real:
+            for name in ("client_uuid", "episode_uuid"):
+                if name in case.body:
+                    case.body[name] = real[name]
+            for end in case.body.get("ends") or []:
+                if isinstance(end, dict):
+                    end["episode_uuid"] = real["episode_uuid"]
+        if case.path == "/status" and case.query:
+            case.query.pop("wait_seconds", None)
+        answer = case.call(base_url=self.url, session=self.session, headers=headers, timeout=20)
+        self.statuses.setdefault(case.operation.label, set()).add(answer.status_code)
+        assert answer.status_code < 500 or answer.status_code == 503, f"{case.as_curl_command()}: {answer.text}"
+        case.validate_response(answer, checks=self.checks)
+
+    def claim(self, path: str) -> dict[str, str]:
+        """A group of one, so that both kinds of addresses work; nothing while the engine is off."""
+        body = {"client_uuid": "fuzz", "count": 1, "discard_episode_timeout": 30}
+        answer = self.http.post("/claim_group", json=body).json()
+        if not answer.get("success"):
+            return {}
+        (episode,) = answer["episodes"]
+        one = {"client_uuid": "fuzz", "episode_uuid": episode["episode_uuid"]}
+        if path.startswith("/groups"):
+            return one | {"uuid": answer["group_uuid"], "key": answer["openai_api_key"]}
+        return one | {"uuid": episode["episode_uuid"], "key": episode["openai_api_key"]}
+
+
+def fuzz(url: str) -> dict[str, set[int]]:
+    """Ask every route; the statuses that each answered."""
+    caller = Caller(url)
+    schema = schemathesis.openapi.from_dict(caller.http.get("/openapi.json").json())
+    operations = [result.ok() for result in schema.get_all_operations()]
+    for operation in sorted(operations, key=lambda one: LAST.index(one.path) if one.path in LAST else -1):
+        for mode in _modes(operation):
+
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: Any) -> None:
+                caller.sent(case)
+
+            ask()
+    caller.session.close()
+    caller.http.close()
+    return caller.statuses
+
+
+def _modes(operation: Any) -> Iterator[GenerationMode]:
+    yield GenerationMode.POSITIVE
+    # every byte string is a body of the upload: there is no wrong one
+    if any(body.media_type == "application/json" for body in operation.body):
+        yield GenerationMode.NEGATIVE
+
+
+async def test_no_undocumented_answer(tmp_path: Path) -> None:
+    vllm = ScriptedVllm()
+    config = ServerConfig(run_dir=tmp_path, post_rolling_timeout=0.0, max_episode_seconds=60)
+    app = create_app(config, engine_command=(sys.executable, "-c", "raise SystemExit(1)"))
+    async with serving(beside(app, vllm)) as url:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
+            await http.get("/health")
+        controller: Controller = app.state.controller
+        # slots for every episode that is claimed and left alone, and no batch ever
+        controller.sync_job(JOB.model_copy(update={"batch_size": 2000}))
+        controller.boot()
+        controller.rollout_ready(ready(url.removeprefix("http://")))
+        statuses = await asyncio.to_thread(fuzz, url)
+    assert set(statuses) == {f"{one.method} {one.path}" for one in OPERATIONS}
+    # it was not all refused at the door
+    assert {label for label, seen in statuses.items() if 200 not in seen} <= {
+        "POST /sync_train_config",
+        "POST /sync_train_code",
+        "POST /start_engine",
+        "POST /prepare_group_end",
+        "POST /commit_group_end",
+        "POST /register_episode",
+        "POST /update_engine_status",
+        "POST /update_current_batch_rollout_pool_information",
+        "POST /update_current_batch_rollout_pool_information_and_fetch_instruction",
+    }
