@@ -4,20 +4,34 @@
 ``module:attribute``; :class:`HookRunner` calls hooks behind a deadline and an error boundary.
 """
 
-from reward_hooks.contract import Candidate, GroupScore, HookContext, Hooks, Reward, Submission, UserRequest
+from reward_hooks.contract import (
+    Candidate,
+    Feedback,
+    GroupScore,
+    HookContext,
+    Hooks,
+    Reward,
+    Session,
+    Submission,
+    Turn,
+    UserRequest,
+)
 from reward_hooks.loader import load_hooks
 from reward_hooks.runner import HookRunner
 from swarm.types import Task
 
 __all__ = [
     "Candidate",
+    "Feedback",
     "GroupScore",
     "HookContext",
     "HookRunner",
     "Hooks",
     "Reward",
+    "Session",
     "Submission",
     "Task",
+    "Turn",
     "UserRequest",
     "load_hooks",
 ]

@@ -1,8 +1,8 @@
-"""The hook contract: every type that a reward hook receives or returns, and the two functions a hook file defines.
+"""The hook contract: every type that a reward hook receives or returns, and the functions that a hook file defines.
 
 Invariant: a reward is a finite number with its reasons; there is no default reward and no random score.
 
-A hook folder holds two files, each with one function of the file's own name, sync or async::
+A hook folder holds one file per hook, each with one function of the file's own name, sync or async::
 
     # on_compute_relative_reward.py (required)
     def on_compute_relative_reward(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
@@ -12,14 +12,26 @@ A hook folder holds two files, each with one function of the file's own name, sy
     def on_user_submit_new_requests(request: UserRequest, context: HookContext) -> list[dict] | Submission:
         return [dict(request.body) for _ in range(context.num_repeat)]
 
+    # on_session_end.py (optional; without it: a session as a whole earns nothing)
+    def on_session_end(session: Session, context: HookContext) -> list[float]:
+        return [1.0 if session.feedback and session.feedback.rating == 1.0 else 0.0 for _ in session.turns]
+
 Further files of the folder can be imported by name, as in ``from helper import grade`` (an installed module of the same
-name goes first).
+name goes first). ``load_hooks`` tells the other ways to name hooks.
 
-The first is asked once per user request, with all N answers, and returns one reward per candidate in their order: only
-the differences inside the group train the model. The second is asked before sampling and returns N request bodies
-(``context.num_repeat`` of them), or a ``Submission`` that also says which task they belong to.
+``on_compute_relative_reward`` is asked once per user request, with all answers that there are (one is possible, and so
+are fewer than N where a gate comes before this hook), and returns one reward per candidate in their order. Only the
+differences inside the group train the model: equal rewards are a tie and teach nothing, which is the right thing to
+return for answers that are equally good. A hook that cannot tell raises ``HookError`` with the reason; it never makes a
+number up. The group is then not trained, the reason is counted, and the user gets an answer all the same.
 
-Both are pure functions of their arguments: what they get is a copy, and a hook that raises, hangs, or returns
+``on_user_submit_new_requests`` is asked before sampling and returns N request bodies (``context.num_repeat`` of them),
+identical or varied (temperature, system prompt, tools), or a ``Submission`` that also says which task they belong to.
+
+``on_session_end`` is asked once when a conversation is over, and returns one reward per turn, in their order: what the
+answer that was delivered in that turn earns beyond its own reward.
+
+All are pure functions of their arguments: what they get is a copy, and a hook that raises, hangs, or returns
 something else drops the group from training while the user still gets an answer.
 """
 
@@ -27,16 +39,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
 from swarm.types import Model, Task
 
-#: Names of the two hook functions, of the files that hold them, and of their positional parameters.
+#: Names of the hook functions, of the files that hold them, and of their positional parameters.
 SUBMIT = "on_user_submit_new_requests"
 REWARD = "on_compute_relative_reward"
-PARAMETERS: dict[str, tuple[str, ...]] = {SUBMIT: ("request", "context"), REWARD: ("task", "candidates", "context")}
+SESSION_END = "on_session_end"
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    SUBMIT: ("request", "context"),
+    REWARD: ("task", "candidates", "context"),
+    SESSION_END: ("session", "context"),
+}
 
 #: Rewards closer than this are equal: no GRPO advantage can come of them.
 EQUAL_WITHIN = 1e-9
@@ -75,11 +92,49 @@ class Submission(Model):
     requests: list[dict[str, Any]] = Field(min_length=1)
 
 
+class Feedback(Model):
+    """What the user let be known about one answer or one session, said or shown.
+
+    ``rating`` is what was said: from -1 (bad) to 1 (good), ``None`` if nothing. ``signals`` are what was observed, by
+    name, each in [0, 1]: how surely or how much it happened (``copied``, ``regenerated``, ``edited``, ``repeated``,
+    ``abandoned``, ...). A signal that is not there was not observed, which is not the same as 0.
+    """
+
+    rating: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
+    comment: str = ""
+    signals: dict[str, Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]] = {}
+
+
+class Turn(Model):
+    """One request of a session and the answer that was delivered for it.
+
+    ``request`` is the body as the app sent it, ``message`` the OpenAI message delivered, ``reward`` what the reward
+    hook gave that answer (``None`` where the group was not scored).
+    """
+
+    completion_id: str = Field(min_length=1)
+    request: dict[str, Any]
+    message: dict[str, Any]
+    reward: FiniteFloat | None = None
+    feedback: Feedback | None = None
+
+
+class Session(Model):
+    """The turns of one conversation, oldest first; ``feedback`` is about the whole of it."""
+
+    session_id: str = Field(min_length=1)
+    turns: list[Turn]
+    feedback: Feedback | None = None
+
+
 class Candidate(Model):
     """One sampled answer.
 
     ``message`` is the OpenAI message of the choice; ``text`` its text content ("" when there is none). Token counts are
-    the engine's own; ``latency_seconds`` runs from sending the request to its last byte.
+    the engine's own; ``latency_seconds`` runs from sending the request to its last byte. ``request`` is the body that
+    the answer was sampled from (empty where unknown). ``logprobs`` is the choice's object in OpenAI's form, ``None``
+    unless ``request`` asked for them. ``session`` holds the turns before this one, ``None`` where the gateway knows of
+    no session. ``feedback`` is ``None`` until the user gave any, which only a delivered answer can get.
     """
 
     index: int = Field(ge=0)
@@ -91,6 +146,10 @@ class Candidate(Model):
     prompt_tokens: int = Field(default=0, ge=0)
     latency_seconds: float = Field(default=0.0, ge=0)
     policy_version: int | None = None
+    request: dict[str, Any] = {}
+    logprobs: dict[str, Any] | None = None
+    session: Session | None = None
+    feedback: Feedback | None = None
 
 
 class Reward(Model):
@@ -131,12 +190,14 @@ SubmitResult = list[dict[str, Any]] | Submission
 RewardResult = list[float | Reward] | list[float] | list[Reward]
 SubmitHook = Callable[[UserRequest, HookContext], SubmitResult | Awaitable[SubmitResult]]
 RewardHook = Callable[[Task, list[Candidate], HookContext], RewardResult | Awaitable[RewardResult]]
+SessionHook = Callable[[Session, HookContext], RewardResult | Awaitable[RewardResult]]
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """The two functions in use; ``source`` says where they came from, for messages. ``submit`` may be absent."""
+    """The functions in use; ``source`` says where they came from, for messages. Only ``reward`` must be there."""
 
     reward: RewardHook
     submit: SubmitHook | None = None
     source: str = "hooks"
+    session_end: SessionHook | None = None

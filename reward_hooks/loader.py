@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from reward_hooks.contract import PARAMETERS, REWARD, SUBMIT, Hooks, RewardHook, SubmitHook
+from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks, RewardHook, SessionHook, SubmitHook
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute, load_file
 
@@ -23,8 +24,9 @@ def load_hooks(spec: str | Path) -> Hooks:
     any other: two hook folders in one process share those of the same name.
 
     Args:
-        spec: a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py``, or
-            ``module:attribute``, the attribute being a module, an object or a ``Hooks`` with functions of these names.
+        spec: a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py`` and
+            ``on_session_end.py``, or ``module:attribute``, the attribute being a module, an object or a ``Hooks`` with
+            functions of these names.
 
     Raises:
         ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters.
@@ -47,12 +49,14 @@ def _from_folder(folder: Path) -> Hooks:
     # process has yet to import must not take its place
     if (siblings := str(folder.resolve())) not in sys.path:
         sys.path.append(siblings)
-    reward_file, submit_file = folder / f"{REWARD}.py", folder / f"{SUBMIT}.py"
-    if not reward_file.is_file():
+    if not (folder / f"{REWARD}.py").is_file():
         raise ConfigError(f"{folder} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
-    reward = _function(load_file(reward_file), REWARD, str(reward_file))
-    submit = _function(load_file(submit_file), SUBMIT, str(submit_file)) if submit_file.is_file() else None
-    return Hooks(cast(RewardHook, reward), cast("SubmitHook | None", submit), source=str(folder))
+    found = {
+        name: _function(load_file(file), name, str(file))
+        for name in PARAMETERS
+        if (file := folder / f"{name}.py").is_file()
+    }
+    return _hooks(found, str(folder))
 
 
 def _from_object(target: object, spec: str) -> Hooks:
@@ -60,9 +64,21 @@ def _from_object(target: object, spec: str) -> Hooks:
         return target
     if inspect.isclass(target):
         raise ConfigError(f"{spec} is a class; name an instance of it")
-    reward = _function(target, REWARD, spec)
-    submit = _function(target, SUBMIT, spec) if getattr(target, SUBMIT, None) is not None else None
-    return Hooks(cast(RewardHook, reward), cast("SubmitHook | None", submit), source=spec)
+    found = {
+        name: _function(target, name, spec)
+        for name in PARAMETERS
+        if name == REWARD or getattr(target, name, None) is not None
+    }
+    return _hooks(found, spec)
+
+
+def _hooks(found: Mapping[str, Any], source: str) -> Hooks:
+    return Hooks(
+        cast(RewardHook, found[REWARD]),
+        cast("SubmitHook | None", found.get(SUBMIT)),
+        source=source,
+        session_end=cast("SessionHook | None", found.get(SESSION_END)),
+    )
 
 
 def _function(holder: object, name: str, where: str) -> Any:

@@ -20,12 +20,14 @@ from typing import Any, TypeVar, cast
 
 from reward_hooks.contract import (
     REWARD,
+    SESSION_END,
     SUBMIT,
     Candidate,
     GroupScore,
     HookContext,
     Hooks,
     Reward,
+    Session,
     Submission,
     UserRequest,
 )
@@ -68,7 +70,8 @@ class HookRunner:
 
         Raises:
             HookError: the hook failed; ``code`` is ``hook_timeout``, ``hook_raised``, ``hook_result`` or ``hook_busy``;
-                or what it is to get cannot be copied (``hook_arguments``).
+                or what it is to get cannot be copied (``hook_arguments``); or it raised a ``HookError`` itself: then
+                the code is that one's, ``hook_refused`` if it has none of its own.
         """
         if self._hooks.submit is None:
             return Submission(
@@ -89,9 +92,24 @@ class HookRunner:
         copies = self._copied(REWARD, task), self._copied(REWARD, list(candidates))
         result = await self._call(REWARD, self._hooks.reward, context, *copies)
         try:
-            return _checked_score(result, len(candidates))
+            return GroupScore(rewards=_checked_rewards(result, len(candidates), "candidates"))
         except Exception as exc:  # what user code returns may raise at any touch
             raise self._error(REWARD, str(exc), "hook_result") from exc
+
+    async def end_session(self, session: Session, context: HookContext) -> list[Reward] | None:
+        """What each turn of ``session`` earns for the whole of it, in their order; ``None`` without such a hook.
+
+        Raises:
+            HookError: the hook failed; see :meth:`submit`. No turn earns anything.
+        """
+        if self._hooks.session_end is None:
+            return None
+        copied = self._copied(SESSION_END, session)
+        result = await self._call(SESSION_END, self._hooks.session_end, context, copied)
+        try:
+            return _checked_rewards(result, len(session.turns), "turns")
+        except Exception as exc:  # what user code returns may raise at any touch
+            raise self._error(SESSION_END, str(exc), "hook_result") from exc
 
     def _copied(self, name: str, argument: T) -> T:
         """What a hook may change as it likes; the task of a submit hook can hold anything, deep nesting included."""
@@ -120,6 +138,9 @@ class HookRunner:
             raise self._error(name, exc.message, exc.code or "hook_busy") from exc
         if done.error is None:
             return done.value
+        if isinstance(done.error, HookError):  # the hook's own word that it cannot tell
+            code = done.error.code if done.error.code != HookError.default_code else "hook_refused"
+            raise self._error(name, f"gives no result: {done.error.message}", code or "hook_refused") from done.error
         # an Exception keeps its trace; an exit of the interpreter must not travel on, not even as a cause
         cause = done.error if isinstance(done.error, Exception) else None
         raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised") from cause
@@ -194,15 +215,15 @@ def _checked_submission(result: object, request: UserRequest, context: HookConte
     return Submission(task=task, requests=listed)
 
 
-def _checked_score(result: object, count: int) -> GroupScore:
+def _checked_rewards(result: object, count: int, of: str) -> list[Reward]:
     if not isinstance(result, list | tuple):
-        raise ValueError(f"returned a {type(result).__name__}; return a list with one reward per candidate")
+        raise ValueError(f"returned a {type(result).__name__}; return a list with one reward per {of[:-1]}")
     values = list(cast("Sequence[object]", result))
     if len(values) != count:
-        raise ValueError(f"returned {len(values)} rewards for {count} candidates")
+        raise ValueError(f"returned {len(values)} rewards for {count} {of}")
     if not values:
-        raise ValueError("was given no candidates")
-    return GroupScore(rewards=[_checked_reward(value, index) for index, value in enumerate(values)])
+        raise ValueError(f"was given no {of}")
+    return [_checked_reward(value, index) for index, value in enumerate(values)]
 
 
 def _checked_reward(value: object, index: int) -> Reward:
