@@ -83,10 +83,11 @@ def _operation(one: Operation, references: dict[Any, dict[str, Any]]) -> dict[st
     if parameters:
         described["parameters"] = parameters
     if one.request is not None:
-        content = {"application/json": {"schema": references[one.request, "validation"]}}
+        content: dict[str, Any] = {"application/json": {"schema": references[one.request, "validation"]}}
         described["requestBody"] = {"required": True, "content": content}
     elif one.upload is not None:
-        described["requestBody"] = {"required": True, "content": {one.upload: {"schema": {"type": "string", "format": "binary"}}}}
+        content = {one.upload: {"schema": {"type": "string", "format": "binary"}}}
+        described["requestBody"] = {"required": True, "content": content}
     if one.key == "token":
         # the empty alternative: programs on this machine, where the operator allows it
         described["security"] = [{"token": [needed_scope(one.path)]}, {}]

@@ -1,5 +1,15 @@
 from gateway.cli.status import status_lines, step_line
-from swarm.protocol import EngineStatus, PoolInformation, ServerStatus
+from swarm.protocol import (
+    ClientRow,
+    EngineStatus,
+    JournalStatus,
+    LogEntry,
+    PoolInformation,
+    Rates,
+    ReplicaStatus,
+    RunningEpisode,
+    ServerStatus,
+)
 from swarm.states import EngineState
 from swarm.types import StepResult
 
@@ -32,3 +42,73 @@ def test_the_batch_and_only_the_latest_steps() -> None:
     lines = status_lines(ServerStatus(engine=engine, pool=pool, steps=steps, model="tiny"), steps=2)
     assert "batch   1/4 tasks, 16 episodes running, 0 quarantined, 2 dropped" in lines
     assert [line for line in lines if line.startswith("step")] == ["step    8  1.0 s", "step    9  1.0 s"]
+
+
+def test_what_a_monitor_needs_is_there_and_nothing_else() -> None:
+    engine = EngineStatus(engine_status=EngineState.ROLLING)
+    clients = [ClientRow(client_uuid=f"c{n}", active=n < 6, idle_seconds=9, running=n) for n in range(7)]
+    running = [
+        RunningEpisode(
+            episode_uuid="0123456789abcdef",
+            client_uuid="c1",
+            episode_type="train",
+            seconds=90,
+            seconds_left=10,
+            idle_seconds=idle,
+            idle_timeout=100,
+            in_flight=0,
+            calls=1,
+        )
+        for idle in (80, 20)
+    ]
+    rates = Rates(
+        window=60,
+        claims_per_minute=1,
+        episodes_per_minute=42,
+        sampled_tokens_per_second=900,
+        trained_tokens_per_second=0,
+    )
+    journal = JournalStatus(
+        pending=3,
+        oldest_pending_seconds=9,
+        last_commit_seconds=0,
+        commits=1,
+        records=1,
+        bytes=1,
+        error="disk full",
+    )
+    lines = status_lines(
+        ServerStatus(
+            engine=engine,
+            clients=clients,
+            running=running,
+            rates=rates,
+            journal=journal,
+            waiting_claims=2,
+            longest_wait_seconds=7,
+            replicas=[
+                ReplicaStatus(address="a:1", healthy=True, in_flight=0, calls=1, failures=0),
+                ReplicaStatus(address="a:2", healthy=False, in_flight=0, calls=9, failures=4),
+            ],
+            quarantined={"N token ids": 2},
+            dropped={"stale": 5},
+            log=[LogEntry(timestamp=0, tag="vllm", message="hello")],
+        )
+    )
+    assert lines[1:] == [
+        "pace    42 episodes/min, 900 tokens/s",
+        "waits   2 claims, the longest for 7 s",
+        "client  c5: 5 running, 0 ended, 0 trained",
+        "client  c4: 4 running, 0 ended, 0 trained",
+        "client  c3: 3 running, 0 ended, 0 trained",
+        "client  c2: 2 running, 0 ended, 0 trained",
+        "client  c1: 1 running, 0 ended, 0 trained",
+        "        and 2 more clients",
+        "idle    episode 01234567 of c1 for 80 of 100 s",
+        "replica a:2 is set aside, 4 failed calls",
+        "bad     2 episodes: N token ids",
+        "drop    5 episodes: stale",
+        "DISK    3 records wait for the disk: disk full",
+        "log     vllm: hello",
+    ]
+    assert len(status_lines(ServerStatus(engine=engine))) == 1
