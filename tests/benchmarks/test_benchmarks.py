@@ -1,0 +1,51 @@
+"""The benchmarks run end to end, at a size that measures nothing, and say what they promise to say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+def test_lifecycle(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = run("lifecycle", "--clients", "8", "--lifecycles", "160", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())
+    assert json.loads(done.stdout) == rows
+    for name in ("claim_end", "claim_end_eval", "groups", "with_call"):
+        assert rows[name]["per_second"] > 0
+        assert rows[name]["end_p99_ms"] >= rows[name]["end_p50_ms"]
+        assert rows[name]["ratio_to_plain_dict"] > 0
+    assert "chat_p50_ms" in rows["with_call"] and "chat_p50_ms" not in rows["claim_end"]
+
+
+def test_soak(tmp_path: Path) -> None:
+    report, picture = tmp_path / "report.json", tmp_path / "plot.png"
+    sizes = ("--clients", "12", "--servers", "2", "--seconds", "4", "--warmup", "1", "--pause", "0.1")
+    done = run("soak", *sizes, "--json", str(report), "--plot", str(picture))
+    # so short a run is not flat yet: the memory of a server that has just started grows
+    result = json.loads(report.read_text())
+    assert done.returncode == (0 if result["flat"] else 1), done.stderr
+    assert result["errors"] == 0, result["errors_quoted"]
+    assert result["lifecycles"] > 12
+    assert len(result["samples"]) == 2 and all(len(one["rss"]) >= 3 for one in result["samples"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_does_not_exist_is_said() -> None:
+    done = run("nothing")
+    assert done.returncode == 2
+    assert "lifecycle" in done.stderr
