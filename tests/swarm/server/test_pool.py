@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
@@ -15,6 +17,9 @@ from swarm.types import ModelCall, StepResult, WorkflowOutput
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 ROLLING, POST, SYNCING = EngineState.ROLLING, EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING
+
+
+CALLS = itertools.count()
 
 
 class Clock:
@@ -47,7 +52,7 @@ def refused(pool: EpisodePool, count: int = 1) -> Refusal:
 
 def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
     call = ModelCall(
-        call_id="c",
+        call_id=f"call-{next(CALLS)}",
         prompt_ids=[0],
         response_ids=[token],
         logprobs=[-1.0],

@@ -137,6 +137,7 @@ class ServerMachine(RuleBasedStateMachine):
         self.trained: set[str] = set()
         self.failures = 0
         self.run(self.begin())
+        self.boot(True)
 
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
@@ -321,13 +322,20 @@ class ServerMachine(RuleBasedStateMachine):
         self.controller.pool.end_call(episode)
         self.run(self.controller.synced())
 
-    @precondition(lambda self: self.state is ROLLING and len(self.known()) < 6)
-    @rule(task=st.sampled_from("ab"))
-    def whole_episode(self, task: str) -> None:
-        self.claim(1, False, False, 1e6)
-        if (one := self.clients[-1] if self.clients else None) and one.outcome == "running":
-            sample(self.controller.pool, one.claim)
-            self.end(one, task, "")
+    @precondition(lambda self: self.state is ROLLING and len(self.known()) < JOB.slots)
+    @rule(tasks=st.lists(st.sampled_from("aabbc"), min_size=1, max_size=6), stop_at=st.integers(0, 6))
+    def whole_episodes(self, tasks: list[str], stop_at: int) -> None:
+        """In bulk, so that batches come about; with the last one the batch may be taken as well."""
+        for task in tasks:
+            if self.controller.pool.batch_ready:
+                break
+            self.claim(1, False, False, 1e6)
+            sample(self.controller.pool, self.clients[-1].claim)
+            self.end(self.clients[-1], task, "")
+        if self.controller.pool.batch_ready and stop_at:
+            self.take()
+            if stop_at > 1:
+                self.step(stop_at > 4)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), task=st.sampled_from("abc"), key=st.sampled_from(["", "other"]))
