@@ -29,12 +29,14 @@ from swarm.server.journal.journal import Journal
 from swarm.server.metering import MeteredJournal, RequestMeter
 from swarm.server.meters import Meters
 from swarm.server.monitor import Monitor
+from swarm.server.prepared import PreparedGroups
 from swarm.server.routes.agentjet import AgentJetRoutes
 from swarm.server.routes.code import CodeRoutes
 from swarm.server.routes.engine import EngineRoutes
 from swarm.server.routes.episodes import EpisodeRoutes
 from swarm.server.routes.metrics import MetricsRoutes
 from swarm.server.routes.openapi import OpenApiRoutes
+from swarm.server.routes.prepared import PreparedRoutes
 from swarm.server.routes.status import StatusRoutes
 from swarm.server.snapshots import Snapshots
 from swarm.server.supervisor import Supervisor
@@ -61,6 +63,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     supervisor = Supervisor(config, controller, engine_command)
     upstream = Upstream()
     data_plane = DataPlane(config, controller, upstream)
+    prepared = PreparedGroups(config, controller)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # a look at the file for each request would cost a busy server a tenth of its time
@@ -74,6 +77,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 # last: what happens while the rest goes down is written as well
                 stack.push_async_callback(journal.close)
                 controller.open(MeteredJournal(journal, meters))
+                await stack.enter_async_context(prepared.running())
                 monitor.journal = journal.stats
             except ConfigError as exc:
                 app.state.startup_error = exc
@@ -91,6 +95,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     control = [
         *EngineRoutes(config, controller, supervisor).routes(),
         *EpisodeRoutes(config, controller, meters).routes(),
+        *PreparedRoutes(config, prepared).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *StatusRoutes(controller, monitor).routes(),
         *MetricsRoutes(monitor).routes(),
@@ -117,6 +122,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     app.state.controller = controller
     app.state.supervisor = supervisor
     app.state.data_plane = data_plane
+    app.state.prepared = prepared
     return app
 
 

@@ -80,7 +80,7 @@ class EpisodePool:
         self._engine = engine
         self.collection.follow(engine is EngineState.ROLLING)
         if engine is EngineState.WEIGHT_SYNCING:
-            self._release("the batch left without the episode")
+            self._release("the batch left without the episode", promised=False)
 
     def begin_run(self, job: TrainJob, reason: str) -> int:
         """Another run, under ``job``: what waits is dropped, what runs is released; how many episodes were dropped."""
@@ -215,13 +215,14 @@ class EpisodePool:
                 aborted, timed out, expired or deleted, so its result came too late.
             RequestError: one episode is named twice.
         """
-        if len({end.episode_uuid for end in ends}) != len(ends):
-            raise RequestError("an episode is named twice", param="ends")
+        _check_unique(ends)
         fresh: list[tuple[Episode, EpisodeEnd]] = []
         reasons: list[str] = []
         for end in ends:
             episode = self._running.of(client_uuid, end.episode_uuid)
             if episode is not None:
+                if episode.promised_to not in ("", end_key):
+                    raise _promised(episode)
                 fresh.append((episode, end))
             else:
                 ending = self._endings.get(end.episode_uuid) or (past or {}).get(end.episode_uuid)
@@ -245,6 +246,43 @@ class EpisodePool:
                 self._drop(self.collection.add(client_uuid, outcome))
         return failures[0] if failures else ""
 
+    def promise(self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], transaction: str) -> str:
+        """Keep episodes as they are until :meth:`end` with ``transaction`` as its key, or :meth:`break_promise`.
+
+        Returns why their end would not be trained (then nothing is promised), or an empty string.
+
+        Raises:
+            NotFoundError, ConflictError, RequestError: as for :meth:`end`.
+        """
+        _check_unique(ends)
+        episodes: list[Episode] = []
+        for end in ends:
+            episode = self._running.of(client_uuid, end.episode_uuid)
+            if episode is None:
+                _earlier_end(self._endings.get(end.episode_uuid), client_uuid, end.episode_uuid, "")
+                raise ConflictError(f"episode {end.episode_uuid} has ended already", code="episode_ended")
+            if episode.promised_to not in ("", transaction):
+                raise _promised(episode)
+            episodes.append(episode)
+        for episode, end in zip(episodes, ends, strict=True):
+            outcome = trajectory_of(episode, task_id, end.workflow_output) if episode.episode_type != "eval" else ""
+            if isinstance(outcome, str) and outcome:
+                return outcome
+        for episode in episodes:
+            episode.promised_to = transaction
+            # what another server is about to be told must stay true: no call changes it any more
+            episode.finish_calls(ConflictError("the episode's end is being agreed on", code="episode_ended"))
+        return ""
+
+    def break_promise(self, episode_uuids: Iterable[str], transaction: str) -> None:
+        """Let the episodes go that are promised to ``transaction``."""
+        for episode_uuid in episode_uuids:
+            episode = self._running.get(episode_uuid)
+            if episode is not None and episode.promised_to == transaction:
+                episode.promised_to = ""
+                error = ConflictError("its end was cancelled", code="episode_aborted")
+                self._free(episode, EpisodeEvent.ABORT, "aborted", error)
+
     def abort(self, client_uuid: str, episode_uuid: str) -> str:
         """Give an episode up; returns a note when there was nothing left to give up.
 
@@ -252,6 +290,8 @@ class EpisodePool:
             NotFoundError: it is another client's.
         """
         if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
+            if episode.promised_to:
+                return _promised(episode).message
             error = ConflictError("the episode was aborted by its client", code="episode_aborted")
             self._free(episode, EpisodeEvent.ABORT, "aborted", error)
             return ""
@@ -393,11 +433,12 @@ class EpisodePool:
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 
-    def _release(self, reason: str) -> None:
-        """Delete what runs, because the engine goes on without it."""
+    def _release(self, reason: str, *, promised: bool = True) -> None:
+        """Delete what runs, because the engine goes on without it; ``promised``: also what another server waits for."""
         error = UnavailableError(f"{reason}; claim a new episode", code="episode_deleted")
         for episode in list(self._running.values()):
-            self._free(episode, EpisodeEvent.ENGINE, "engine", error)
+            if promised or not episode.promised_to:
+                self._free(episode, EpisodeEvent.ENGINE, "engine", error)
 
     def _drop(self, dropped: Iterable[Dropped]) -> int:
         count = 0
@@ -407,6 +448,19 @@ class EpisodePool:
             count += len(one.episode_uuids)
         self._dropped += count
         return count
+
+
+def _check_unique(ends: Sequence[EpisodeEnd]) -> None:
+    if len({end.episode_uuid for end in ends}) != len(ends):
+        raise RequestError("an episode is named twice", param="ends")
+
+
+def _promised(episode: Episode) -> ConflictError:
+    return ConflictError(
+        f"the end of episode {episode.episode_uuid} is promised to transaction {episode.promised_to}: commit or cancel "
+        "that",
+        code="episode_promised",
+    )
 
 
 def _earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:
