@@ -2,6 +2,7 @@
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.executors import BoundedThreadPoolExecutor, PeriodicDrainThreadPoolExecutor
+from swarm.client.groups import end_groups, end_groups_async
 from swarm.client.handles import AsyncEpisode, AsyncGroup, Episode, Group
 from swarm.client.policy import RetryPolicy
 from swarm.client.sync import SwarmClient
@@ -27,4 +28,6 @@ __all__ = [
     "TrainReport",
     "auto_train_with_dataset",
     "auto_train_with_dataset_async",
+    "end_groups",
+    "end_groups_async",
 ]

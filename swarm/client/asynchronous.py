@@ -197,7 +197,7 @@ class AsyncSwarmClient(AsyncEngineControl):
         """
         uuids = list(episode_uuids)
         self._open.discard(uuids)
-        tasks = [self._keep(self._abort_one(uuid)) for uuid in uuids]
+        tasks = [self.in_background(self._abort_one(uuid)) for uuid in uuids]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -366,7 +366,7 @@ class AsyncSwarmClient(AsyncEngineControl):
 
     async def _claim(self, wanted: Claim) -> EpisodeGroup:
         abandoned = asyncio.Event()
-        claiming = self._keep(self._run(claim(self._flows, wanted), abandoned))
+        claiming = self.in_background(self._run(claim(self._flows, wanted), abandoned))
         try:
             episodes = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -388,9 +388,10 @@ class AsyncSwarmClient(AsyncEngineControl):
         if claiming.cancelled() or claiming.exception() is not None:
             return
         for episode in claiming.result():
-            self._keep(self._abort_one(episode.episode_uuid))
+            self.in_background(self._abort_one(episode.episode_uuid))
 
-    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` to its end, for which :meth:`close` waits (bounded), whether anybody waits for it or not."""
         # the loop holds tasks weakly: without this set, work nobody waits for could vanish
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)

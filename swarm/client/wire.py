@@ -173,7 +173,7 @@ def end_episode_call(
         "episode_uuid": episode_uuid,
         "task_id": task_id,
         "workflow_output": output,
-        "idempotency_key": _end_key(task_id, {episode_uuid: output}),
+        "idempotency_key": end_key(task_id, {episode_uuid: output}),
     }
     body = checked(protocol.EndEpisodeRequest, fields)
     return Call("POST", "/end_episode", protocol.SuccessResponse, body)
@@ -188,17 +188,46 @@ def end_group_call(
         "client_uuid": client_uuid,
         "task_id": task_id,
         "ends": ends,
-        "idempotency_key": _end_key(task_id, outputs),
+        "idempotency_key": end_key(task_id, outputs),
     }
     body = checked(protocol.EndGroupRequest, fields)
     return Call("POST", "/end_group", protocol.SuccessResponse, body)
 
 
-def _end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
+def end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
+    """The name of an end, from what it says."""
     # from the content: an end that is repeated later, by another process even, is still the same end, and one with
     # another result is not
     content = [[uuid, output.model_dump_json()] for uuid, output in sorted(outputs.items())]
     return hashlib.sha256(json.dumps([task_id, content]).encode()).hexdigest()
+
+
+def prepare_group_end_call(
+    client_uuid: str,
+    task_id: str,
+    outputs: Mapping[str, WorkflowOutput],
+    transaction: str,
+    hold_seconds: float,
+    coordinator: str,
+) -> Call[protocol.SuccessResponse]:
+    """Have a server promise its part in an end on several servers."""
+    ends = [protocol.EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()]
+    fields = {
+        "client_uuid": client_uuid,
+        "task_id": task_id,
+        "ends": ends,
+        "transaction": transaction,
+        "hold_seconds": hold_seconds,
+        "coordinator": coordinator,
+    }
+    body = checked(protocol.PrepareGroupEndRequest, fields)
+    return Call("POST", "/prepare_group_end", protocol.SuccessResponse, body)
+
+
+def decide_group_end_call(client_uuid: str, transaction: str, commit: bool) -> Call[protocol.SuccessResponse]:
+    """Commit or cancel what a server has promised."""
+    body = protocol.GroupEndRequest(client_uuid=client_uuid, transaction=transaction)
+    return Call("POST", "/commit_group_end" if commit else "/cancel_group_end", protocol.SuccessResponse, body)
 
 
 def abort_call(client_uuid: str, episode_uuid: str) -> Call[protocol.SuccessResponse]:
