@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
+from swarm.errors import ConfigError
 from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
@@ -31,6 +32,13 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, release: Callable[[], None]) -> None:
         super().__init__(config)
         self._release = release
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit as exc:
+            # uvicorn's way to say that the app did not start; out of a task it would tear the event loop down
+            raise ConfigError("the server did not start; the log above says why") from exc
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._release()
@@ -67,8 +75,8 @@ async def serve(
                 # the socket listens already: whoever connects before uvicorn is up waits in its backlog
                 on_ready(url_of(config.host, listener))
             await asyncio.shield(task)
-            if app.state.startup_error is not None:
-                raise app.state.startup_error
+        except ConfigError as exc:
+            raise app.state.startup_error or exc from None
         except asyncio.CancelledError:
             server.should_exit = True
             await task
