@@ -49,7 +49,7 @@ class GatewayConfig(Model):
 
     swarm_url: str = Field(default="http://127.0.0.1:10086", pattern=r"^https?://")
     swarm_token: SecretStr = SecretStr("")
-    hooks: str = Field(min_length=1, description="folder with the hook files, or 'module:attribute'")
+    hooks: str = Field(min_length=1, description="folder of hook files, blend (.yaml), 'module:attribute', or name")
     num_repeat: int | None = Field(
         default=None,
         ge=1,
@@ -106,7 +106,7 @@ def parse_config(text: str, where: str = "gateway config", folder: Path | None =
     if "SWARM_TOKEN" in os.environ:
         data.setdefault("swarm_token", os.environ["SWARM_TOKEN"])
     hooks = data.get("hooks")
-    if folder is not None and isinstance(hooks, str) and (folder / hooks).is_dir():
+    if folder is not None and isinstance(hooks, str) and (folder / hooks).exists():
         data["hooks"] = str((folder / hooks).resolve())
     try:
         return GatewayConfig.model_validate(data)

@@ -138,10 +138,11 @@ class FanOut:
         try:
             samples = await self._sample(episodes, bodies, one_call=_may_share(submission.requests, bodies, serving))
             drop = drop or (DropReason.SAMPLE if len(samples) < len(bodies) else None)
-            score, drop = await self._score(submission.task, samples, context, drop)
+            score, drop = await self._score(submission, samples, context, drop)
             acknowledged: asyncio.Task[DropReason | None] | None = None
             if drop is None and score is not None:
                 outputs = self._outputs(episodes, score)
+                self._stats.uninformative += not score.informative
                 acknowledged = self._background.start(
                     self._submitter.submit(submission.task.task_id, outputs), f"submitting group {group_id}"
                 )
@@ -174,7 +175,7 @@ class FanOut:
         try:
             return await self._hooks.submit(asked, context), None
         except HookError as exc:
-            logger.error("group %s is not trained: %s", context.group_id, exc.message)
+            self._failed(exc, context)
             return Submission(
                 task=Task(task_id=context.group_id), requests=[request.body] * request.choices
             ), DropReason.SUBMIT_HOOK
@@ -210,17 +211,26 @@ class FanOut:
             return exc
 
     async def _score(
-        self, task: Task, samples: Sequence[Sample], context: HookContext, drop: DropReason | None
+        self, submission: Submission, samples: Sequence[Sample], context: HookContext, drop: DropReason | None
     ) -> tuple[GroupScore | None, DropReason | None]:
         """The hook's rewards; also for groups that are dropped, because they choose the answer."""
         if drop is DropReason.SUBMIT_HOOK:
             return None, drop
-        candidates = [_candidate(index, sample) for index, sample in enumerate(samples)]
+        # which request a sample came from is known only when none of them failed
+        requests = submission.requests if len(samples) == len(submission.requests) else [{}] * len(samples)
+        candidates = [
+            _candidate(index, sample, request)
+            for index, (sample, request) in enumerate(zip(samples, requests, strict=True))
+        ]
         try:
-            return await self._hooks.score(task, candidates, context), drop
+            return await self._hooks.score(submission.task, candidates, context), drop
         except HookError as exc:
-            logger.error("group %s is not trained: %s", context.group_id, exc.message)
+            self._failed(exc, context)
             return None, drop or DropReason.REWARD_HOOK
+
+    def _failed(self, error: HookError, context: HookContext) -> None:
+        logger.error("group %s is not trained: %s", context.group_id, error.message)
+        self._stats.hook_failures[error.code or error.type] += 1
 
     def _outputs(self, episodes: Sequence[EpisodeEndpoint], score: GroupScore) -> dict[str, WorkflowOutput]:
         """What to submit for each episode, by uuid; permuted rewards under ``control: shuffle``."""
@@ -251,7 +261,7 @@ def _gravity(failure: SwarmGatewayError) -> int:
     return next((rank for rank, kind in enumerate(order) if isinstance(failure, kind)), len(order))
 
 
-def _candidate(index: int, sample: Sample) -> Candidate:
+def _candidate(index: int, sample: Sample, request: dict[str, Any]) -> Candidate:
     answer = sample.answer
     return Candidate(
         index=index,
@@ -263,6 +273,8 @@ def _candidate(index: int, sample: Sample) -> Candidate:
         prompt_tokens=answer.usage.get("prompt_tokens") or 0,
         latency_seconds=sample.latency,
         policy_version=sample.policy_version,
+        request=request,
+        logprobs=answer.logprobs,
     )
 
 

@@ -24,12 +24,18 @@ class DropReason(StrEnum):
 
 @dataclass
 class Stats:
-    """Mutable counters; touched from one event loop only."""
+    """Mutable counters; touched from one event loop only.
+
+    ``uninformative`` are groups whose rewards are all equal: they are submitted and teach nothing. ``hook_failures``
+    are calls of hooks that gave no result, by the code of their error.
+    """
 
     requests: int = 0
     in_flight: int = 0
     trained: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter[DropReason])
+    uninformative: int = 0
+    hook_failures: Counter[str] = field(default_factory=Counter[str])
     fallbacks: Counter[str] = field(default_factory=Counter[str])
     errors: Counter[str] = field(default_factory=Counter[str])
 
@@ -38,7 +44,12 @@ class Stats:
         return {
             "requests": self.requests,
             "in_flight": self.in_flight,
-            "groups": {"trained": self.trained, "dropped": dict(self.dropped)},
+            "groups": {
+                "trained": self.trained,
+                "dropped": dict(self.dropped),
+                "uninformative": self.uninformative,
+            },
+            "hook_failures": dict(self.hook_failures),
             "fallbacks": dict(self.fallbacks),
             "errors": dict(self.errors),
         }

@@ -1,0 +1,80 @@
+"""Hooks that fail: the user's answer is unharmed and in time, the group is dropped, and why is counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.stand_in import Swarm
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+HEAD = "def on_compute_relative_reward(task, candidates, context):\n    "
+LATER = "import asyncio\nasync def on_compute_relative_reward(task, candidates, context):\n    "
+
+FAILURES = {
+    "hangs": ("import threading\nSTOP = threading.Event()\n" + HEAD + "STOP.wait(20)", "hook_timeout"),
+    "hangs awaiting": (LATER + "await asyncio.Event().wait()", "hook_timeout"),
+    "raises": (HEAD + "raise ValueError('broken')", "hook_raised"),
+    "raises later": (LATER + "raise ValueError('broken')", "hook_raised"),
+    "exits": (HEAD + "raise SystemExit(3)", "hook_raised"),
+    "NaN": (HEAD + "return [float('nan')] * 4", "hook_result"),
+    "too few": (HEAD + "return [1.0]", "hook_result"),
+    "too many": (HEAD + "return [1.0] * 5", "hook_result"),
+    "a string": (HEAD + "return 'abcd'", "hook_result"),
+    "strings": (HEAD + "return ['1', '2', '3', '4']", "hook_result"),
+    "says that it cannot tell": (
+        "from swarm.errors import HookError\n" + HEAD + "raise HookError('no reference')",
+        "hook_refused",
+    ),
+    "over its budget": (
+        "from swarm.errors import HookError\n" + HEAD + "raise HookError('spent', code='judge_budget')",
+        "judge_budget",
+    ),
+}
+
+
+@pytest.mark.parametrize(("hook", "code"), FAILURES.values(), ids=FAILURES)
+async def test_a_hook_that_fails_costs_the_group_and_not_the_answer(
+    swarm: Swarm, open_gateway: OpenGateway, hook: str, code: str
+) -> None:
+    async with open_gateway(reward=hook, hook_timeout_seconds=0.2 if "timeout" in code else 20) as http:
+        async with asyncio.timeout(10):
+            response = await http.post(CHAT, json=BODY)
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["message"]["content"] == "word"
+        assert response.headers["x-swarm-drop-reason"] == "reward_hook_failed"
+        assert response.headers["x-swarm-trained"] == "false"
+        assert "x-swarm-reward" not in response.headers
+        counts = (await http.get("/status")).json()
+    assert counts["groups"] == {"trained": 0, "dropped": {"reward_hook_failed": 1}, "uninformative": 0}
+    assert counts["hook_failures"] == {code: 1}
+    await swarm.until(lambda: not swarm.open_episodes)
+    assert not swarm.ends
+
+
+async def test_equal_rewards_are_submitted_as_they_are_and_counted(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(reward=HEAD + "return [0.5] * 4") as http:
+        response = await http.post(CHAT, json=BODY)
+        assert response.headers["x-swarm-trained"] == "true"
+        assert "x-swarm-drop-reason" not in response.headers
+        assert response.json()["choices"][0]["message"]["content"] == "word"
+        assert (await http.get("/status")).json()["groups"] == {"trained": 1, "dropped": {}, "uninformative": 1}
+    [group] = swarm.ends
+    assert [end["workflow_output"]["reward"] for end in group["ends"]] == [0.5] * 4
+
+
+async def test_candidates_carry_the_request_they_were_sampled_from(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    submit = (
+        "def on_user_submit_new_requests(request, context):\n"
+        "    return [{**request.body, 'temperature': index / 10} for index in range(context.num_repeat)]\n"
+    )
+    hook = HEAD + "return [candidate.request['temperature'] for candidate in candidates]"
+    async with open_gateway(reward=hook, submit=submit) as http:
+        response: httpx.Response = await http.post(CHAT, json=BODY)
+        assert response.headers["x-swarm-reward"] == "0.3"
