@@ -79,9 +79,9 @@ class SwarmThrottlePolicy(WireRequest):
     """How several clients with different tasks share each batch: this client's own unique tasks in the current batch
     may be at most ``expected_batch_size * ratio``; a task already begun (``current_task_id``) is never delayed."""
 
-    ratio: float = Field(default=1.5, gt=0)
-    expected_batch_size: int | None = Field(default=None, ge=1, description="default: the job's batch_size")
-    expected_num_repeat: int | None = Field(default=None, ge=1, description="default: the job's num_repeat")
+    ratio: float = Field(default=1.5, gt=0, le=1e6)
+    expected_batch_size: int | None = Field(default=None, ge=1, le=10**9, description="default: the job's batch_size")
+    expected_num_repeat: int | None = Field(default=None, ge=1, le=10**9, description="default: the job's num_repeat")
     current_task_id: str | None = None
 
 
