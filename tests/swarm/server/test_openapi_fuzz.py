@@ -71,7 +71,8 @@ class Caller:
             for name in ("client_uuid", "episode_uuid"):
                 if name in case.body:
                     case.body[name] = real[name]
-            for end in case.body.get("ends") or []:
+            ends = case.body.get("ends")
+            for end in ends if isinstance(ends, list) else []:
                 if isinstance(end, dict):
                     end["episode_uuid"] = real["episode_uuid"]
         for wait in (case.query, case.body):
