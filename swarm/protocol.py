@@ -297,6 +297,7 @@ class PoolInformation(Model):
     running_episodes: int
     quarantined_episodes: int
     dropped_episodes: int
+    trained_episodes: int = Field(default=0, description="of recorded steps of this run")
     tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
     sample_collection_method: str = ""
     completed_episode_target: int = 0

@@ -23,7 +23,8 @@ from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineStatus, Epi
 from swarm.server.claims import ClaimQueue, WaitingClaim
 from swarm.server.concurrency import Signal
 from swarm.server.config import ServerConfig
-from swarm.server.episodes import ClaimWish, Ending, Grant, Refusal, new_uuid
+from swarm.server.endings import Ending
+from swarm.server.episodes import ClaimWish, Grant, Refusal, new_uuid
 from swarm.server.journal.records import RunBegun, RunStopped
 from swarm.server.metrics import batch_metrics
 from swarm.server.pool import EpisodePool
@@ -280,7 +281,7 @@ class Controller:
     def rollout_ready(self, message: RolloutReady) -> None:
         """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING."""
         self._serving = Serving(tuple(message.addresses), message.model, message.policy_version, self._engine_gone)
-        self.pool.advance(message.policy_version)
+        self.pool.batches.advance(message.policy_version)
         if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
             if self._take_back():
                 logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
@@ -299,7 +300,7 @@ class Controller:
         timeout = self._config.post_rolling_timeout
         if not await self._collected.until(lambda: pool.running == 0, timeout):
             logger.warning("%d episodes did not finish within %g s", pool.running, timeout)
-        batch = pool.take_batch()
+        batch = pool.batches.take()
         self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
         while True:
             try:
@@ -322,14 +323,14 @@ class Controller:
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
-        self.pool.confirm(result)
+        self.pool.batches.confirm(result)
         self._sent = ""
         self._steps.append(result)
         self._changed.notify()
 
     def engine_failed(self, error: str) -> None:
         """The engine reports an error: if it has a batch, that is evidence against the batch."""
-        if self._sent and (failure := self.pool.fail_batch(self._sent)) is not None:
+        if self._sent and (failure := self.pool.batches.fail(self._sent)) is not None:
             logger.warning(
                 "the trainer failed on batch %s for the %d. time (%s): it is %s",
                 self._sent,

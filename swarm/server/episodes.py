@@ -10,8 +10,6 @@ import asyncio
 import base64
 import hmac
 import math
-from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.entropy import random_bytes
@@ -19,12 +17,9 @@ from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.auth.token import digest
 from swarm.server.collecting import Collection
-from swarm.server.journal.records import EndedHow, EpisodeClaimed, PastEnding
+from swarm.server.journal.records import EpisodeClaimed
 from swarm.states import EpisodeState
 from swarm.types import ModelCall
-
-#: ended episodes remembered, so that a repeated end is answered like the first without asking the journal
-MAX_REMEMBERED = 20_000
 
 
 def new_key() -> str:
@@ -158,39 +153,3 @@ def new_uuid() -> str:
 def group_uuid_of(key: str) -> str:
     """The uuid of the group that ``key`` opens."""
     return digest(key).hex()
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an episode ended: ``drop_reason`` is empty unless its reward will not be trained."""
-
-    client_uuid: str
-    how: EndedHow
-    drop_reason: str = ""
-    end_key: str = ""
-
-    @classmethod
-    def of_past(cls, past: PastEnding) -> Ending:
-        """What the journal remembers."""
-        return cls(past.client_uuid, past.how, past.drop_reason, past.end_key)
-
-
-class Endings:
-    """The last :data:`MAX_REMEMBERED` endings by episode."""
-
-    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
-        self._limit = limit
-        self._endings: OrderedDict[str, Ending] = OrderedDict()
-
-    def remember(self, episode_uuid: str, ending: Ending) -> None:
-        self._endings[episode_uuid] = ending
-        while len(self._endings) > self._limit:
-            self._endings.popitem(last=False)
-
-    def get(self, episode_uuid: str) -> Ending | None:
-        return self._endings.get(episode_uuid)
-
-    def restore(self, endings: Mapping[str, PastEnding]) -> None:
-        """Remember what the journal does, oldest first."""
-        for episode_uuid, past in endings.items():
-            self.remember(episode_uuid, Ending.of_past(past))

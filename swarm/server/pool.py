@@ -11,36 +11,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 
-from swarm.errors import ConflictError, NotFoundError, RequestError, UnavailableError
+from swarm.errors import ConflictError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
-from swarm.server.collecting import Collection, Dropped, Failure
-from swarm.server.episodes import ClaimWish, Ending, Endings, Episode, EpisodeGroup, Grant, Refusal
+from swarm.server.batches import Batches
+from swarm.server.collecting import Collection
+from swarm.server.endings import TOO_LATE, Ending, Endings, check_unique, earlier_end, promised_error, unknown_error
+from swarm.server.episodes import ClaimWish, Episode, EpisodeGroup, Grant, Refusal
 from swarm.server.journal.records import (
-    BatchFailed,
-    BatchTaken,
     CallRecorded,
     EndedHow,
     EpisodeEnded,
     EpisodeQuarantined,
-    EpisodesDropped,
     Recovered,
-    StepRecorded,
 )
 from swarm.server.running import RunningEpisodes
 from swarm.server.trajectories import trajectory_of
 from swarm.states import EngineState, EpisodeEvent, next_episode
-from swarm.types import ModelCall, StepResult, TrainBatch, Trajectory, WorkflowOutput
+from swarm.types import ModelCall, Trajectory
 
 logger = logging.getLogger(__name__)
-
-#: how -> code and words for a result that comes after it
-_TOO_LATE: dict[EndedHow, tuple[str, str]] = {
-    "aborted": ("episode_aborted", "was aborted by its client"),
-    "idle": ("episode_timed_out", "was idle for longer than its discard_episode_timeout and was taken back"),
-    "capped": ("episode_expired", "ran for longer than its max_episode_seconds and was taken back"),
-    "engine": ("episode_deleted", "was deleted, because its batch left without it or another training run began"),
-}
 
 
 class EpisodePool:
@@ -64,14 +54,17 @@ class EpisodePool:
     ) -> None:
         self._job = job
         self._append = append
-        self._client_timeout = client_timeout
         self._clock = clock
         self._wall = wall
         self._engine = EngineState.OFFLINE
         self._running = RunningEpisodes()
         self._endings = Endings()
-        self.collection = Collection(job, client_timeout, clock)
-        self._quarantined = self._dropped = self._trained = 0
+        self.batches = Batches(job, append, client_timeout, clock)
+
+    @property
+    def collection(self) -> Collection:
+        """Finished episodes and clients, under the current job."""
+        return self.batches.collection
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -85,12 +78,8 @@ class EpisodePool:
     def begin_run(self, job: TrainJob, reason: str) -> int:
         """Another run, under ``job``: what waits is dropped, what runs is released; how many episodes were dropped."""
         self._release(reason)
-        dropped = self._drop(self.collection.clear(reason))
-        if job != self._job:
-            self._job = job
-            self.collection = Collection(job, self._client_timeout, self._clock)
-        self._quarantined = self._dropped = self._trained = 0
-        return dropped
+        anew, self._job = job != self._job, job
+        return self.batches.begin_run(job, reason, anew=anew)
 
     def continue_run(self, job: TrainJob) -> None:
         """Go on under ``job``, which must collect exactly as the one before."""
@@ -98,12 +87,11 @@ class EpisodePool:
 
     def restore(self, recovered: Recovered, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
-        self._quarantined, self._dropped, self._trained = recovered.quarantined, recovered.dropped, recovered.trained
         self._endings.restore(recovered.endings)
         self._running.add(episodes, groups)
         for episode in self._running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
-        self._drop(self.collection.restore(recovered.finished, recovered.outstanding))
+        self.batches.restore(recovered)
 
     # ------------------------------------------------------------------ claims
 
@@ -129,7 +117,7 @@ class EpisodePool:
         if self._job.slots - len(self._running) < wish.count:
             return Refusal(NO_EPISODES)
         admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.count, wish.throttle)
-        self._drop(admission.dropped)
+        self.batches.drop(admission.dropped)
         if not admission.granted:
             return Refusal(admission.reason, holds_place=False)
         grant, records = self._running.begin(wish, self._engine, self._clock(), self._wall())
@@ -215,18 +203,18 @@ class EpisodePool:
                 aborted, timed out, expired or deleted, so its result came too late.
             RequestError: one episode is named twice.
         """
-        _check_unique(ends)
+        check_unique(ends)
         fresh: list[tuple[Episode, EpisodeEnd]] = []
         reasons: list[str] = []
         for end in ends:
             episode = self._running.of(client_uuid, end.episode_uuid)
             if episode is not None:
                 if episode.promised_to not in ("", end_key):
-                    raise _promised(episode)
+                    raise promised_error(episode)
                 fresh.append((episode, end))
             else:
                 ending = self._endings.get(end.episode_uuid) or (past or {}).get(end.episode_uuid)
-                reasons.append(_earlier_end(ending, client_uuid, end.episode_uuid, end_key).drop_reason)
+                reasons.append(earlier_end(ending, client_uuid, end.episode_uuid, end_key).drop_reason)
         outcomes = [
             "" if episode.episode_type == "eval" else trajectory_of(episode, task_id, end.workflow_output)
             for episode, end in fresh
@@ -235,15 +223,14 @@ class EpisodePool:
         failures = [reason for reason in (*reasons, *(o for o in outcomes if isinstance(o, str))) if reason]
         for (episode, end), outcome in zip(fresh, outcomes, strict=True):
             if episode.episode_type == "eval":
-                self._finish(episode, EpisodeEvent.END_EVAL, task_id, end.workflow_output, end_key, "")
+                self._finish(episode, task_id, end, end_key, "")
             elif isinstance(outcome, str) or (as_group and failures):
-                reason = outcome if isinstance(outcome, str) else failures[0]
-                self._finish(episode, EpisodeEvent.END_TRAIN, task_id, end.workflow_output, end_key, reason)
-                if not as_group:
-                    self._drop(self.collection.lose(task_id))
+                quarantined = bool(episode.quarantine_reason)
+                self._finish(episode, task_id, end, end_key, outcome if isinstance(outcome, str) else failures[0])
+                self.batches.lose(task_id, quarantined=quarantined, alone=not as_group)
             else:
-                self._finish(episode, EpisodeEvent.END_TRAIN, task_id, end.workflow_output, end_key, outcome)
-                self._drop(self.collection.add(client_uuid, outcome))
+                self._finish(episode, task_id, end, end_key, outcome)
+                self.batches.add(client_uuid, outcome)
         return failures[0] if failures else ""
 
     def promise(self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], transaction: str) -> str:
@@ -254,15 +241,15 @@ class EpisodePool:
         Raises:
             NotFoundError, ConflictError, RequestError: as for :meth:`end`.
         """
-        _check_unique(ends)
+        check_unique(ends)
         episodes: list[Episode] = []
         for end in ends:
             episode = self._running.of(client_uuid, end.episode_uuid)
             if episode is None:
-                _earlier_end(self._endings.get(end.episode_uuid), client_uuid, end.episode_uuid, "")
+                earlier_end(self._endings.get(end.episode_uuid), client_uuid, end.episode_uuid, "")
                 raise ConflictError(f"episode {end.episode_uuid} has ended already", code="episode_ended")
             if episode.promised_to not in ("", transaction):
-                raise _promised(episode)
+                raise promised_error(episode)
             episodes.append(episode)
         for episode, end in zip(episodes, ends, strict=True):
             outcome = trajectory_of(episode, task_id, end.workflow_output) if episode.episode_type != "eval" else ""
@@ -291,13 +278,13 @@ class EpisodePool:
         """
         if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
             if episode.promised_to:
-                return _promised(episode).message
+                return promised_error(episode).message
             error = ConflictError("the episode was aborted by its client", code="episode_aborted")
             self._free(episode, EpisodeEvent.ABORT, "aborted", error)
             return ""
         ending = self._endings.get(episode_uuid)
         if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
-            raise _unknown(episode_uuid)
+            raise unknown_error(episode_uuid)
         if ending is not None and ending.how == "ended":
             return "the episode had ended already; its reward stands"
         return ""
@@ -321,50 +308,15 @@ class EpisodePool:
         for episode in due:
             capped = episode.cap <= now
             how: EndedHow = "capped" if capped else "idle"
-            code, words = _TOO_LATE[how]
+            code, words = TOO_LATE[how]
             event = EpisodeEvent.CAP if capped else EpisodeEvent.IDLE_TIMEOUT
             self._free(episode, event, how, ConflictError(f"the episode {words}", code=code))
         return len(due)
-
-    # ------------------------------------------------------------------ batches
 
     @property
     def batch_ready(self) -> bool:
         """Whether there is a batch to train now."""
         return self.collection.ready
-
-    def take_batch(self) -> TrainBatch:
-        """The next batch; one whose step was not recorded comes again, as it was.
-
-        Raises:
-            StateError: no batch is ready, or one is out already.
-        """
-        again = self.collection.outstanding is not None
-        batch = self.collection.take()
-        if not again:
-            self._append(BatchTaken(batch))
-        return batch
-
-    def confirm(self, result: StepResult) -> TrainBatch | None:
-        """The step of the batch that waits for one is done: it is consumed. ``None`` if ``result`` names another."""
-        batch = self.collection.confirm(result.batch_id)
-        if batch is not None:
-            self._trained += sum(len(group.trajectories) for group in batch.groups)
-            self._append(StepRecorded(result))
-        return batch
-
-    def fail_batch(self, batch_id: str) -> Failure | None:
-        """The trainer reported an error while it had this batch, which comes again or is dropped."""
-        failure = self.collection.fail(batch_id)
-        if failure is not None:
-            self._append(BatchFailed(batch_id, failure.attempts))
-            if failure.dropped is not None:
-                self._drop([failure.dropped])
-        return failure
-
-    def advance(self, policy_version: int) -> int:
-        """New weights are served: drop what they make stale; returns how many episodes."""
-        return self._drop(self.collection.advance(policy_version))
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""
@@ -375,47 +327,32 @@ class EpisodePool:
             completed_tasks=self.collection.completed_groups,
             completed_episodes=self.collection.episodes,
             running_episodes=self.running,
-            quarantined_episodes=self._quarantined,
-            dropped_episodes=self._dropped,
+            quarantined_episodes=self.batches.quarantined,
+            dropped_episodes=self.batches.dropped,
+            trained_episodes=self.batches.trained,
             tasks=self.collection.tasks(),
         )
 
     # ------------------------------------------------------------------ inside
 
-    def _finish(
-        self,
-        episode: Episode,
-        event: EpisodeEvent,
-        task_id: str,
-        output: WorkflowOutput,
-        end_key: str,
-        outcome: Trajectory | str,
-    ) -> None:
+    def _finish(self, episode: Episode, task_id: str, end: EpisodeEnd, end_key: str, outcome: Trajectory | str) -> None:
         """End with a result; ``outcome`` is what is to be trained, or why nothing is (empty for eval)."""
         drop_reason = outcome if isinstance(outcome, str) else ""
         if drop_reason:
             logger.warning("episode %s is not trained: %s", episode.episode_uuid, drop_reason)
-            if episode.quarantine_reason:
-                self._quarantined += 1
-            else:
-                self._dropped += 1
-        self._free(
-            episode,
-            event,
-            "ended",
-            ConflictError("the episode has ended", code="episode_ended"),
-            EpisodeEnded(
-                episode_uuid=episode.episode_uuid,
-                client_uuid=episode.client_uuid,
-                how="ended",
-                ended_at=self._wall(),
-                task_id=task_id,
-                output=output,
-                drop_reason=drop_reason,
-                end_key=end_key,
-                trajectory=None if isinstance(outcome, str) else outcome,
-            ),
+        ended = EpisodeEnded(
+            episode_uuid=episode.episode_uuid,
+            client_uuid=episode.client_uuid,
+            how="ended",
+            ended_at=self._wall(),
+            task_id=task_id,
+            output=end.workflow_output,
+            drop_reason=drop_reason,
+            end_key=end_key,
+            trajectory=None if isinstance(outcome, str) else outcome,
         )
+        event = EpisodeEvent.END_EVAL if episode.episode_type == "eval" else EpisodeEvent.END_TRAIN
+        self._free(episode, event, "ended", ConflictError("the episode has ended", code="episode_ended"), ended)
 
     def _free(
         self,
@@ -439,43 +376,3 @@ class EpisodePool:
         for episode in list(self._running.values()):
             if promised or not episode.promised_to:
                 self._free(episode, EpisodeEvent.ENGINE, "engine", error)
-
-    def _drop(self, dropped: Iterable[Dropped]) -> int:
-        count = 0
-        for one in dropped:
-            logger.warning("%d finished episodes are not trained: %s", len(one.episode_uuids), one.reason)
-            self._append(EpisodesDropped(one.episode_uuids, one.reason, one.cause))
-            count += len(one.episode_uuids)
-        self._dropped += count
-        return count
-
-
-def _check_unique(ends: Sequence[EpisodeEnd]) -> None:
-    if len({end.episode_uuid for end in ends}) != len(ends):
-        raise RequestError("an episode is named twice", param="ends")
-
-
-def _promised(episode: Episode) -> ConflictError:
-    return ConflictError(
-        f"the end of episode {episode.episode_uuid} is promised to transaction {episode.promised_to}: commit or cancel "
-        "that",
-        code="episode_promised",
-    )
-
-
-def _earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:
-    if ending is None or ending.client_uuid != client_uuid:
-        raise _unknown(episode_uuid)
-    if ending.how == "ended":
-        if end_key and ending.end_key and end_key != ending.end_key:
-            raise ConflictError(
-                f"episode {episode_uuid} was ended by another call: this result comes too late and is not counted",
-                code="episode_ended",
-            )
-        return ending
-    code, words = _TOO_LATE[ending.how]
-    raise ConflictError(f"episode {episode_uuid} {words}: its result came too late and is not counted", code=code)
-
-
-def _unknown(episode_uuid: str) -> NotFoundError:
-    return NotFoundError(f"episode {episode_uuid} does not exist or is not yours", code="episode_not_found")

@@ -9,7 +9,8 @@ import pytest
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
-from swarm.server.episodes import Claim, ClaimWish, Ending, Grant, Refusal
+from swarm.server.endings import Ending
+from swarm.server.episodes import Claim, ClaimWish, Grant, Refusal
 from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, EpisodesDropped, PastEnding, Record
 from swarm.server.pool import EpisodePool
 from swarm.states import EngineState
@@ -110,11 +111,11 @@ def test_groups_make_a_batch() -> None:
     pool.end("me", "b", ends(b[1]))
     assert pool.batch_ready
     assert refused(pool).holds_place, "what began now would be cut off by the weight sync"
-    batch = pool.take_batch()
+    batch = pool.batches.take()
     assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.25, 0.25], [1.0, 1.0]]
     assert batch.groups[0].trajectories[0].timelines[0].response_ids == [1]
-    assert pool.confirm(StepResult(step=1, batch_id="another", metrics={}, seconds=1.0)) is None
-    assert pool.confirm(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0)) is batch
+    assert pool.batches.confirm(StepResult(step=1, batch_id="another", metrics={}, seconds=1.0)) is None
+    assert pool.batches.confirm(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0)) is batch
     assert pool.information().completed_episodes == 0
 
 
@@ -262,7 +263,7 @@ def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
     pool = rolling_pool(records=records)
     pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
     pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
-    pool.take_batch()
+    pool.batches.take()
     pool.enter(SYNCING)
     pool.enter(EngineState.OFFLINE)
     pool.collection.give_back()
@@ -367,8 +368,8 @@ def test_stale_episodes_are_dropped_with_new_weights() -> None:
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
     pool.end("me", "a", ends(one))
-    assert pool.advance(1) == 0
-    assert pool.advance(2) == 1
+    assert pool.batches.advance(1) == 0
+    assert pool.batches.advance(2) == 1
     assert isinstance(records[-1], EpisodesDropped) and list(records[-1].episode_uuids) == [one.episode_uuid]
     assert pool.information().dropped_episodes == 1
 
@@ -378,13 +379,13 @@ def test_a_batch_comes_again_until_its_step_is_recorded_and_is_dropped_after_its
     pool = rolling_pool(job)
     for task in "ab":
         pool.end("me", task, ends(*sampled(pool, 2)), as_group=True)
-    batch = pool.take_batch()
+    batch = pool.batches.take()
     pool.collection.give_back()
-    assert pool.take_batch() is batch, "a kill is no evidence against it"
-    first = pool.fail_batch(batch.batch_id)
+    assert pool.batches.take() is batch, "a kill is no evidence against it"
+    first = pool.batches.fail(batch.batch_id)
     assert first is not None and first.dropped is None
-    assert pool.take_batch() is batch
-    second = pool.fail_batch(batch.batch_id)
+    assert pool.batches.take() is batch
+    second = pool.batches.fail(batch.batch_id)
     assert second is not None and second.dropped is not None
     assert pool.information().dropped_episodes == 4
     assert not pool.batch_ready
