@@ -1,4 +1,4 @@
-"""Load hooks from a folder or from ``module:attribute``.
+"""Load hooks from a folder, a YAML file, ``module:attribute`` or by name.
 
 Invariant: whatever is wrong with hooks is a ``ConfigError`` before anything starts, with file, line and what to do.
 """
@@ -11,12 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from reward_hooks.catalog import find_hook
 from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks, RewardHook, SessionHook, SubmitHook
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute, load_file
 
+YAML_SUFFIXES = frozenset({".yaml", ".yml"})
+#: A folder without a reward file may hold this one instead.
+BLEND_FILE = "hooks.yaml"
 
-def load_hooks(spec: str | Path) -> Hooks:
+
+def load_hooks(spec: str | Path, options: Mapping[str, Any] | None = None) -> Hooks:
     """The hooks that ``spec`` names.
 
     Files beside the hooks can be imported by their names (``from helper import grade``): the folder stays on
@@ -24,24 +29,57 @@ def load_hooks(spec: str | Path) -> Hooks:
     any other: two hook folders in one process share those of the same name.
 
     Args:
-        spec: a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py`` and
-            ``on_session_end.py``, or ``module:attribute``, the attribute being a module, an object or a ``Hooks`` with
-            functions of these names.
+        spec: one of
+
+            * a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py`` and
+              ``on_session_end.py``, or with a ``hooks.yaml``;
+            * a YAML file that blends hooks (see :mod:`reward_hooks.compose`);
+            * ``module:attribute``, the attribute being a module, an object or a ``Hooks`` with functions of these
+              names, or a class or function that makes one of these;
+            * the name of a built-in or of an entry point in the group ``swarm_gateway.reward_hooks``.
+        options: keyword arguments for the class or function named.
 
     Raises:
-        ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters.
+        ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters, options
+            are wrong or given to what takes none.
     """
-    text = str(spec)
-    if Path(spec).is_dir():
-        return _from_folder(Path(spec))
-    if Path(spec).exists():
-        raise ConfigError(f"{text} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
-    if ":" not in text or "/" in text:
+    text, path = str(spec), Path(spec)
+    if path.is_dir() or path.is_file():
+        if options:
+            raise ConfigError(f"{text} takes no options: only a class or function that makes hooks does")
+        return _from_folder(path) if path.is_dir() else _from_file(path)
+    if "/" in text or path.suffix in YAML_SUFFIXES:
         raise ConfigError(
-            f"there is no hook folder {text}; name a folder that holds {REWARD}.py, or use module:attribute "
+            f"there is no hook folder {text}; name a folder that holds {REWARD}.py, a YAML file, or module:attribute "
             "like reward_hooks.rules.concise:hooks"
         )
-    return _from_object(load_attribute(text), text)
+    place = text if ":" in text else find_hook(text)
+    return _from_object(_made(load_attribute(place), place, options), text)
+
+
+def _from_file(path: Path) -> Hooks:
+    if path.suffix not in YAML_SUFFIXES:
+        raise ConfigError(f"{path} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
+    # late, because it loads its parts with this module
+    from reward_hooks.compose import load_blend
+
+    return load_blend(path)
+
+
+def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
+    """``target``, or what it makes when it is a class or is given options."""
+    if options is None and not inspect.isclass(target):
+        return target
+    if not callable(target) or isinstance(target, Hooks) or (hasattr(target, REWARD) and not inspect.isclass(target)):
+        raise ConfigError(f"{place} takes no options: only a class or function that makes hooks does")
+    try:
+        return target(**(options or {}))
+    except ConfigError:
+        raise
+    except TypeError as exc:
+        raise ConfigError(f"{place} cannot be made with the options {dict(options or {})}: {exc}") from exc
+    except Exception as exc:
+        raise ConfigError(f"{place} failed to be made: {type(exc).__name__}: {exc}") from exc
 
 
 def _from_folder(folder: Path) -> Hooks:
@@ -50,6 +88,8 @@ def _from_folder(folder: Path) -> Hooks:
     if (siblings := str(folder.resolve())) not in sys.path:
         sys.path.append(siblings)
     if not (folder / f"{REWARD}.py").is_file():
+        if (folder / BLEND_FILE).is_file():
+            return _from_file(folder / BLEND_FILE)
         raise ConfigError(f"{folder} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
     found = {
         name: _function(load_file(file), name, str(file))
@@ -62,8 +102,6 @@ def _from_folder(folder: Path) -> Hooks:
 def _from_object(target: object, spec: str) -> Hooks:
     if isinstance(target, Hooks):
         return target
-    if inspect.isclass(target):
-        raise ConfigError(f"{spec} is a class; name an instance of it")
     found = {
         name: _function(target, name, spec)
         for name in PARAMETERS

@@ -1,4 +1,4 @@
-"""Rule-based rewards, ready as ``reward_hooks.rules.concise:hooks`` or as parts of a hook file of one's own::
+"""Rule-based rewards, ready by name (``concise``), or as parts of a hook file of one's own::
 
     # on_compute_relative_reward.py
     from reward_hooks.rules import Concise, Repetition, Weighted
@@ -11,6 +11,23 @@ Every rule judges one answer alone and returns a reward in [0, 1] with its compo
 from reward_hooks.rules.base import Rule, Weighted
 from reward_hooks.rules.concise import Concise
 from reward_hooks.rules.format import Json, Matches
+from reward_hooks.rules.language import Language
+from reward_hooks.rules.length import Length
 from reward_hooks.rules.repetition import Repetition
+from reward_hooks.rules.schema import JsonSchema
+from reward_hooks.rules.tools import ToolCalls
+from reward_hooks.rules.words import Words
 
-__all__ = ["Concise", "Json", "Matches", "Repetition", "Rule", "Weighted"]
+__all__ = [
+    "Concise",
+    "Json",
+    "JsonSchema",
+    "Language",
+    "Length",
+    "Matches",
+    "Repetition",
+    "Rule",
+    "ToolCalls",
+    "Weighted",
+    "Words",
+]

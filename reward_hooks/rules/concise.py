@@ -9,6 +9,12 @@ answer of three words that says nothing is not concise.
     complete    ends like a sentence
     fluent      no repeated word triples, symbol soup, or bare list of keywords; each fault costs a factor 0.3
     concise     1 up to ``full_marks_words`` words, falling in a straight line to 0 at ``zero_words``
+
+The formula is our own; its parts are the usual ones (a length ramp as in DAPO, arXiv:2503.14476; repeated n-grams; the
+question's content words after removing stop words and suffixes, as in Porter 1980).
+
+Fails when: an answer is wrong. It judges form and topic, not truth: an echo of the question with a few words more
+scores well. English only, and a question whose answer shares no word with it is off topic by this measure.
 """
 
 from __future__ import annotations

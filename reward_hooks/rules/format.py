@@ -1,9 +1,19 @@
-"""``format``: answers must have a form: match a regular expression, or be valid JSON. All or nothing."""
+"""``format``: answers must have a form: match a regular expression, or be valid JSON. All or nothing.
+
+The reward is 1 or 0, like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2).
+
+Fails when: form is mistaken for content. ``{}`` is JSON, and a model finds the shortest thing that has the form. Where
+no answer of a group has it, all are equal and nothing is learnt. A pattern with nested repetition (``(a+)+b``) can take
+time exponential in the answer's length, and Python's ``re`` holds the whole process meanwhile, so that no deadline
+helps: write patterns in which each character can match in one way.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from reward_hooks.contract import Candidate, Reward
 from reward_hooks.rules.base import Rule
@@ -40,26 +50,39 @@ class Json(Rule):
         fenced: also accept it inside one fenced code block that makes up the whole answer.
     """
 
-    def __init__(self, keys: tuple[str, ...] = (), *, fenced: bool = False) -> None:
-        self._keys = keys
+    def __init__(self, keys: Sequence[str] = (), *, fenced: bool = False) -> None:
+        self._keys = tuple(keys)
         self._fenced = fenced
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
         """1 or 0."""
-        problem = self._problem(candidate.text.strip())
+        problem = self._problem(candidate.text)
         return Reward(value=float(not problem), reason=problem)
 
     def _problem(self, text: str) -> str:
-        if self._fenced and (block := _FENCED.fullmatch(text)):
-            text = block[1]
         try:
-            value = json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError) as exc:
+            value = read_json(text, fenced=self._fenced)
+        except ValueError as exc:
             return f"no JSON: {exc}"
         if self._keys and not isinstance(value, dict):
             return f"a JSON {type(value).__name__}, not an object"
         missing = [key for key in self._keys if key not in value]
         return f"lacks {', '.join(missing)}" if missing else ""
+
+
+def read_json(text: str, *, fenced: bool = False) -> Any:
+    """The one JSON value that ``text`` is, white space around it aside, or its one code block if ``fenced``.
+
+    Raises:
+        ValueError: it is not JSON by the standard (NaN and Infinity are not), or nested too deep.
+    """
+    text = text.strip()
+    if fenced and (block := _FENCED.fullmatch(text)):
+        text = block[1]
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as exc:
+        raise ValueError("nested too deep") from exc
 
 
 def _refuse(constant: str) -> None:

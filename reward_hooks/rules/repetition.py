@@ -2,6 +2,9 @@
 
 The reward is the share of distinct word n-grams among all n-grams (distinct-n; Li et al. 2016, "A Diversity-Promoting
 Objective Function for Neural Conversation Models"): 1 when nothing is said twice, towards 0 in a loop.
+
+Fails when: repetition is right, as in tables, code and refrains, and when answers differ in length: a long text repeats
+more n-grams than a short one by nature, so it also rewards brevity. Saying one thing twice in other words passes.
 """
 
 from __future__ import annotations

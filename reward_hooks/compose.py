@@ -1,0 +1,240 @@
+"""Blends: several reward hooks as one, by gate and by weight, from a YAML file.
+
+Invariant: an answer that fails a gate never earns more than one that passes them all; a part that fails fails the
+blend, for a blend without one of its parts would be another reward.
+
+::
+
+    # hooks.yaml
+    parts:
+      - hook: json                  # a built-in or entry-point name, module:attribute, or a folder beside this file
+        options: {keys: [answer]}
+        gate: 1.0                   # answers below it go no further
+      - hook: math
+        weight: 3
+      - hook: ./politeness
+        weight: 1
+        scale: rank                 # only the order of this part counts
+    otherwise: 0.0                  # what answers earn that fail a gate
+
+Gates are asked in their order, each about the answers that passed those before it; then the weighted parts, all at
+once, about the answers that passed every gate. The reward of these is the mean of the weighted parts' rewards,
+``sum(w * r) / sum(w)``. Answers that fail a gate earn ``otherwise``, or what the lowest of the others earns where that
+is less. (Gates before quality: the format reward of DeepSeek-R1, arXiv:2501.12948, section 2.2.2, as a precondition
+instead of a summand, so that form cannot be traded for substance.)
+
+A weighted part on another scale than its neighbours drowns them, or is drowned. ``scale: rank`` replaces its rewards by
+their ranks in the group, from 0 (lowest) to 1 (highest), ties sharing the mean of theirs.
+
+Fails when: all answers fail a gate. Their rewards are equal, and the group teaches nothing, not even how to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
+
+from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
+from reward_hooks.loader import load_hooks
+from reward_hooks.runner import HookRunner
+from swarm.errors import ConfigError, HookError
+from swarm.job import describe_validation
+from swarm.types import Model, Task
+
+
+class PartConfig(Model):
+    """One hook of a blend: a gate (``gate`` is set) or a weighted part."""
+
+    hook: str = Field(min_length=1, description="name, 'module:attribute', or a path relative to the file")
+    options: dict[str, Any] | None = Field(default=None, description="arguments of the class or function named")
+    name: str = Field(default="", description="prefix of its components; default: the last part of hook")
+    gate: FiniteFloat | None = Field(default=None, description="lowest reward that passes")
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale: Literal["raw", "rank"] = "raw"
+
+    @model_validator(mode="after")
+    def _gate_or_weight(self) -> Self:
+        if self.gate is not None and {"weight", "scale"} & self.model_fields_set:
+            raise ValueError("a gate has no weight and no scale: list the hook twice to use it as both")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What its components are called."""
+        return self.name or Path(self.hook.rpartition(":")[2]).stem.lower()
+
+
+class BlendConfig(Model):
+    """A blend; ``submit`` and ``session_end`` name hooks whose other functions to use, if any."""
+
+    parts: list[PartConfig] = Field(min_length=1)
+    otherwise: FiniteFloat = 0.0
+    submit: str | None = None
+    session_end: str | None = None
+
+    @model_validator(mode="after")
+    def _weighted_and_distinct(self) -> Self:
+        if all(part.gate is not None for part in self.parts):
+            raise ValueError("all parts are gates: give at least one part a weight")
+        labels = [part.label for part in self.parts]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"parts share the name {', '.join(twice)}: set name")
+        return self
+
+
+@dataclass(frozen=True)
+class Part:
+    """One loaded hook of a blend; see :class:`PartConfig`."""
+
+    name: str
+    hooks: Hooks
+    gate: float | None = None
+    weight: float = 1.0
+    scale: Literal["raw", "rank"] = "raw"
+
+
+class Blend:
+    """Several reward hooks as one ``on_compute_relative_reward``.
+
+    Each part runs behind an error boundary of its own, with what is left of the deadline, and gets copies.
+
+    Args:
+        parts: gates and weighted parts, at least one of the latter.
+        otherwise: the reward of answers that fail a gate.
+
+    Raises:
+        ConfigError: no weighted part, or two parts of one name.
+    """
+
+    def __init__(self, *parts: Part, otherwise: float = 0.0) -> None:
+        if all(part.gate is not None for part in parts) or len({part.name for part in parts}) < len(parts):
+            raise ConfigError("a Blend needs a part that is no gate, and a name of its own for each part")
+        self._gates = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is not None]
+        self._weighted = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is None]
+        self._otherwise = otherwise
+
+    async def on_compute_relative_reward(
+        self, task: Task, candidates: list[Candidate], context: HookContext
+    ) -> list[Reward]:
+        """The blended rewards.
+
+        Raises:
+            HookError: a part failed; its message names the part, its code is the part's.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + context.deadline_seconds
+        components: list[dict[str, float]] = [{} for _ in candidates]
+        reasons: list[list[str]] = [[] for _ in candidates]
+
+        async def ask(part: Part, runner: HookRunner, places: list[int]) -> list[float]:
+            left = context.model_copy(update={"deadline_seconds": max(1e-3, ends - loop.time())})
+            score = await runner.score(task, [candidates[place] for place in places], left)
+            for place, reward in zip(places, score.rewards, strict=True):
+                components[place][part.name] = reward.value
+                components[place] |= {f"{part.name}.{key}": value for key, value in reward.components.items()}
+                if reward.reason:
+                    reasons[place].append(f"{part.name}: {reward.reason}")
+            return score.values
+
+        passing = list(range(len(candidates)))
+        for part, runner in self._gates:
+            values = await ask(part, runner, passing) if passing else []
+            stopped = {place for place, value in zip(passing, values, strict=True) if value < (part.gate or 0.0)}
+            for place in stopped:
+                reasons[place].insert(0, f"stopped by the gate {part.name}")
+            passing = [place for place in passing if place not in stopped]
+        blended: dict[int, float] = {}
+        if passing:
+            scored = await _all_or_first_error([ask(part, runner, passing) for part, runner in self._weighted])
+            blended = self._mean(passing, scored)
+        failed = min([self._otherwise, *blended.values()])
+        return [
+            Reward(value=blended.get(place, failed), components=components[place], reason="; ".join(reasons[place]))
+            for place in range(len(candidates))
+        ]
+
+    def _mean(self, places: list[int], scored: list[list[float]]) -> dict[int, float]:
+        sums = [0.0] * len(places)
+        for (part, _), values in zip(self._weighted, scored, strict=True):
+            for index, value in enumerate(ranks(values) if part.scale == "rank" else values):
+                sums[index] += part.weight * value
+        whole = sum(part.weight for part, _ in self._weighted)
+        return {place: total / whole for place, total in zip(places, sums, strict=True)}
+
+    async def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        return await self.on_compute_relative_reward(task, candidates, context)
+
+
+async def _all_or_first_error(calls: list[Coroutine[Any, Any, list[float]]]) -> list[list[float]]:
+    """All results; the first failure cancels what still runs, so that no judge is paid for nothing."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failures:
+        raise next((one for one in failures.exceptions if isinstance(one, HookError)), failures) from None
+    return [task.result() for task in tasks]
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Ranks from 0 (lowest) to 1 (highest); ties share the mean of theirs; a single value ranks 0.5."""
+    if len(values) == 1:
+        return [0.5]
+    below = [sum(other < value for other in values) for value in values]
+    level = [sum(other == value for other in values) - 1 for value in values]
+    return [(low + ties / 2) / (len(values) - 1) for low, ties in zip(below, level, strict=True)]
+
+
+def load_blend(path: Path) -> Hooks:
+    """The hooks of the YAML file at ``path``; folders in it are relative to it.
+
+    Raises:
+        ConfigError: the file is unreadable or wrong, or a hook in it does not load.
+    """
+    try:
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read the hooks file {path}: {exc}") from exc
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must be a mapping with `parts`, got {type(data).__name__}")
+    try:
+        config = BlendConfig.model_validate(data)
+    except ValidationError as exc:
+        raise describe_validation(exc, str(path), BlendConfig) from exc
+
+    def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
+        beside = path.parent / spec
+        if beside.resolve() in (path.resolve(), path.parent.resolve()) and not (path.parent / f"{REWARD}.py").is_file():
+            raise ConfigError(f"{path} names itself as a part")
+        try:
+            return load_hooks(beside if ":" not in spec and beside.exists() else spec, options)
+        except ConfigError as exc:
+            raise ConfigError(f"{path}: {exc.message}") from exc
+
+    blend = Blend(
+        *(
+            Part(
+                name=part.label,
+                hooks=load(part.hook, part.options),
+                gate=part.gate,
+                weight=part.weight,
+                scale=part.scale,
+            )
+            for part in config.parts
+        ),
+        otherwise=config.otherwise,
+    )
+    return Hooks(
+        blend.on_compute_relative_reward,
+        submit=load(config.submit).submit if config.submit else None,
+        source=str(path),
+        session_end=load(config.session_end).session_end if config.session_end else None,
+    )

@@ -1,0 +1,75 @@
+"""``diversity`` and ``novelty``: answers unlike the others of their group, or unlike recent answers of all groups.
+
+``diversity`` is one minus the mean similarity to the other answers (the idea of Self-BLEU; Zhu et al. 2018,
+arXiv:1802.01886, with the Jaccard similarity of word trigrams in place of BLEU). ``novelty`` is one minus the
+similarity to the most similar of the last ``history`` answers (novelty search; Lehman and Stanley 2011, "Abandoning Objectives",
+with one nearest neighbour).
+
+Fails when: it is alone. Gibberish is as novel as it gets, and a right answer that needs no variation is punished. Give
+it a small weight behind a gate. Two texts that say one thing in other words count as different. The history is that of
+this process: it is empty after a restart, and replicas of the gateway have their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from reward_hooks.contract import Candidate, HookContext, Reward
+from reward_hooks.similarity import jaccard, shingles
+from swarm.errors import ConfigError, HookError
+from swarm.types import Task
+
+
+class Diversity:
+    """Unlike the others of the group; see the module."""
+
+    def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        """The rewards of a group, in [0, 1].
+
+        Raises:
+            HookError: there is one answer only, which has no others (``group_of_one``).
+        """
+        if len(candidates) < 2:
+            raise HookError("one answer alone has no diversity", code="group_of_one")
+        grams = [shingles(candidate.text) for candidate in candidates]
+        rewards: list[Reward] = []
+        for index, own in enumerate(grams):
+            likeness = [jaccard(own, other) for place, other in enumerate(grams) if place != index]
+            mean = sum(likeness) / len(likeness)
+            rewards.append(Reward(value=1 - mean, reason=f"{mean:.2f} like the others on average" if mean else ""))
+        return rewards
+
+    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        return self.on_compute_relative_reward(task, candidates, context)
+
+
+class Novelty:
+    """Unlike what was answered lately; an answer is compared with earlier groups, never with its own.
+
+    While the history is empty all answers are equally new, and the group teaches nothing.
+
+    Args:
+        history: how many answers are remembered, at least 1; the time grows with it.
+
+    Raises:
+        ConfigError: ``history`` is less than 1.
+    """
+
+    def __init__(self, history: int = 256) -> None:
+        if history < 1:
+            raise ConfigError("Novelty needs a history of at least 1")
+        self._lock = threading.Lock()
+        self._recent: deque[frozenset[str]] = deque(maxlen=history)
+
+    def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        """The rewards of a group, in [0, 1]."""
+        grams = [shingles(candidate.text) for candidate in candidates]
+        with self._lock:
+            recent = list(self._recent)
+            self._recent.extend(grams)
+        nearest = [max((jaccard(own, other) for other in recent), default=0.0) for own in grams]
+        return [Reward(value=1 - like, reason=f"{like:.2f} like an earlier answer" if like else "") for like in nearest]
+
+    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        return self.on_compute_relative_reward(task, candidates, context)

@@ -1,0 +1,118 @@
+"""``tool_calls``: calls name a tool that was offered, with arguments that fit its parameters.
+
+The reward is the share of an answer's calls that are valid: the name is one of the request's ``tools``, the arguments
+are a JSON object, and they fit the tool's ``parameters`` (the syntactic half of the AST check of the Berkeley Function
+Calling Leaderboard, https://gorilla.cs.berkeley.edu/leaderboard.html). An answer without calls earns 1, or 0 if
+``required``. Parameters are checked with ``jsonschema`` (extra ``swarm-gateway[rewards]``).
+
+Fails when: a call is valid and useless. Nothing here asks whether it was the right tool or the right time, and without
+``required`` the safest answer is never to call one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reward_hooks.contract import Candidate, HookContext, Reward
+from reward_hooks.rules.base import Rule
+from reward_hooks.rules.format import read_json
+from reward_hooks.rules.schema import SchemaChecker
+from swarm.errors import ConfigError, HookError
+from swarm.types import Task
+
+
+class ToolCalls(Rule):
+    """The rule.
+
+    Args:
+        tools: in OpenAI's form; default: those of the request that each answer was sampled from.
+        required: an answer must call a tool.
+        at_most: more calls than this make all of them invalid.
+
+    Raises:
+        ConfigError: ``jsonschema`` is not installed, or ``tools`` are not in OpenAI's form.
+    """
+
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]] | None = None, *, required: bool = False, at_most: int | None = None
+    ) -> None:
+        SchemaChecker(True)  # the package is there
+        self._required = required
+        self._at_most = at_most
+        try:
+            self._checkers = None if tools is None else _checkers(tools)
+        except ValueError as exc:
+            raise ConfigError(f"ToolCalls: {exc}") from exc
+
+    def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        """The rewards of a group; the tools of equal requests are read once.
+
+        Raises:
+            HookError: an answer calls tools, and the request it was sampled from is unknown or offers none that are
+                readable (``no_tools``).
+        """
+        known: dict[str, dict[str, SchemaChecker]] = {}
+        return [self._reward(candidate, known) for candidate in candidates]
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        """The share of valid calls."""
+        return self._reward(candidate, {})
+
+    def _reward(self, candidate: Candidate, known: dict[str, dict[str, SchemaChecker]]) -> Reward:
+        calls = candidate.tool_calls
+        if not calls:
+            return Reward(
+                value=float(not self._required), components={"calls": 0.0}, reason="no call" if self._required else ""
+            )
+        checkers = self._checkers if self._checkers is not None else _of_request(candidate, known)
+        problems = [_problem(call, checkers) for call in calls]
+        if self._at_most is not None and len(calls) > self._at_most:
+            problems = [f"{len(calls)} calls, at most {self._at_most} allowed"] * len(calls)
+        return Reward(
+            value=problems.count("") / len(calls),
+            components={"calls": float(len(calls))},
+            reason="; ".join(dict.fromkeys(filter(None, problems))),
+        )
+
+
+def _of_request(candidate: Candidate, known: dict[str, dict[str, SchemaChecker]]) -> dict[str, SchemaChecker]:
+    tools = candidate.request.get("tools")
+    if not tools:
+        raise HookError("an answer calls tools, but its request shows none; give ToolCalls its tools", code="no_tools")
+    key = json.dumps(tools, sort_keys=True, default=str)
+    if key not in known:
+        try:
+            known[key] = _checkers(tools)
+        except (ValueError, ConfigError) as exc:
+            raise HookError(f"the request's tools are not readable: {exc}", code="no_tools") from exc
+    return known[key]
+
+
+def _checkers(tools: Any) -> dict[str, SchemaChecker]:
+    checkers: dict[str, SchemaChecker] = {}
+    for tool in tools:
+        match tool:
+            case {"function": {"name": str() as name, **rest}}:
+                checkers[name] = SchemaChecker(rest.get("parameters") or {"type": "object"})
+            case _:
+                raise ValueError(f"a tool has no function with a name: {str(tool)[:100]}")
+    return checkers
+
+
+def _problem(call: Mapping[str, Any], checkers: Mapping[str, SchemaChecker]) -> str:
+    match call:
+        case {"function": {"name": str() as name, "arguments": str() as arguments}}:
+            pass
+        case _:
+            return "a call without name and arguments"
+    if name not in checkers:
+        return f"{name!r} is no tool of this request"
+    try:
+        value = read_json(arguments)
+    except ValueError as exc:
+        return f"{name}: arguments are no JSON: {exc}"
+    if not isinstance(value, dict):
+        return f"{name}: arguments are no JSON object"
+    return "; ".join(f"{name}: {fault}" for fault in checkers[name].faults(value)[:2])

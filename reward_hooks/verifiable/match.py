@@ -1,0 +1,151 @@
+"""``exact`` and ``fuzzy``: the answer is, or is near, a known one (``task.metadata["answer"]``).
+
+``exact`` earns 1 or 0: equal after normalisation as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250: lower case,
+without punctuation, articles and extra white space). ``fuzzy`` earns the best over the accepted answers of either
+SQuAD's token F1, ``2PR / (P + R)`` over shared words, or the edit similarity ``1 - levenshtein / max(length)`` of the
+normalised texts.
+
+Fails when: a right answer is put in other words (0 by ``exact``, little by ``fuzzy``), and when a wrong one shares most
+words with the right one ("not in Paris" against "in Paris" has an F1 of 0.8). Articles and word boundaries are those of
+English; use ``edit`` for languages without spaces. For numbers and formulas use ``math``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Literal
+
+from reward_hooks.contract import Candidate, Reward
+from reward_hooks.rules.base import Rule
+from reward_hooks.verifiable.reference import references
+from swarm.errors import ConfigError
+from swarm.types import Task
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_WORD = re.compile(r"[^\w\s]|_")
+#: Characters of a text that the edit distance looks at; the time grows with their square.
+_MOST_EDITED = 5_000
+
+
+def normalised(text: str) -> str:
+    """Lower case, without punctuation, articles and extra white space."""
+    bare = " ".join(_ARTICLES.sub(" ", _NO_WORD.sub("", text.lower())).split())
+    # an answer that is nothing but punctuation or an article is compared as it is
+    return bare or " ".join(text.lower().split())
+
+
+class Exact(Rule):
+    """1 if the answer is one of the accepted ones.
+
+    Args:
+        key: of ``task.metadata``.
+        extract: a regular expression that finds the answer in the text, by its last match: the first group if it has
+            one. Default: the whole text.
+
+    Raises:
+        ConfigError: ``extract`` is no regular expression.
+    """
+
+    def __init__(self, key: str = "answer", extract: str | None = None) -> None:
+        self._key = key
+        self._extract = None if extract is None else compiled(extract, "Exact")
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        """1 or 0.
+
+        Raises:
+            HookError: the task has no known answer.
+        """
+        accepted = {normalised(text) for text in references(task, self._key)}
+        text = candidate.text if self._extract is None else last_match(self._extract, candidate.text)
+        if text is None:
+            return Reward(value=0.0, components={"found": 0.0}, reason="no answer found in the text")
+        good = normalised(text) in accepted
+        return Reward(
+            value=float(good), components={"found": 1.0}, reason="" if good else f"says {text.strip()[:80]!r}"
+        )
+
+
+class Fuzzy(Rule):
+    """How near the answer is to the nearest accepted one, in [0, 1].
+
+    Args:
+        key: of ``task.metadata``.
+        by: ``f1`` over words, or ``edit`` over the first 5,000 characters.
+    """
+
+    def __init__(self, key: str = "answer", by: Literal["f1", "edit"] = "f1") -> None:
+        if by not in ("f1", "edit"):
+            raise ConfigError(f"Fuzzy: by is {by!r}; use f1 or edit")
+        self._key = key
+        self._similarity = token_f1 if by == "f1" else edit_similarity
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        """The similarity.
+
+        Raises:
+            HookError: the task has no known answer.
+        """
+        said = normalised(candidate.text)
+        value, nearest = max((self._similarity(said, normalised(text)), text) for text in references(task, self._key))
+        return Reward(value=value, reason="" if value == 1.0 else f"{value:.2f} like {nearest[:80]!r}")
+
+
+def token_f1(one: str, other: str) -> float:
+    """Harmonic mean of the shares of words that each text has in common with the other, with repetitions."""
+    left, right = Counter(one.split()), Counter(other.split())
+    total = left.total() + right.total()
+    return 2 * (left & right).total() / total if total else 1.0
+
+
+def edit_similarity(one: str, other: str) -> float:
+    """``1 - levenshtein / max(length)``, in [0, 1]."""
+    one, other = one[:_MOST_EDITED], other[:_MOST_EDITED]
+    longest = max(len(one), len(other))
+    return 1 - levenshtein(one, other) / longest if longest else 1.0
+
+
+def levenshtein(one: str, other: str) -> int:
+    """Fewest insertions, deletions and substitutions between two texts (Myers 1999, in Hyyrö's 2001 form).
+
+    One column of the distance matrix is two bit vectors: where it goes up by one downwards, and where down by one.
+    """
+    if not one:
+        return len(other)
+    places: dict[str, int] = {}
+    for index, char in enumerate(one):
+        places[char] = places.get(char, 0) | 1 << index
+    mask, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
+    up, down, distance = mask, 0, len(one)
+    for char in other:
+        match = places.get(char, 0)
+        diagonal = (((match & up) + up) ^ up) | match | down
+        right_up, right_down = down | ~(diagonal | up) & mask, up & diagonal
+        distance += bool(right_up & last) - bool(right_down & last)
+        right_up = right_up << 1 | 1
+        up = (right_down << 1 | ~(diagonal | right_up)) & mask
+        down = right_up & diagonal & mask
+    return distance
+
+
+def compiled(pattern: str, owner: str) -> re.Pattern[str]:
+    """The regular expression.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as exc:
+        raise ConfigError(f"{owner}: {pattern!r} is no regular expression: {exc}") from exc
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> str | None:
+    """The first group, or all, of the last match in ``text``."""
+    found = None
+    for found in pattern.finditer(text):
+        pass
+    if found is None:
+        return None
+    return found[1] if pattern.groups else found[0]
