@@ -1,0 +1,150 @@
+"""A pairwise tournament: each pair of answers is judged in both orders, and the reward is the net win rate.
+
+Source: pairwise comparison by a judge as in MT-Bench (Zheng et al. 2023, "Judging LLM-as-a-Judge with MT-Bench and
+Chatbot Arena", arXiv:2306.05685), which also calls a win only what both orders say. Where log-probabilities are
+offered, a verdict is the probability that it gives to each side instead of the side that it names.
+
+Failure mode: N answers have N (N - 1) / 2 pairs and each costs two calls; under ``max_comparisons`` every answer meets
+as many others as every other (one more or less), and answers that never met are compared only through those that both
+met. A judge that prefers a place contradicts itself: these pairs are ties, and ``contradicted`` says how many of them
+there were; a judge that looks at nothing else makes a group uninformative, not wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal
+
+from pydantic import Field
+
+from reward_hooks.contract import Candidate, HookContext, Reward
+from reward_hooks.judges.client import JudgeClient, Unparsable
+from reward_hooks.judges.judge import Judge, JudgeConfig, all_of, prompt, question, shown_answer, strict_object
+from reward_hooks.judges.reading import json_of, means, text_of
+from swarm.errors import HookError
+from swarm.types import Task
+
+#: What the first answer of a pair gets by the verdict.
+_GETS: Mapping[str, float] = {"A": 1.0, "B": 0.0, "C": 0.5}
+_LETTER = re.compile(r"\W*([ABC])\W*")
+
+
+class PairwiseConfig(JudgeConfig):
+    """One pairwise judge."""
+
+    kind: Literal["pairwise"] = "pairwise"
+    explain: bool = False
+    max_comparisons: int | None = Field(
+        default=None, ge=1, description="pairs per group, two calls each; default: all pairs"
+    )
+    seed: int = Field(default=0, description="of which pairs meet under max_comparisons")
+
+
+class Pairwise(Judge):
+    """Lets answers meet in pairs; the reward is in [-1, 1]: wins less losses, over the pairs that an answer was in."""
+
+    def __init__(self, config: PairwiseConfig, client: JudgeClient | None = None) -> None:
+        super().__init__(client or JudgeClient(config.endpoint))
+        self._config = config
+
+    async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
+        """The net win rates."""
+        if len(answers) == 1:
+            return [Reward(value=0.0, reason="there is no other answer to compare with")]
+        shown = [shown_answer(answer) for answer in answers]
+        pairs = self._pairs(shown)
+        calls = [self._ask(task, *pair) for i, j in pairs for pair in ((shown[i], shown[j]), (shown[j], shown[i]))]
+        verdicts = await all_of(calls)
+        tables = [_Table() for _ in answers]
+        for (i, j), first, second in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
+            # what i gets where it stands first, and where it stands second
+            tables[i].add(first, 1 - second)
+            tables[j].add(1 - first, second)
+        return [table.reward() for table in tables]
+
+    def _pairs(self, shown: Sequence[str]) -> list[tuple[int, int]]:
+        """The pairs that meet: rounds in which everybody plays once (the circle method), as many as are paid for.
+
+        Who meets whom follows from the texts and the seed, not from the order of the answers.
+        """
+        count = len(shown)
+        every = count * (count - 1) // 2
+        most = every if self._config.max_comparisons is None else min(every, self._config.max_comparisons)
+        if most < math.ceil(count / 2):
+            raise HookError(
+                f"max_comparisons {most} leaves some of {count} answers without any comparison; allow at least "
+                f"{math.ceil(count / 2)}",
+                code="judge_budget",
+            )
+        drawn = sorted(range(count), key=lambda index: _draw(self._config.seed, shown[index]))
+        seats: list[int | None] = [*drawn]
+        if count % 2:
+            seats.append(None)
+        return list(islice(_rounds(seats), most))
+
+    async def _ask(self, task: Task, first: str, second: str) -> float:
+        """What the first of two answers gets."""
+        explanation = '"explanation": "one sentence", ' if self._config.explain else ""
+        ask = (
+            "Which of the two answers is better? Reply with JSON only: "
+            f'{{{explanation}"verdict": "A"}} for answer A, "B" for answer B, "C" if they are equally good.'
+        )
+        fields: dict[str, Any] = {"explanation": {"type": "string"}} if self._config.explain else {}
+        schema = strict_object({**fields, "verdict": {"type": "string", "enum": list(_GETS)}})
+        body = question(self._config, prompt(task, self._config, [("A", first), ("B", second)], ask), schema)
+        return await self.client.chat(body, _read, kind="pairwise")
+
+
+class _Table:
+    """The results of one answer."""
+
+    def __init__(self) -> None:
+        self._results: list[float] = []
+        self._contradicted = 0
+
+    def add(self, standing_first: float, standing_second: float) -> None:
+        self._results.append((standing_first + standing_second) / 2)
+        self._contradicted += (standing_first - 0.5) * (standing_second - 0.5) < 0
+
+    def reward(self) -> Reward:
+        met = len(self._results)
+        wins = sum(1 for result in self._results if result > 0.5)
+        losses = sum(1 for result in self._results if result < 0.5)
+        return Reward(
+            value=sum(2 * result - 1 for result in self._results) / met,
+            components={
+                "wins": wins,
+                "losses": losses,
+                "comparisons": met,
+                "contradicted": self._contradicted / met,
+            },
+            reason=f"{wins} won, {losses} lost, {met - wins - losses} tied of {met}",
+        )
+
+
+def _rounds(seats: list[int | None]) -> Iterator[tuple[int, int]]:
+    """The pairs of a round robin, round by round; ``None`` is a seat that nobody has."""
+    for _ in range(len(seats) - 1):
+        for left, right in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
+            if left is not None and right is not None:
+                yield (left, right)
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+
+
+def _draw(seed: int, text: str) -> bytes:
+    return hashlib.sha256(f"{seed}/{text}".encode(errors="replace")).digest()
+
+
+def _read(choice: Mapping[str, Any]) -> float:
+    text = text_of(choice)
+    if letter := _LETTER.fullmatch(text):
+        return _GETS[letter[1]]
+    verdict = str(json_of(text).get("verdict")).strip().upper()
+    if verdict not in _GETS:
+        raise Unparsable(f"its verdict {verdict!r} is none of A, B and C")
+    distribution = means(choice, "verdict", _GETS, 1)
+    return distribution[0] if distribution is not None else _GETS[verdict]

@@ -1,0 +1,161 @@
+"""A reward model behind HTTP: vLLM's ``/score`` or ``/pooling``, or any JSON endpoint, one number per answer.
+
+Sources: vLLM's scoring API (one query, N documents, ``data[*].score``) for cross-encoders and sequence classifiers; its
+pooling API with chat messages for reward models such as those of InstructGPT's kind (Ouyang et al. 2022,
+arXiv:2203.02155), whose value for the last token is the answer's.
+
+Failure mode: a reward model is a guess at what people like, and a policy finds where it guesses wrong ("Scaling Laws
+for Reward Model Overoptimization", Gao et al. 2022, arXiv:2210.10760): watch its reward against something that it does
+not see. Its numbers are passed on as they are, on whatever scale; GRPO needs only the differences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from reward_hooks.contract import Candidate, HookContext, Reward
+from reward_hooks.judges.client import JudgeClient, Unparsable
+from reward_hooks.judges.endpoint import Endpoint
+from reward_hooks.judges.judge import Judge, all_of, shown_answer, shown_task
+from reward_hooks.judges.paths import JsonPath
+from swarm.types import Model, Task
+
+_SCORES = JsonPath("data[*].score")
+#: Parts of a body that stand for the whole group, so that one call scores all of it.
+_OF_THE_GROUP = "{answers}"
+
+
+class ScoreModelConfig(Model):
+    """One reward model. ``endpoint.base_url`` is the server without the path, e.g. ``http://127.0.0.1:8000``."""
+
+    kind: Literal["score_model"] = "score_model"
+    endpoint: Endpoint
+    api: Literal["score", "pooling", "json"] = "score"
+    route: str = Field(default="", description="path of the call; default: /score or /pooling")
+    body: dict[str, Any] = Field(
+        default={},
+        description="of api json: what is sent; strings may hold {prompt}, {answer}, and a string that is just "
+        "{answers} or {messages} becomes the list; with {answers} one call scores the whole group",
+    )
+    path: str = Field(default="", description="of api json: where the numbers are in the answer, e.g. scores[*]")
+
+    @model_validator(mode="after")
+    def _json_says_both(self) -> Self:
+        if (self.api == "json") != bool(self.body) or (self.api == "json") != bool(self.path):
+            raise ValueError("api json needs body and path, the other apis have their own")
+        if self.api == "json":
+            many = JsonPath(self.path).many
+            if many != _has(self.body, _OF_THE_GROUP):
+                raise ValueError("a body with {answers} goes with a path that has [*], one with {answer} does not")
+            if not many and not _has(self.body, "{answer}") and not _has(self.body, "{messages}"):
+                raise ValueError("body must hold {answer}, {answers} or {messages}: else every answer scores the same")
+        return self
+
+
+class ScoreModel(Judge):
+    """Passes on what the model says; one call per group where the endpoint takes all answers, else one per answer."""
+
+    def __init__(self, config: ScoreModelConfig, client: JudgeClient | None = None) -> None:
+        super().__init__(client or JudgeClient(config.endpoint))
+        self._config = config
+        route = config.route or {"score": "/score", "pooling": "/pooling", "json": ""}[config.api]
+        self._url = config.endpoint.base_url.rstrip("/") + route
+
+    @property
+    def name(self) -> str:
+        """Prefix of its components in a combination."""
+        return "score_model"
+
+    async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
+        """The model's numbers."""
+        asked, texts = shown_task(task), [shown_answer(answer) for answer in answers]
+        match self._config.api:
+            case "score":
+                body = {"text_1": asked, "text_2": texts}
+                values = await self._call(body, lambda answer: _in_order(answer, len(texts)))
+            case "pooling":
+                bodies = [{"messages": _messages(task, answer)} for answer in answers]
+                values = [found[0] for found in await all_of([self._call(body, _pooled) for body in bodies])]
+            case "json":
+                values = await self._from_json(task, answers, asked, texts)
+        return [Reward(value=value) for value in values]
+
+    async def _from_json(
+        self, task: Task, answers: Sequence[Candidate], asked: str, texts: Sequence[str]
+    ) -> list[float]:
+        path = JsonPath(self._config.path)
+
+        def read(answer: Any, count: int) -> list[float]:
+            found = path.numbers(answer)
+            if len(found) != count:
+                raise Unparsable(f"{path.text} finds {len(found)} numbers for {count} answers")
+            return found
+
+        if path.many:
+            body = _filled(self._config.body, {"prompt": asked, "answers": list(texts)})
+            return await self._call(body, lambda answer: read(answer, len(texts)))
+        bodies = [
+            _filled(self._config.body, {"prompt": asked, "answer": text, "messages": _messages(task, answer)})
+            for text, answer in zip(texts, answers, strict=True)
+        ]
+        found = await all_of([self._call(body, lambda answer: read(answer, 1)) for body in bodies])
+        return [one[0] for one in found]
+
+    async def _call(self, body: dict[str, Any], read: Callable[[Any], list[float]]) -> list[float]:
+        return await self.client.post(self._url, body, read, kind=f"{self._config.api} {self._config.path}")
+
+
+def _messages(task: Task, candidate: Candidate) -> list[dict[str, Any]]:
+    """The conversation with the answer as its last message, as a chat template wants it."""
+    asked = task.init_messages or [{"role": "user", "content": task.main_query}]
+    return [*asked, {**candidate.message, "role": "assistant"}]
+
+
+def _in_order(answer: Any, count: int) -> list[float]:
+    """The scores by their ``index``."""
+    listed: Any = answer.get("data")
+    if not isinstance(listed, list) or len(cast("list[Any]", listed)) != count:
+        raise Unparsable(f"it has not one score for each of the {count} answers")
+    entries = sorted(cast("list[dict[str, Any]]", listed), key=lambda one: one["index"])
+    if [one["index"] for one in entries] != list(range(count)):
+        raise Unparsable("the indices of its scores are not those of the answers")
+    return _SCORES.numbers({"data": entries})
+
+
+def _pooled(answer: Any) -> list[float]:
+    """The one number of a reward model, or its value for the last token.
+
+    Raises:
+        Unparsable: several numbers for one token, as an embedding has.
+    """
+    value: Any = answer["data"][0]["data"]
+    if isinstance(value, list) and value and isinstance(value[-1], list):  # a list per token
+        value = cast("list[Any]", value)[-1]
+    if not isinstance(value, list) or len(cast("list[Any]", value)) != 1:
+        raise Unparsable("it has no single number for the last token; is it a reward model?")
+    return JsonPath("[0]").numbers(value)
+
+
+def _has(value: object, placeholder: str) -> bool:
+    if isinstance(value, str):
+        return placeholder in value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_has(one, placeholder) for one in cast("Sequence[object]", inner))
+
+
+def _filled(value: Any, parts: Mapping[str, Any]) -> Any:
+    """``value`` with its placeholders filled in; one pass, so that an answer cannot bring placeholders of its own."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, parts) for key, inner in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_filled(inner, parts) for inner in cast("list[Any]", value)]
+    if not isinstance(value, str):
+        return value
+    if value.startswith("{") and value.endswith("}") and value[1:-1] in parts:
+        return parts[value[1:-1]]
+    texts = {name: part for name, part in parts.items() if isinstance(part, str)}
+    return re.sub(r"\{(\w+)\}", lambda match: texts.get(match[1], match[0]), value)

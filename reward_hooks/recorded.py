@@ -1,0 +1,96 @@
+"""Recorded groups: answers to one request, perhaps with the order that a person gave them, one JSON object per line.
+
+Invariant: every line becomes a group or an error that names file and line; nothing is guessed.
+
+A line as people write it, and as this project writes it::
+
+    {"prompt": "2+2?", "candidates": ["4", "five"], "rank": [1, 2]}
+    {"task": {"task_id": "t1", "main_query": "2+2?"}, "candidates": [{"index": 0, "message": {...}, "text": "4"}, ...]}
+
+``rank`` has one number per candidate, 1 for the best; equal numbers are ties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, cast
+
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
+
+from reward_hooks.contract import Candidate
+from swarm.errors import ConfigError
+from swarm.job import describe_validation
+from swarm.types import Model, Task
+
+
+class RecordedGroup(Model):
+    """N answers to one task; ``rank`` is the known order (1 is best), where there is one."""
+
+    task: Task
+    candidates: list[Candidate] = Field(min_length=1)
+    rank: list[FiniteFloat] | None = None
+
+    @model_validator(mode="after")
+    def _one_rank_each(self) -> Self:
+        if self.rank is not None and len(self.rank) != len(self.candidates):
+            raise ValueError(f"rank has {len(self.rank)} numbers for {len(self.candidates)} candidates")
+        return self
+
+    @property
+    def reference(self) -> list[float] | None:
+        """The known order as scores, higher is better."""
+        return None if self.rank is None else [-place for place in self.rank]
+
+
+def read_groups(path: Path) -> Iterator[RecordedGroup]:
+    """The groups of a JSON Lines file, one at a time; blank lines are passed over.
+
+    Raises:
+        ConfigError: the file cannot be read, or (while reading) a line is no group.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _group(line, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read the groups {path}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _group(line: str, where: str) -> RecordedGroup:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: no JSON: {exc}") from exc
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
+    fields = dict(cast("dict[str, Any]", row))
+    prompt = fields.pop("prompt", None)
+    if "task" not in fields:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ConfigError(f"{where}: says nothing of what was asked; add a prompt (text) or a task (object)")
+        digest = hashlib.sha256(line.encode()).hexdigest()[:16]
+        messages = [{"role": "user", "content": prompt}]
+        fields["task"] = {"task_id": digest, "main_query": prompt, "init_messages": messages}
+    listed: Any = fields.get("candidates")
+    if isinstance(listed, list):
+        fields["candidates"] = [_candidate(one, index) for index, one in enumerate(cast("list[Any]", listed))]
+    try:
+        return RecordedGroup.model_validate(fields)
+    except ValidationError as exc:
+        raise describe_validation(exc, where, RecordedGroup) from exc
+
+
+def _candidate(value: object, index: int) -> object:
+    """What the shorthands stand for: a string is an answer's text, ``index`` and ``message`` follow from the rest."""
+    if isinstance(value, str):
+        value = {"text": value}
+    if not isinstance(value, Mapping):
+        return value
+    fields = dict(cast("Mapping[str, Any]", value))
+    fields.setdefault("index", index)
+    fields.setdefault("message", {"role": "assistant", "content": fields.get("text", "")})
+    return fields
