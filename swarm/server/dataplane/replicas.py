@@ -16,13 +16,11 @@ import asyncio
 import logging
 import random
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
-
-import httpx
 
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import Signal
@@ -34,7 +32,6 @@ logger = logging.getLogger(__name__)
 #: the paper's c = 1 + epsilon
 _MOST_OF_MEAN = 1.25
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_PROBE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -60,11 +57,11 @@ class Replicas:
     """All replicas of the engine; :meth:`close` them.
 
     Args:
-        http: for the probes of replicas that are set aside.
+        answers: whether the replica at an address answers a probe; asked of those that are set aside.
     """
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
+    def __init__(self, answers: Callable[[str], Awaitable[bool]]) -> None:
+        self._answers = answers
         self._replicas: dict[str, Replica] = {}
         # keyed by the episodes themselves: an episode that is gone is forgotten
         self._homes: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
@@ -138,11 +135,7 @@ class Replicas:
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
-            try:
-                answer = await self._http.get(f"http://{replica.address}/health", timeout=_PROBE_SECONDS)
-            except httpx.TransportError:
-                continue
-            if answer.status_code == 200:
+            if await self._answers(replica.address):
                 logger.info("replica %s answers again", replica.address)
                 replica.probe = None
                 self._changed.notify()

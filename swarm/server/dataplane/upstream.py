@@ -7,9 +7,10 @@ something a retry may cure.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import httpx
+import aiohttp
 
 from swarm.errors import UpstreamError
 from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
@@ -19,6 +20,8 @@ from swarm.server.dataplane.sse import SseDecoder
 
 #: vLLM's server drops idle connections after 5 s; reusing one in that moment would fail
 _KEEPALIVE_SECONDS = 4.0
+_CONNECT_SECONDS = 5.0
+_PROBE = aiohttp.ClientTimeout(total=5.0)
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
 
@@ -27,21 +30,14 @@ class Upstream:
     """A client of vLLM's replicas; :meth:`close` it."""
 
     def __init__(self) -> None:
-        # calls are bounded by the deadline around them: silence is normal while weights are synced
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_keepalive_connections=512, keepalive_expiry=_KEEPALIVE_SECONDS),
-            timeout=httpx.Timeout(None, connect=5.0),
-            # a proxy set for the outside world must not see the engine's traffic
-            trust_env=False,
-            # only ever http://, and loading certificates takes 0.1 s
-            verify=False,
-        )
+        self._opened: aiohttp.ClientSession | None = None
         #: where the calls go
-        self.replicas = Replicas(self._client)
+        self.replicas = Replicas(self._answers)
 
     async def close(self) -> None:
         await self.replicas.close()
-        await self._client.aclose()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON answer to ``body``.
@@ -50,18 +46,14 @@ class Upstream:
             UpstreamRefusalError: a 4xx.
             TransientError: a 5xx or a broken connection.
         """
+        async with self._posted(url, body) as response:
+            content = await response.read()
         try:
-            response = await self._client.post(url, content=encode(body), headers=_JSON)
-        except httpx.TransportError as exc:
-            raise _unreachable(exc) from exc
-        if response.status_code != 200:
-            raise _failure(response)
-        try:
-            answer: Any = decode(response.content)
+            answer: Any = decode(content)
         except ValueError as exc:
             raise TransientError(f"vLLM's answer is not JSON: {exc}") from exc
         if not isinstance(answer, dict):
-            raise TransientError(f"vLLM's answer is no object: {response.text[:500]}")
+            raise TransientError(f"vLLM's answer is no object: {_text(content)[:500]}")
         return cast("dict[str, Any]", answer)
 
     async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -71,20 +63,50 @@ class Upstream:
             UpstreamRefusalError: a 4xx, by status or as an error event.
             TransientError: a 5xx, an error event, or a stream that breaks off.
         """
-        try:
-            async with self._client.stream("POST", url, content=encode(body), headers=_JSON) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise _failure(response)
-                decoder = SseDecoder()
-                async for data in response.aiter_bytes():
-                    for event in decoder.feed(data):
-                        if event == "[DONE]":
-                            return
-                        yield _chunk(event)
-        except httpx.TransportError as exc:
-            raise _unreachable(exc) from exc
+        async with self._posted(url, body) as response:
+            decoder = SseDecoder()
+            async for data in response.content.iter_any():
+                for event in decoder.feed(data):
+                    if event == "[DONE]":
+                        return
+                    yield _chunk(event)
         raise TransientError("vLLM's stream broke off")
+
+    @property
+    def _client(self) -> aiohttp.ClientSession:
+        # not in __init__: a session belongs to the event loop that runs when it is made
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                # calls are bounded by the deadline around them: silence is normal while weights are synced
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # a proxy set for the outside world must not see the engine's traffic
+                trust_env=False,
+            )
+        return self._opened
+
+    @asynccontextmanager
+    async def _posted(self, url: str, body: dict[str, Any]) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """vLLM's 200; an answer that is not read to its end takes its connection with it, and so ends the call there.
+
+        Raises:
+            UpstreamRefusalError, TransientError: any other answer, or a connection that breaks, also while it is read.
+        """
+        try:
+            async with self._client.post(url, data=encode(body), headers=_JSON, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise _failure(response.status, await response.read())
+                yield response
+        except aiohttp.ClientError as exc:
+            raise _broken(exc) from exc
+
+    async def _answers(self, address: str) -> bool:
+        try:
+            async with self._client.get(f"http://{address}/health", timeout=_PROBE, allow_redirects=False) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
 
 def _chunk(event: str) -> dict[str, Any]:
@@ -103,19 +125,24 @@ def _chunk(event: str) -> dict[str, Any]:
     return shaped
 
 
-def _unreachable(exc: httpx.TransportError) -> TransientError:
-    kind = UnreachableError if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout) else TransientError
+def _broken(exc: aiohttp.ClientError) -> TransientError:
+    unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+    kind = UnreachableError if unsent else TransientError
     return kind(f"the connection to vLLM failed: {type(exc).__name__}: {exc}")
 
 
-def _failure(response: httpx.Response) -> UpstreamError:
-    text = response.text
-    if response.status_code in _RETRIED_STATUSES:
-        return TransientError(f"vLLM answered {response.status_code}: {text[:500]}")
+def _failure(status: int, content: bytes) -> UpstreamError:
+    text = _text(content)
+    if status in _RETRIED_STATUSES:
+        return TransientError(f"vLLM answered {status}: {text[:500]}")
     try:
-        payload: Any = response.json()
+        payload: Any = decode(content)
     except ValueError:
         payload = None
     if not isinstance(payload, dict) or "error" not in payload:
         payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
-    return UpstreamRefusalError(response.status_code, payload)
+    return UpstreamRefusalError(status, payload)
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")

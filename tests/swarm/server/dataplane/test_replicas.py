@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio.lowlevel
-import httpx
 import pytest
 
 from swarm.server.dataplane.failures import AbortedError, TransientError, UnreachableError
@@ -25,17 +24,15 @@ class Owner:
 
 
 class Health:
-    """Answers probes with ``status``, or refuses the connection while it is ``None``."""
+    """Answers every probe with ``good``."""
 
     def __init__(self) -> None:
-        self.status: int | None = None
+        self.good = False
         self.probes: list[str] = []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.probes.append(str(request.url))
-        if self.status is None:
-            raise httpx.ConnectError("refused", request=request)
-        return httpx.Response(self.status)
+    async def __call__(self, address: str) -> bool:
+        self.probes.append(address)
+        return self.good
 
 
 @pytest.fixture
@@ -47,10 +44,9 @@ def health() -> Health:
 async def replicas(health: Health, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Replicas]:
     monkeypatch.setattr("swarm.server.dataplane.replicas._FIRST_PAUSE", 0.001)
     monkeypatch.setattr("swarm.server.dataplane.replicas._LONGEST_PAUSE", 0.002)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(health)) as http:
-        replicas = Replicas(http)
-        yield replicas
-        await replicas.close()
+    replicas = Replicas(health)
+    yield replicas
+    await replicas.close()
 
 
 def route(replicas: Replicas, owner: object, prefix: bytes = b"p", addresses: list[str] = ADDRESSES) -> Route:
@@ -129,12 +125,9 @@ async def test_a_replica_that_cannot_be_reached_is_set_aside_until_it_answers(
     assert await used(route(replicas, owner)) == second
     assert home not in {await used(route(replicas, Owner(), bytes([at]))) for at in range(64)}
     await until(lambda: len(health.probes) > 2)
-    assert set(health.probes) == {f"http://{home}/health"}
-    health.status = 503
-    probes = len(health.probes)
-    await until(lambda: len(health.probes) > probes + 2)
+    assert set(health.probes) == {home}
     assert not all(row.healthy for row in replicas.rows())
-    health.status = 200
+    health.good = True
     await until(lambda: all(row.healthy for row in replicas.rows()))
     assert home in {await used(route(replicas, Owner(), bytes([at]))) for at in range(64)}
     assert [(row.calls > 0, row.failures) for row in replicas.rows() if row.address == home] == [(True, 1)]
@@ -147,7 +140,7 @@ async def test_while_all_are_set_aside_calls_wait(replicas: Replicas, health: He
     waiting = asyncio.create_task(used(route(replicas, Owner())))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 0.02)
-    health.status = 200
+    health.good = True
     assert await asyncio.wait_for(waiting, 10) in ADDRESSES
 
 
