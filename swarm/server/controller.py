@@ -11,30 +11,27 @@ import contextlib
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swarm.errors import ConflictError, RequestError, UnavailableError
-from swarm.job import TrainJob, dump_job
+from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineStatus, EpisodeEnd, ServerStatus
 from swarm.server.claims import ClaimQueue, WaitingClaim
 from swarm.server.concurrency import Signal
 from swarm.server.config import ServerConfig
 from swarm.server.endings import Ending
-from swarm.server.episodes import ClaimWish, Grant, Refusal, new_uuid
-from swarm.server.journal.records import RunBegun, RunStopped
-from swarm.server.metrics import batch_metrics
+from swarm.server.episodes import ClaimWish, Grant, Refusal
 from swarm.server.pool import EpisodePool
-from swarm.server.recovery import JournalPort, recover
+from swarm.server.recovery import JournalPort
+from swarm.server.runs import MAX_STEPS, TrainingRun
 from swarm.states import EngineState, check_engine
 from swarm.types import StepResult, TrainBatch
 
 logger = logging.getLogger(__name__)
 
-MAX_STEPS = 1000
 #: records that wait for the disk, beyond which claims are refused: what is running may still end
 MAX_PENDING = 20_000
 #: the clock is looked at no more often for what turns by the passing of time alone
@@ -87,10 +84,7 @@ class Controller:
         self.boot_stage = ""
         self.last_lines: list[str] = []
         self.resolved_config: dict[str, Any] | None = None
-        self._run_id, self._run_stopped = "", False
-        self._job: TrainJob | None = None
-        self._pool: EpisodePool | None = None
-        self._steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
+        self._run: TrainingRun | None = None
         self.claims = ClaimQueue(lambda: self._pool)
 
     def open(self, journal: JournalPort) -> None:
@@ -99,14 +93,11 @@ class Controller:
         Raises:
             ConfigError: it is damaged, or its job is one that this version cannot read.
         """
-        before = recover(journal, self._config.client_timeout)
+        self._run = TrainingRun(journal, self._config.client_timeout)
         self._opened = journal
-        self._run_id, self._run_stopped = before.run_id, before.stopped
-        self._job, self._pool = before.job, before.pool
-        if before.job is not None:
+        if self.has_job:
             self._detail = "the server was restarted"
-        self._steps.extend(before.steps)
-        self.claims.restore(before.claims)
+        self.claims.restore(self._run.claims)
 
     # ------------------------------------------------------------------ what is
 
@@ -122,7 +113,7 @@ class Controller:
     @property
     def has_job(self) -> bool:
         """Whether a job was synced, so that there are :attr:`job` and :attr:`pool`."""
-        return self._job is not None
+        return self._run is not None and self._run.has_job
 
     @property
     def policy_version(self) -> int:
@@ -136,16 +127,12 @@ class Controller:
         Raises:
             ConflictError: there is none yet.
         """
-        if self._job is None:
-            raise ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
-        return self._job
+        return self._training.job
 
     @property
     def pool(self) -> EpisodePool:
         """The pool; raises like :attr:`job`."""
-        if self._pool is None:
-            raise ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
-        return self._pool
+        return self._training.pool
 
     @property
     def serving(self) -> Serving:
@@ -174,10 +161,10 @@ class Controller:
             engine_pid=self.engine_pid,
             waiting_claims=len(self.claims),
             last_lines=self.last_lines,
-            model=self._job.model_name if self._job else "",
+            model=self.job.model_name if self.has_job else "",
             pool=self._pool.information() if self._pool else None,
-            steps=list(self._steps)[-steps:] if steps else [],
-            job=self._job,
+            steps=list(self._training.steps)[-steps:] if steps else [],
+            job=self.job if self.has_job else None,
             resolved_config=self.resolved_config,
         )
 
@@ -220,54 +207,27 @@ class Controller:
                 f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
-        if self._job is None or self._pool is None:
-            self._pool = EpisodePool(job, self._journal.append, self._config.client_timeout)
-            self._run_id = new_uuid()
-        elif job != self._job.model_copy(update={"resume": job.resume}):
-            self._begin_run(job, "another job was synced")
-            self._run_stopped = False
-        else:
-            self._pool.continue_run(job)
-        self._job = job
-        self._journal.append(RunBegun(self._run_id, dump_job(job)))
-        if self._run_stopped:
-            self._journal.append(RunStopped(self._run_id))
+        if self._training.sync(job):
+            self.resolved_config = None
         self._detail = "ready to start"
         self._changed.notify()
 
     def boot(self) -> TrainJob:
-        """OFFLINE → BOOTING; the job as the engine is to run it. Raises :class:`StateError` from any other state.
+        """OFFLINE → BOOTING; the job as the engine is to run it, see :meth:`TrainingRun.start`.
 
-        A run that did not end on purpose goes on, from its last checkpoint if it has one. After one that was stopped or
-        is finished, unless the job resumes, training starts from its first weights: what was collected was sampled by
-        weights of another lineage, so it is dropped and the history of steps begins anew.
+        Raises:
+            ConflictError: there is no job.
+            StateError: the engine is not OFFLINE.
         """
-        job = self.job
-        self._to(EngineState.BOOTING, "starting the engine process")
-        if self._run_stopped:
-            if not job.resume:
-                self._begin_run(job, "another training run began")
-            self._journal.append(RunBegun(self._run_id, dump_job(job)))
-            self._run_stopped = False
+        check_engine(self._state, EngineState.BOOTING)
+        job = self._training.start()
         self.boot_stage, self.last_lines = "starting", []
-        # a checkpoint in the folder may be of an earlier run: only one that this run must have written counts
-        save_freq = job.overrides.get("trainer.save_freq", job.save_freq)
-        if isinstance(save_freq, int) and 0 < save_freq <= max((step.step for step in self._steps), default=0):
-            job = job.model_copy(update={"resume": True})
+        self._to(EngineState.BOOTING, "starting the engine process")
         return job
 
     def run_stopped(self) -> None:
         """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
-        if not self._run_stopped:
-            self._run_stopped = True
-            self._journal.append(RunStopped(self._run_id))
-
-    def _begin_run(self, job: TrainJob, reason: str) -> None:
-        if dropped := self.pool.begin_run(job, reason):
-            logger.warning("dropped %d finished episodes: %s", dropped, reason)
-        self._steps.clear()
-        self._run_id = new_uuid()
-        self.resolved_config = None
+        self._training.stop()
 
     # ------------------------------------------------------------------ engine
 
@@ -315,18 +275,10 @@ class Controller:
                 return batch
 
     def step_done(self, result: StepResult) -> None:
-        """Record a finished step, with our own metrics of its batch, which is consumed by that."""
-        batch = self.pool.collection.outstanding
-        if batch is None or batch.batch_id != result.batch_id:
-            known = any(step.batch_id == result.batch_id for step in self._steps)
-            what = "again reports" if known else "reports, though it is not out,"
-            logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
-            return
-        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
-        self.pool.batches.confirm(result)
-        self._sent = ""
-        self._steps.append(result)
-        self._changed.notify()
+        """Record a finished step, see :meth:`TrainingRun.step_done`."""
+        if self._training.step_done(result):
+            self._sent = ""
+            self._changed.notify()
 
     def engine_failed(self, error: str) -> None:
         """The engine reports an error: if it has a batch, that is evidence against the batch."""
@@ -465,6 +417,15 @@ class Controller:
     def _journal(self) -> JournalPort:
         assert self._opened is not None, "open() comes first"
         return self._opened
+
+    @property
+    def _training(self) -> TrainingRun:
+        assert self._run is not None, "open() comes first"
+        return self._run
+
+    @property
+    def _pool(self) -> EpisodePool | None:
+        return self._run.pool if self._run is not None and self._run.has_job else None
 
     def _to(self, state: EngineState, detail: str) -> None:
         self._state = check_engine(self._state, state)

@@ -14,10 +14,11 @@ from starlette.routing import Route
 
 from swarm.errors import RequestError
 from swarm.server.concurrency import ClientGoneError, until_gone
-from swarm.server.controller import MAX_STEPS, Controller
+from swarm.server.controller import Controller
 from swarm.server.monitor import EPISODES, Monitor
 from swarm.server.routes.agentjet import sees_uuids
 from swarm.server.routes.answer import answer
+from swarm.server.runs import MAX_STEPS
 from swarm.states import EngineState
 
 MAX_WAIT = 60.0
