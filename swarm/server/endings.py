@@ -72,7 +72,7 @@ def promised_error(episode: Episode) -> ConflictError:
     return ConflictError(
         f"the end of episode {episode.episode_uuid} is promised to transaction {episode.promised_to}: commit or cancel "
         "that",
-        code="episodepromised",
+        code="episode_promised",
     )
 
 
