@@ -10,8 +10,8 @@ regression that shrinks to 0, with the Jaccard similarity of word trigrams): clo
 bad, and what is like neither earns nothing. With ``others: refuse`` the group is dropped unless all are rated.
 
 Fails when: users praise what flatters them, and when nobody says anything unless angry: the loudest users then train
-the model. With ``similar`` it teaches a praised answer's wording as much as its content. ``copied`` may mean that the code
-was good or that the error message was searched for.
+the model. With ``similar`` it teaches a praised answer's wording as much as its content. ``copied`` may mean that the
+code was good or that the error message was searched for.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ``diversity`` is one minus the mean similarity to the other answers (the idea of Self-BLEU; Zhu et al. 2018,
 arXiv:1802.01886, with the Jaccard similarity of word trigrams in place of BLEU). ``novelty`` is one minus the
-similarity to the most similar of the last ``history`` answers (novelty search; Lehman and Stanley 2011, "Abandoning Objectives",
-with one nearest neighbour).
+similarity to the most similar of the last ``history`` answers (novelty search; Lehman and Stanley 2011, "Abandoning
+Objectives", with one nearest neighbour).
 
 Fails when: it is alone. Gibberish is as novel as it gets, and a right answer that needs no variation is punished. Give
 it a small weight behind a gate. Two texts that say one thing in other words count as different. The history is that of

@@ -13,7 +13,7 @@ English; use ``edit`` for languages without spaces. For numbers and formulas use
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from typing import Literal
 
 from reward_hooks.contract import Candidate, Reward
@@ -143,9 +143,7 @@ def compiled(pattern: str, owner: str) -> re.Pattern[str]:
 
 def last_match(pattern: re.Pattern[str], text: str) -> str | None:
     """The first group, or all, of the last match in ``text``."""
-    found = None
-    for found in pattern.finditer(text):
-        pass
+    found = next(iter(deque(pattern.finditer(text), maxlen=1)), None)
     if found is None:
         return None
     return found[1] if pattern.groups else found[0]

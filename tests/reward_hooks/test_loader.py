@@ -110,10 +110,11 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
     ("spec", "said"),
     [
         ("no/such/folder", "there is no hook folder no/such/folder"),
-        ("nothing_here", "there is no hook folder nothing_here"),
+        ("nothing_here", "there is no hook folder or hook named 'nothing_here'"),
         ("no_such_module_at_all:hooks", "cannot import 'no_such_module_at_all'"),
         ("reward_hooks.rules.concise:none", "has no attribute 'none'"),
-        ("reward_hooks.rules.concise:Concise", "is a class; name an instance"),
+        ("reward_hooks.rules.length:Length", "cannot be made with the options {}"),
+        ("no/such.yaml", "there is no hook folder no/such.yaml"),
         ("reward_hooks.rules:concise", f"defines no {REWARD}"),
     ],
 )
