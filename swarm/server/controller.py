@@ -1,7 +1,7 @@
 """Where the engine's state, the pool, waiting callers and the journal meet.
 
-Invariant: the engine's state changes only in :meth:`Controller._to`, so the pool and everyone who waits always see it;
-what a caller is told here by an ``async`` method is on disk by then.
+Invariant: the pool follows each change of the engine's state in the same turn of the event loop; what a caller is told
+here by an ``async`` method is on disk by then.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineStatus, EpisodeEnd, ServerStatus
+from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EpisodeEnd, ServerStatus
+from swarm.server.board import EngineBoard, Serving
 from swarm.server.claims import ClaimQueue, WaitingClaim
 from swarm.server.concurrency import Signal
 from swarm.server.config import ServerConfig
@@ -40,20 +40,7 @@ _SHORTEST_PAUSE = 0.02
 _DISK_PAUSE = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
-
-    ``gone`` is set when the engine that serves it goes OFFLINE; new weights of the same engine keep it.
-    """
-
-    addresses: tuple[str, ...]
-    engine_model: str
-    policy_version: int
-    gone: asyncio.Event
-
-
-class Controller:
+class Controller(EngineBoard):
     """The engine's state and everything that hangs on it.
 
     Args:
@@ -63,27 +50,14 @@ class Controller:
     """
 
     def __init__(self, config: ServerConfig) -> None:
+        super().__init__()
         self._config = config
         self._opened: JournalPort | None = None
-        self._state = EngineState.OFFLINE
-        self._detail = "no training job yet"
-        self._entered = time.monotonic()
-        self._changed = Signal()
         self._collected = Signal()
-        # starts beyond every number that an earlier server life can have told
-        self._changes = time.time_ns() // 1000
-        self._weight_syncs = 0
-        self._closing = False
         self._watching = math.inf
         self._look_again = asyncio.Event()
-        self._serving: Serving | None = None
-        self._engine_gone = asyncio.Event()
         #: the batch that the engine has now
         self._sent = ""
-        self.engine_pid: int | None = None
-        self.boot_stage = ""
-        self.last_lines: list[str] = []
-        self.resolved_config: dict[str, Any] | None = None
         self._run: TrainingRun | None = None
         self.claims = ClaimQueue(lambda: self._pool)
 
@@ -102,23 +76,9 @@ class Controller:
     # ------------------------------------------------------------------ what is
 
     @property
-    def state(self) -> EngineState:
-        return self._state
-
-    @property
-    def seconds_in_state(self) -> float:
-        """How long the engine has been in its state."""
-        return time.monotonic() - self._entered
-
-    @property
     def has_job(self) -> bool:
         """Whether a job was synced, so that there are :attr:`job` and :attr:`pool`."""
         return self._run is not None and self._run.has_job
-
-    @property
-    def policy_version(self) -> int:
-        """The trainer step whose weights vLLM serves; 0 before the first."""
-        return self._serving.policy_version if self._serving else 0
 
     @property
     def job(self) -> TrainJob:
@@ -133,22 +93,6 @@ class Controller:
     def pool(self) -> EpisodePool:
         """The pool; raises like :attr:`job`."""
         return self._training.pool
-
-    @property
-    def serving(self) -> Serving:
-        """What vLLM serves.
-
-        Raises:
-            UnavailableError: nothing, the engine is not up.
-        """
-        if self._serving is None:
-            raise UnavailableError(f"the engine is {self._state}: {self._detail}", code="engine_offline")
-        return self._serving
-
-    def engine_status(self) -> EngineStatus:
-        return EngineStatus(
-            engine_status=self._state, engine_status_detail=self._detail, global_step=self.policy_version
-        )
 
     def status(self, steps: int = MAX_STEPS) -> ServerStatus:
         """Everything, with at most the last ``steps`` steps."""
@@ -167,24 +111,6 @@ class Controller:
             job=self.job if self.has_job else None,
             resolved_config=self.resolved_config,
         )
-
-    async def wait_for_state(self, states: Collection[EngineState], within: float) -> None:
-        """Return when the engine is in one of ``states``, goes OFFLINE, or ``within`` seconds have passed."""
-        started_offline = self._state is EngineState.OFFLINE
-
-        def decided() -> bool:
-            nonlocal started_offline
-            if self._state is not EngineState.OFFLINE:
-                started_offline = False
-            return (
-                self._closing or self._state in states or (self._state is EngineState.OFFLINE and not started_offline)
-            )
-
-        await self._changed.until(decided, within)
-
-    async def wait_for_change(self, after: int, within: float) -> None:
-        """Return when the engine's state is another than at the change ``after``, or ``within`` seconds have passed."""
-        await self._changed.until(lambda: self._closing or self._changes != after, within)
 
     async def synced(self) -> None:
         """Return when everything that has happened so far is on disk.
@@ -230,13 +156,6 @@ class Controller:
         self._training.stop()
 
     # ------------------------------------------------------------------ engine
-
-    def progress(self, stage: str, detail: str) -> None:
-        """The engine tells what it is doing."""
-        self.boot_stage = stage
-        if self._state is EngineState.BOOTING:
-            self._detail = f"{stage}: {detail}" if detail else stage
-        self._changed.notify()
 
     def rollout_ready(self, message: RolloutReady) -> None:
         """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING."""
@@ -294,9 +213,7 @@ class Controller:
 
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""
-        self._serving = None
-        self._engine_gone.set()
-        self._engine_gone = asyncio.Event()
+        self._serve_no_more()
         self.engine_pid = None
         self.boot_stage = ""
         self.last_lines = list(last_lines)
@@ -428,15 +345,9 @@ class Controller:
         return self._run.pool if self._run is not None and self._run.has_job else None
 
     def _to(self, state: EngineState, detail: str) -> None:
-        self._state = check_engine(self._state, state)
-        self._detail = detail
-        self._entered = time.monotonic()
-        self._changes += 1
-        self._weight_syncs += state is EngineState.WEIGHT_SYNCING
-        logger.info("%s: %s", state, detail)
+        self._enter(state, detail)
         if self._pool is not None:
             self._pool.enter(state)
-        self._changed.notify()
         self.pool_changed()
 
     def _take_back(self) -> bool:

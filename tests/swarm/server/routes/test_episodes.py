@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse, PoolInformation
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from swarm.server.controller import Controller
 from swarm.states import EngineState
-from tests.swarm.server.conftest import Rig
+from tests.swarm.server.conftest import JOB, Rig, ready
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +102,78 @@ async def test_bad_requests(rig: Rig, path: str, body: dict[str, object], param:
     response = await rig.client.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+async def test_a_repeated_claim_and_a_repeated_end_over_http(rig: Rig) -> None:
+    claim = {"client_uuid": "me", "count": 2, "idempotency_key": "c1", "wait_seconds": 5}
+    first = await rig.post("/claim_group", **claim)
+    assert await rig.post("/claim_group", **claim) == first
+    assert first["openai_base_url"].endswith(f"/groups/{first['group_uuid']}/v1") and first["openai_api_key"]
+    assert rig.controller.pool.running == 2
+    ends = [{"episode_uuid": e["episode_uuid"], "workflow_output": {"reward": 1}} for e in first["episodes"]]
+    body = {"client_uuid": "me", "task_id": "a", "ends": ends}
+    answers = [await rig.post("/end_group", **body, idempotency_key="e1") for _ in range(2)]
+    assert answers[0] == answers[1]
+    response = await rig.client.post("/end_group", json=body | {"idempotency_key": "e2"})
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_ended")
+    reused = await rig.client.post("/claim_group", json=claim | {"count": 3})
+    assert (reused.status_code, reused.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
+async def test_a_claim_that_was_granted_while_its_answer_was_lost_is_joined(rig: Rig) -> None:
+    full = await rig.post("/claim_group", client_uuid="me", count=4)
+    body = {"wait_seconds": 30, "idempotency_key": "k"}
+    works = [asyncio.create_task(rig.claim(**body)) for _ in range(3)]
+    await rig.eventually(lambda: len(rig.controller.claims) == 1)
+    await rig.post("/abort_episode", client_uuid="me", episode_uuid=full["episodes"][0]["episode_uuid"])
+    claimed = await asyncio.wait_for(asyncio.gather(*works), 10)
+    assert len({(one.uuid, one.key) for one in claimed}) == 1
+    assert rig.controller.pool.running == 4
+
+
+async def test_late_ends_say_what_happened(rig: Rig) -> None:
+    episodes = {
+        "episode_timed_out": await rig.claim(discard_episode_timeout=0.05),
+        "episode_expired": await rig.claim(max_episode_seconds=0.05),
+    }
+    await rig.eventually(lambda: rig.controller.pool.running == 0)
+    for code, episode in episodes.items():
+        body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "a", "workflow_output": {"reward": 1}}
+        response = await rig.client.post("/end_episode", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (409, code)
+
+
+async def test_agreement_over_http(rig: Rig) -> None:
+    answer = await rig.post("/agree_sync_weight", client_uuid="me")
+    assert answer["success"] is False and "finish_enough_tasks" in answer["failure_reason"]
+
+
+async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
+    config = ServerConfig(run_dir=tmp_path)
+    claim = {"client_uuid": "me", "idempotency_key": "c"}
+    end: dict[str, Any] = {"client_uuid": "me", "task_id": "a", "workflow_output": {"reward": 1}}
+    told: list[Any] = []
+    for life in (1, 2, 3):
+        app = create_app(config)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", verify=False) as client,
+        ):
+            controller: Controller = app.state.controller
+            if life == 1:
+                controller.sync_job(JOB)
+                controller.boot()
+                controller.rollout_ready(ready("127.0.0.1:1"))
+            claimed = (await client.post("/claim_episode", json=claim)).json()
+            assert claimed["success"], "a repetition is answered in any state of the engine"
+            if life == 2:
+                body = end | {"episode_uuid": claimed["episode_uuid"]}
+                answer = (await client.post("/end_episode", json=body)).json()
+                assert answer["success"] and "no completed LLM call" in answer["error"]
+            told.append(claimed["episode_uuid"])
+            information = (await client.get("/get_current_batch_rollout_pool_information")).json()
+            counts = information["running_episodes"], information["dropped_episodes"]
+            assert counts == ((1, 0) if life == 1 else (0, 1))
+            assert life != 3 or (await client.post("/end_episode", json=body)).json() == answer
+    assert len(set(told)) == 1
