@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from gateway.cli.hooks import app as hooks_app
 from gateway.cli.models import app as models_app
+from gateway.cli.new import new
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
@@ -22,8 +24,10 @@ app = typer.Typer(
 app.command()(up)
 app.command()(serve)
 app.command()(replay)
+app.command()(new)
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
+app.add_typer(hooks_app, name="hooks")
 
 
 def _version(asked: bool) -> None:

@@ -80,8 +80,8 @@ def _ask_for(count: int, explain: bool) -> str:
     return (
         f"Compare the {count} answers with each other and give each a whole score from {LOWEST} (useless) to {HIGHEST} "
         "(could not be better). Use the scale to tell them apart; equally good answers get equal scores. Reply with "
-        f'JSON only: {{"verdicts": [{{"answer": 1, {explanation}"score": 5}}, ...]}}, one entry for each answer from 1 to '
-        f"{count}."
+        f'JSON only: {{"verdicts": [{{"answer": 1, {explanation}"score": 5}}, ...]}}, one entry for each answer '
+        f"from 1 to {count}."
     )
 
 

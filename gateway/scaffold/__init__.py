@@ -1,0 +1,48 @@
+"""``swarm-gateway new NAME``: a folder with hooks, mock users, data and a configuration that run as they are.
+
+Invariant: an existing folder is never touched, and a folder that is there is complete.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from swarm.errors import ConfigError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
+#: In the template where the name goes; a word that Python, Markdown, YAML and JSON all leave alone.
+_PLACEHOLDER = "NAME_OF_THE_AGENT"
+#: Template files end with it, so that no tool takes them for sources of ours.
+_SUFFIX = ".tmpl"
+
+
+def scaffold(name: str, parent: Path) -> Path:
+    """Write ``parent/opencode_build_NAME`` and return it.
+
+    Args:
+        name: lower-case letters, digits and underscores; dashes count as underscores.
+        parent: made if it is not there.
+
+    Raises:
+        ConfigError: the name will not do, or the folder is there already.
+    """
+    name = name.replace("-", "_")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for a folder of hooks; use lower-case letters, digits and underscores")
+    target = parent / f"opencode_build_{name}"
+    if target.exists():
+        raise ConfigError(f"{target} is there already; remove it or choose another name")
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=parent) as work:
+        made = Path(work) / target.name
+        made.mkdir()
+        for source in sorted(files("gateway.scaffold").joinpath("template").iterdir(), key=lambda one: one.name):
+            if source.name.endswith(_SUFFIX):
+                text = source.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
+                (made / source.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
+        shutil.move(made, target)
+    return target

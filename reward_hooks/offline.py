@@ -1,0 +1,224 @@
+"""Run hooks over recorded groups: rankings, agreement, order flips, cost and time, without any engine.
+
+Invariant: a group that a hook fails on is reported with its reason and enters no mean; no group is left out in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reward_hooks.agreement import flip_rate, kendall_tau, ranking
+from reward_hooks.contract import GroupScore, HookContext, Hooks, Reward
+from reward_hooks.judges.spending import Spending, metered
+from reward_hooks.recorded import RecordedGroup
+from reward_hooks.runner import HookRunner
+from swarm.errors import HookError
+from swarm.types import Model
+
+#: ``(groups done, groups in all)``.
+OnDone = Callable[[int, int], None]
+
+
+class GroupReport(Model):
+    """What came of one group; ``order`` are the indices of the candidates, best first.
+
+    Where the hook failed, ``error`` says why and the rest is empty. A ``None`` is a number that this group does not
+    have: no known rank, no other hook, no second scoring, or no order in what it is compared with.
+    """
+
+    task_id: str
+    prompt: str
+    order: list[int] = []
+    rewards: list[Reward] = []
+    informative: bool = False
+    tau_rank: float | None = None
+    tau_against: float | None = None
+    flip_rate: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+
+class HookReport(Model):
+    """All groups of a data file under one hook.
+
+    ``tau_rank`` and ``tau_against`` are means of Kendall's tau-b over the groups that have one (``ranked``,
+    ``compared``), ``flip_rate`` the mean share of pairs that change their order when the candidates are shuffled.
+    ``seconds_median`` and ``seconds_most`` are of one call; ``spent`` is what judges cost, those of the other hook
+    left out.
+    """
+
+    hooks: str
+    against: str | None
+    groups: list[GroupReport]
+    scored: int
+    failed: dict[str, int]
+    failed_against: dict[str, int]
+    uninformative: int
+    ranked: int
+    tau_rank: float | None
+    compared: int
+    tau_against: float | None
+    flip_rate: float | None
+    seconds: float
+    seconds_median: float | None
+    seconds_most: float | None
+    spent: dict[str, float]
+
+
+@dataclass(frozen=True)
+class OfflineConfig:
+    """How to run: ``shuffles`` further scorings per group in other orders, ``concurrency`` groups at once."""
+
+    shuffles: int = 1
+    concurrency: int = 8
+    timeout: float = 60.0
+    seed: int = 0
+
+
+async def run_offline(
+    hooks: Hooks,
+    groups: Sequence[RecordedGroup],
+    against: Hooks | None = None,
+    config: OfflineConfig = OfflineConfig(),
+    on_done: OnDone | None = None,
+) -> HookReport:
+    """Score every group with ``hooks`` (and ``against``), again in shuffled orders, and compare.
+
+    Args:
+        hooks: whose rewards are reported.
+        groups: from :func:`reward_hooks.recorded.read_groups`.
+        against: another hook to compare the orders with.
+        on_done: told after each group.
+    """
+    began = time.monotonic()
+    one = _Side(HookRunner(hooks, config.timeout), config)
+    other = None if against is None else _Side(HookRunner(against, config.timeout), config)
+    places = asyncio.Semaphore(config.concurrency)
+    done = 0
+
+    async def work(number: int, group: RecordedGroup) -> GroupReport:
+        nonlocal done
+        async with places:
+            report = await _report(one, other, number, group)
+        done += 1
+        if on_done is not None:
+            on_done(done, len(groups))
+        return report
+
+    with metered() as spent:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(work(number, group)) for number, group in enumerate(groups)]
+    if other is not None:
+        spent = _less(spent, other.spent)
+    reports = [task.result() for task in running]
+    scored = [report for report in reports if not report.error]
+    times = sorted(one.seconds)
+    return HookReport(
+        hooks=hooks.source,
+        against=None if against is None else against.source,
+        groups=reports,
+        scored=len(scored),
+        failed=dict(one.failed),
+        failed_against={} if other is None else dict(other.failed),
+        uninformative=sum(1 for report in scored if not report.informative),
+        ranked=sum(1 for report in scored if report.tau_rank is not None),
+        tau_rank=_mean([report.tau_rank for report in scored]),
+        compared=sum(1 for report in scored if report.tau_against is not None),
+        tau_against=_mean([report.tau_against for report in scored]),
+        flip_rate=_mean([report.flip_rate for report in scored]),
+        seconds=time.monotonic() - began,
+        seconds_median=times[len(times) // 2] if times else None,
+        seconds_most=times[-1] if times else None,
+        spent=spent.as_dict(),
+    )
+
+
+class _Side:
+    """One hook with what its calls took and why they failed."""
+
+    def __init__(self, runner: HookRunner, config: OfflineConfig) -> None:
+        self._runner = runner
+        self._config = config
+        self.seconds: list[float] = []
+        self.failed: Counter[str] = Counter()
+        self.spent = Spending()
+
+    async def score(self, group: RecordedGroup, group_id: str, order: Sequence[int]) -> GroupScore:
+        """The rewards of the candidates as shown in ``order``, in the order in which they are recorded."""
+        context = HookContext(
+            num_repeat=len(group.candidates), group_id=group_id, deadline_seconds=self._config.timeout
+        )
+        shown = [group.candidates[index].model_copy(update={"index": place}) for place, index in enumerate(order)]
+        began = time.monotonic()
+        with metered() as spent:
+            try:
+                score = await self._runner.score(group.task, shown, context)
+            except HookError as exc:
+                self.failed[exc.code or "hook_error"] += 1
+                raise
+            finally:
+                self.seconds.append(time.monotonic() - began)
+                for name, amount in spent.as_dict().items():
+                    setattr(self.spent, name, getattr(self.spent, name) + amount)
+        rewards = dict(zip(order, score.rewards, strict=True))
+        return GroupScore(rewards=[rewards[index] for index in range(len(order))])
+
+    async def flips(self, group: RecordedGroup, group_id: str, first: Sequence[float]) -> float | None:
+        """The mean flip rate over the shuffles.
+
+        Raises:
+            HookError: one of them failed.
+        """
+        count = len(group.candidates)
+        draw = random.Random(f"{self._config.seed}/{group_id}")
+        rates: list[float | None] = []
+        for shuffle in range(self._config.shuffles):
+            again = await self.score(group, f"{group_id}/{shuffle}", draw.sample(range(count), count))
+            rates.append(flip_rate(first, again.values))
+        return _mean(rates)
+
+
+async def _report(one: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupReport:
+    prompt = group.task.main_query
+    # two lines may have one task_id, and each is a group of its own
+    group_id = f"{number}/{group.task.task_id}"
+    recorded = range(len(group.candidates))
+    began = time.monotonic()
+    try:
+        score = await one.score(group, group_id, recorded)
+        seconds = time.monotonic() - began
+        flips = await one.flips(group, group_id, score.values)
+    except HookError as exc:
+        return GroupReport(task_id=group.task.task_id, prompt=prompt, error=exc.message)
+    tau_against: float | None = None
+    if other is not None:
+        try:
+            tau_against = kendall_tau(score.values, (await other.score(group, group_id, recorded)).values)
+        except HookError:  # counted where it was raised
+            tau_against = None
+    return GroupReport(
+        task_id=group.task.task_id,
+        prompt=prompt,
+        order=ranking(score.values),
+        rewards=score.rewards,
+        informative=score.informative,
+        tau_rank=None if group.reference is None else kendall_tau(score.values, group.reference),
+        tau_against=tau_against,
+        flip_rate=flips,
+        seconds=seconds,
+    )
+
+
+def _less(whole: Spending, part: Spending) -> Spending:
+    values = {name: amount - getattr(part, name) for name, amount in whole.as_dict().items()}
+    return Spending(**values)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
