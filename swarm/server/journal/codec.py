@@ -49,26 +49,52 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
     )
 
 
-def pack_trajectory(trajectory: Trajectory) -> bytes:
-    """The trajectory without its ``episode_uuid``."""
-    timelines = [
-        [
-            _ints(timeline.prompt_ids, "i"),
-            _ints(timeline.response_ids, "i"),
-            _ints(timeline.response_mask, "B"),
-            _floats(timeline.logprobs),
-            timeline.min_policy_version,
-            timeline.max_policy_version,
-            timeline.num_calls,
+def is_of(trajectory: Trajectory, call: ModelCall) -> bool:
+    """Whether the trajectory's tokens are those of this call and no others."""
+    if len(trajectory.timelines) != 1 or trajectory.num_calls != 1:
+        return False
+    timeline = trajectory.timelines[0]
+    return (
+        timeline.num_calls == 1
+        and timeline.prompt_ids == call.prompt_ids
+        and timeline.response_ids == call.response_ids
+        and timeline.logprobs == call.logprobs
+        and timeline.response_mask == [1] * len(call.response_ids)
+        and timeline.min_policy_version == call.min_policy_version
+        and timeline.max_policy_version == call.max_policy_version
+    )
+
+
+def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> bytes:
+    """The trajectory without its ``episode_uuid``, and without what a call holds that it :func:`is_of`."""
+    timelines = (
+        None
+        if without_tokens
+        else [
+            [
+                _ints(timeline.prompt_ids, "i"),
+                _ints(timeline.response_ids, "i"),
+                _ints(timeline.response_mask, "B"),
+                _floats(timeline.logprobs),
+                timeline.min_policy_version,
+                timeline.max_policy_version,
+                timeline.num_calls,
+            ]
+            for timeline in trajectory.timelines
         ]
-        for timeline in trajectory.timelines
-    ]
+    )
     return _dump([trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, timelines])
 
 
-def unpack_trajectory(episode_uuid: str, data: bytes) -> Trajectory:
-    """The trajectory that :func:`pack_trajectory` was given."""
+def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
+    """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
     task_id, reward, num_calls, log_metrics, timelines = _load(data)
+    if timelines is None:
+        if call is None:
+            raise ValueError(f"the call of episode {episode_uuid} is missing")
+        prompt, response, logprobs, oldest, newest, _ = _load(call)
+        mask = _ints([1] * len(_numbers(response)), "B")
+        timelines = [(prompt, response, mask, logprobs, oldest, newest, 1)]
     return Trajectory(
         episode_uuid=episode_uuid,
         task_id=task_id,

@@ -37,11 +37,15 @@ _READ_ROWS = 64
 _PIECE_BYTES = 4 * 1024 * 1024
 
 _COLUMNS = (
-    "e.id, length(t.data), e.uuid, r.run_id, e.state, e.type, e.client_uuid, e.group_uuid, e.task_id, e.reward,"
+    "e.id, length(t.data) + coalesce(length(c.data), 0), e.uuid, r.run_id, e.state, e.type, e.client_uuid,"
+    " e.group_uuid, e.task_id, e.reward,"
     " e.output, e.how, coalesce(nullif(e.drop_reason, ''), e.lost_reason), e.quarantine_reason, e.batch_id, e.step,"
-    " e.claimed_at, e.ended_at, t.data"
+    " e.claimed_at, e.ended_at, t.data, c.data"
 )
-_FROM = "FROM episodes e LEFT JOIN trajectories t ON t.ended = e.ended LEFT JOIN runs r ON r.id = e.run"
+_FROM = (
+    "FROM episodes e LEFT JOIN trajectories t ON t.ended = e.ended LEFT JOIN calls c ON c.episode = e.id"
+    " LEFT JOIN runs r ON r.id = e.run"
+)
 
 Row = dict[str, Any]
 
@@ -164,8 +168,9 @@ def _row(
     claimed_at: float,
     ended_at: float,
     data: bytes | None,
+    call: bytes | None,
 ) -> Row:
-    trajectory = None if data is None else unpack_trajectory(episode_uuid, data)
+    trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
     timelines = [] if trajectory is None else trajectory.timelines
     return {
         "episode_uuid": episode_uuid,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.server.journal.codec import clean, pack_call, pack_json, pack_trajectory
+from swarm.server.journal.codec import clean, is_of, pack_call, pack_json, pack_trajectory
 from swarm.server.journal.records import (
     BatchFailed,
     BatchTaken,
@@ -26,6 +26,7 @@ from swarm.server.journal.records import (
     StepRecorded,
 )
 from swarm.server.journal.schema import State
+from swarm.types import ModelCall
 
 #: episodes that are over and whose repeated claim or end is still told from a new one's
 _OVER_REMEMBERED = 20_000
@@ -46,6 +47,8 @@ class Live:
     quarantined: bool = False
     digests: set[bytes] = field(default_factory=set[bytes])
     call_ids: set[str] = field(default_factory=set[str])
+    #: its latest call; unknown if that was recorded before a restart
+    call: ModelCall | None = None
 
 
 @dataclass(slots=True)
@@ -190,6 +193,7 @@ class Ledger:
         if episode is None or call.call_id in episode.call_ids:
             return
         episode.call_ids.add(call.call_id)
+        episode.call = call
         self.last_call += 1
         changes.calls.append((self.last_call, episode.id, clean(call.call_id), pack_call(call)))
 
@@ -224,14 +228,20 @@ class Ledger:
                 clean(record.end_key),
             )
         )
+        # most episodes have one call: its tokens are on disk already, and stay where they are
+        keeps_call = False
         if record.trajectory is not None:
-            changes.trajectories.append((self.last_ended, pack_trajectory(record.trajectory)))
+            if episode.call is not None and len(episode.call_ids) == 1 and not episode.digests:
+                keeps_call = is_of(record.trajectory, episode.call)
+            packed = pack_trajectory(record.trajectory, without_tokens=keeps_call)
+            changes.trajectories.append((self.last_ended, packed))
         else:
             self._over(record.episode_uuid)
-        if episode.call_ids or episode.digests:
+        if (episode.call_ids or episode.digests) and not keeps_call:
             changes.cleared.append(episode.id)
-            episode.call_ids = set()
-            episode.digests = set()
+        episode.call_ids = set()
+        episode.digests = set()
+        episode.call = None
 
     def _take(self, record: BatchTaken, changes: Changes) -> None:
         batch = record.batch

@@ -22,6 +22,8 @@ _CLAIM = (
     "uuid, client_uuid, type, key_digest, idle_timeout, max_seconds, claimed_at, claim_key, task_hint, group_uuid,"
     " group_size"
 )
+#: trajectories, and the call that holds the tokens of one that has none itself
+TRAJECTORIES = "episodes e JOIN trajectories t USING (ended) LEFT JOIN calls c ON c.episode = e.id"
 _ENDING = "client_uuid, how, coalesce(drop_reason, ''), coalesce(end_key, ''), type, ended_at"
 
 
@@ -45,10 +47,9 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         stopped=bool(stopped),
         claimed=_claimed(connection),
         finished=[
-            (client_uuid, unpack_trajectory(uuid, data))
-            for client_uuid, uuid, data in query(
-                "SELECT client_uuid, uuid, data FROM episodes JOIN trajectories USING (ended) WHERE state = 1"
-                " ORDER BY ended"
+            (client_uuid, unpack_trajectory(uuid, data, call))
+            for client_uuid, uuid, data, call in query(
+                f"SELECT client_uuid, uuid, t.data, c.data FROM {TRAJECTORIES} WHERE state = 1 ORDER BY t.ended"
             )
         ],
         outstanding=_outstanding(connection),
@@ -100,7 +101,10 @@ def _claims(connection: sqlite3.Connection, first: int | None) -> dict[tuple[str
 
 def _claimed(connection: sqlite3.Connection) -> list[ClaimedEpisode]:
     calls: dict[int, list[ModelCall]] = {}
-    for number, call_id, data in connection.execute("SELECT episode, call_id, data FROM calls ORDER BY id"):
+    for number, call_id, data in connection.execute(
+        "SELECT episode, call_id, data FROM calls WHERE episode IN (SELECT id FROM episodes WHERE state = 0)"
+        " ORDER BY id"
+    ):
         calls.setdefault(number, []).append(unpack_call(call_id, data))
     digests: dict[int, list[bytes]] = {}
     for number, digest in connection.execute("SELECT episode, digest FROM keys ORDER BY episode, number"):
@@ -121,10 +125,8 @@ def _outstanding(connection: sqlite3.Connection) -> OutstandingBatch | None:
         return None
     batch_id, members, attempts = row
     out: dict[str, Trajectory] = {
-        uuid: unpack_trajectory(uuid, data)
-        for uuid, data in connection.execute(
-            "SELECT uuid, data FROM episodes JOIN trajectories USING (ended) WHERE state = 2"
-        )
+        uuid: unpack_trajectory(uuid, data, call)
+        for uuid, data, call in connection.execute(f"SELECT uuid, t.data, c.data FROM {TRAJECTORIES} WHERE state = 2")
     }
     # a part of a batch may have been dropped while it was out
     groups = [(task_id, [out[uuid] for uuid in uuids if uuid in out]) for task_id, uuids in json.loads(members)]

@@ -49,6 +49,7 @@ class Retention:
         for table, key, values in (
             ("episodes", "id", [row[0] for row in rows]),
             ("trajectories", "ended", [row[1] for row in rows]),
+            ("calls", "episode", [row[0] for row in rows]),
         ):
             self._connection.execute(
                 f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))", (json.dumps(values),)

@@ -32,8 +32,9 @@ class State(IntEnum):
 
 
 # ``ended`` numbers the endings in their order. ``drop_reason`` is what its client was told at the end, ``lost_reason``
-# why it was dropped later. Token data lies apart, in the order of the endings, so that a change of state rewrites a
-# short row and appending touches few pages.
+# why it was dropped later. Token data lies apart, in the order of the calls or of the endings, so that a change of
+# state rewrites a short row and appending touches few pages. Calls of claimed episodes are here; of an ended one the
+# only call, if its trajectory holds the very tokens of it and has none itself.
 _TABLES = """
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY,

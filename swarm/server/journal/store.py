@@ -109,7 +109,8 @@ def load(connection: sqlite3.Connection) -> Ledger:
     ):
         ledger.live[uuid] = Live(number, kind == "train", State(state), bool(quarantined))
         names[number] = uuid
-    for number, call_id in one("SELECT episode, call_id FROM calls"):
+    claimed = "episode IN (SELECT id FROM episodes WHERE state = 0)"
+    for number, call_id in one(f"SELECT episode, call_id FROM calls WHERE {claimed}"):
         ledger.live[names[number]].call_ids.add(call_id)
     for number, digest in one("SELECT episode, digest FROM keys"):
         ledger.live[names[number]].digests.add(digest)

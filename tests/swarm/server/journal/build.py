@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, StepRecorded
@@ -55,6 +56,17 @@ def ended(uuid: str, task_id: str = "t", tokens: int = 3, client: str = "c", **f
     return EpisodeEnded(
         uuid, client, "ended", 1.6e9, task_id, output, trajectory=trajectory(uuid, task_id, tokens=tokens), **given
     )
+
+
+def ended_with(record: CallRecorded, task_id: str = "t", **fields: Any) -> EpisodeEnded:
+    """A train episode that waits for a batch with the tokens of this call, as far as it knows its only one."""
+    call = record.call
+    end = ended(record.episode_uuid, task_id, **fields)
+    assert end.trajectory is not None
+    timeline = Timeline(
+        response_mask=[1] * len(call.response_ids), num_calls=1, **call.model_dump(exclude={"call_id", "finish_reason"})
+    )
+    return replace(end, trajectory=end.trajectory.model_copy(update={"timelines": [timeline]}))
 
 
 def refused(uuid: str, reason: str = "no call", client: str = "c") -> EpisodeEnded:

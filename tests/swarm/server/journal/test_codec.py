@@ -47,7 +47,7 @@ def test_a_trajectory_comes_back_exactly(response: list[int], data: st.DataObjec
         num_calls=2,
         log_metrics=metrics,
     )
-    assert unpack_trajectory("e", pack_trajectory(trajectory)) == trajectory
+    assert unpack_trajectory("e", pack_trajectory(trajectory), None) == trajectory
 
 
 def test_token_data_is_small() -> None:

@@ -13,6 +13,7 @@ from swarm.server.journal.reading import recover
 from swarm.server.journal.records import (
     BatchFailed,
     BatchTaken,
+    CallRecorded,
     EpisodeEnded,
     EpisodeKeyAdded,
     EpisodeQuarantined,
@@ -24,7 +25,8 @@ from swarm.server.journal.records import (
 )
 from swarm.server.journal.schema import connect, prepare
 from swarm.server.journal.store import load, write
-from tests.swarm.server.journal.build import batch, call, claimed, ended, refused, step
+from swarm.types import TrainBatch, TrainGroup
+from tests.swarm.server.journal.build import call, claimed, ended, ended_with, refused, step
 from tests.swarm.server.journal.model import Reference
 
 EPISODES = st.integers(0, 11).map("e{}".format)
@@ -57,6 +59,9 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
             if number == 11 or draw(st.integers(0, 3)) == 0:
                 how = draw(st.sampled_from(["ended", "aborted", "idle", "capped", "engine"]))
                 return refused(uuid) if how == "ended" else EpisodeEnded(uuid, "c", how, 1.7e9)
+            calls = reference.episodes[uuid].calls if uuid in reference.episodes else []
+            if calls and small:
+                return ended_with(CallRecorded(uuid, calls[0]), f"t{number % 3}")
             return ended(uuid, task_id=f"t{number % 3}")
         waiting = reference.those("waiting")
         if kind == "take" and waiting and reference.batch is None:
@@ -64,7 +69,12 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
             members: dict[str, list[str]] = {}
             for name in waiting[draw(st.integers(0, len(waiting) // 2)) :]:
                 members.setdefault(f"t{int(name[1:]) % 3}", []).append(name)
-            return BatchTaken(batch(f"b{taken}", **members))
+            ends = {name: reference.episodes[name].end for name in waiting}
+            groups = [
+                TrainGroup(task_id=task, trajectories=[end.trajectory for name in names if (end := ends[name])])
+                for task, names in members.items()
+            ]
+            return BatchTaken(TrainBatch(batch_id=f"b{taken}", groups=groups))
         if kind == "step":
             return step(f"b{draw(st.integers(max(0, taken - 1), taken))}", taken)
         return draw(
