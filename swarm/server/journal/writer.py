@@ -71,15 +71,27 @@ class Writer:
         return not self._thread.is_alive() and not self.error
 
     def _run(self, on_commit: Callable[[], None]) -> None:
+        try:
+            self._write_all(on_commit)
+        except BaseException as exc:
+            # without a word those who wait would only learn that the disk is slow
+            self.error = f"the writer died of {type(exc).__name__}: {exc}; restart the server"
+            logger.critical("the journal takes nothing more: %s", self.error, exc_info=True)
+
+    def _write_all(self, on_commit: Callable[[], None]) -> None:
         open_to_more = True
         while open_to_more:
             records, open_to_more = self._drain()
             taken = time.monotonic()
-            if records and self._commit(self._ledger.fold(records)):
-                self.pending_since = taken
-                self.committed += len(records)
-                on_commit()
-                self._checkpointer.committed(len(records))
+            if not records:
+                continue
+            if not self._commit(self._ledger.fold(records)):
+                # what is queued behind rests on what was given up
+                return
+            self.pending_since = taken
+            self.committed += len(records)
+            on_commit()
+            self._checkpointer.committed(len(records))
 
     def _drain(self) -> tuple[list[Record], bool]:
         """All records that are queued, waiting for the first; and whether more may come."""

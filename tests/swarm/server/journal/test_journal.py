@@ -10,7 +10,15 @@ import pytest
 
 from swarm.errors import ConfigError, UnavailableError
 from swarm.server.journal import Journal
-from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodesDropped, PastEnding, Recovered, RunBegun
+from swarm.server.journal.records import (
+    BatchTaken,
+    CallRecorded,
+    EpisodeEnded,
+    EpisodesDropped,
+    PastEnding,
+    Recovered,
+    RunBegun,
+)
 from tests.swarm.server.journal.build import batch, call, claimed, ended, refused, step, trajectory
 
 pytestmark = pytest.mark.anyio
@@ -138,6 +146,43 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
     again = Journal.open(path)
     assert [one.claim.episode_uuid for one in again.recover().claimed] == ["a"]
     await again.close()
+
+
+async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.journal._CLOSE_SECONDS", 0.2)
+    # the disk has room again as soon as the writer has given up
+    monkeypatch.setattr("swarm.server.journal.writer._RETRY_FIRST", 100.0)
+    journal = Journal.open(path)
+    journal.append(claimed("a"))
+    await journal.synced()
+    with full_disk(path):
+        journal.append(ended("a", tokens=5000))
+        with pytest.raises(UnavailableError):
+            await journal.synced(within=0.5)
+    journal.append(claimed("b"))
+    told = asyncio.create_task(journal.synced(within=1.0))
+    await journal.close()
+    with pytest.raises(UnavailableError):
+        await told
+    assert "2 journal records could not be written" in caplog.text
+    again = Journal.open(path)
+    assert [one.claim.episode_uuid for one in again.recover().claimed] == ["a"]
+    await again.close()
+
+
+async def test_a_record_that_cannot_be_written_is_an_error_that_is_told(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.append(claimed("a"))
+    await journal.synced()
+    too_wide = call("a", "1").call.model_copy(update={"prompt_ids": [1 << 64]})
+    journal.append(CallRecorded("a", too_wide), ended("a"))
+    with pytest.raises(UnavailableError, match="OverflowError"):
+        await journal.synced(within=1.0)
+    assert "OverflowError" in journal.stats().error
+    assert journal.pending == 2
 
 
 def test_a_damaged_file_is_named(path: Path) -> None:
