@@ -208,7 +208,8 @@ class GroupStore:
 
     def seal(self) -> None:
         """The batch is decided: as with a full cache, it stays ready though another client turns up and disagrees."""
-        self._cache_full = True
+        # one that comes back was decided when it was first taken, and says nothing about those that wait behind it
+        self._cache_full = self._cache_full or self._taken is None
 
     def take(self, any_agreed: bool = False, all_agreed: bool = False) -> TrainBatch:
         """The next batch, out until :meth:`confirm`, :meth:`fail` or :meth:`give_back`; one that came back, as it was.

@@ -116,6 +116,22 @@ def test_a_batch_that_is_decided_stays_ready_though_another_client_turns_up(cloc
     assert collection.ready
 
 
+def test_a_batch_that_is_sent_again_decides_nothing_about_the_next(clock: Clock) -> None:
+    collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    collection.agree("me")
+    collection.seal()
+    batch = collection.take()
+    collection.give_back()
+    collection.seal()
+    assert collection.take() is batch
+    collection.confirm(batch.batch_id)
+    run(collection, "me", "b", "b")
+    assert not collection.ready, "nobody has agreed yet"
+    collection.agree("me")
+    assert collection.ready
+
+
 def test_clients_are_known_again_after_a_restart_but_not_active(clock: Clock) -> None:
     before = Collection(job(batch_size=1), 100.0, clock)
     run(before, "me", "a", "a", "b")
