@@ -1,0 +1,75 @@
+"""What a sandboxed program starts as: limits itself, leaves the network, and becomes the program.
+
+Runs alone, as ``python -I -S launcher.py JSON``, with the standard library only: between fork and exec of a process
+with threads nothing may be done safely, so the limits are set here, by a process of one thread.
+
+JSON: ``{"argv": [...], "isolate": bool, "user": uid or null, "limits": {"CPU": n, ...}}``. Exits with the program's
+status, 128 + the signal that ended it, or 125 when the sandbox cannot be set up (the reason is on standard error).
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+
+#: Exit status that means that the sandbox could not be set up; the program did not run.
+NO_SANDBOX = 125
+
+_CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+        if spec["user"] is not None:
+            os.setgroups([])
+            os.setgid(spec["user"])
+            os.setuid(spec["user"])
+        if not spec["isolate"]:
+            _become(spec)
+        # one call: the new user namespace is what allows the others without privilege
+        namespaces = _CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWPID | _CLONE_NEWIPC
+        _checked(libc.unshare(namespaces), "unshare of the user, network, process and IPC namespaces")
+    except OSError as exc:
+        print(f"no sandbox: {exc}", file=sys.stderr)
+        os._exit(NO_SANDBOX)
+    # the first process of a process namespace takes all others with it, daemons included
+    first = os.fork()
+    if first:
+        _end_like(first)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # as first process it would be deaf to most signals: the program is its child
+    program = os.fork()
+    if program:
+        _end_like(program)
+    _become(spec)
+
+
+def _become(spec: dict) -> None:
+    try:
+        for name, value in spec["limits"].items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+        os.execv(spec["argv"][0], spec["argv"])
+    except (OSError, ValueError) as exc:
+        print(f"no sandbox: {exc}", file=sys.stderr)
+        os._exit(NO_SANDBOX)
+
+
+def _end_like(child: int) -> None:
+    status = os.waitpid(child, 0)[1]
+    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+def _checked(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

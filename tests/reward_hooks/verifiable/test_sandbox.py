@@ -1,0 +1,160 @@
+"""The sandbox: each limit, no network, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from reward_hooks.verifiable.sandbox import Limits, Sandbox
+from swarm.errors import ConfigError
+
+try:
+    BOX = Sandbox()
+except ConfigError as exc:
+    pytest.skip(f"this system grants no sandbox: {exc.message}", allow_module_level=True)
+
+
+def test_a_program_reads_its_input_and_prints() -> None:
+    run = BOX.run("print(input() + '!')", "héllo")
+    assert (run.status, run.output, run.errors) == (0, "héllo!\n", "")
+
+
+def test_the_environment_is_empty_and_the_folder_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "x")
+    run = BOX.run("import os; print('A_SECRET' in os.environ, os.listdir('.')); open('f', 'w').write('x')")
+    assert (run.status, run.output) == (0, "False []\n")
+    where = BOX.run("import os; print(os.getcwd())").output.strip()
+    assert not Path(where).exists()
+
+
+def test_there_is_no_network_not_even_this_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        run = BOX.run(f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)")
+    assert run.status == 1
+    assert "Network is unreachable" in run.errors
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("x = 'a' * (2 << 30)", "MemoryError"),
+        ("open('big', 'wb').write(b'x' * (2 << 20))", "File too large"),
+        ("print('x' * (2 << 20))", "File too large"),
+        ("import os; os.fork()", "BlockingIOError"),
+        ("import threading; threading.Thread(target=print).start()", "can't start new thread"),
+        ("files = [open('/dev/null') for _ in range(100)]", "Too many open files"),
+        ("open('/etc/written-by-a-sandbox', 'w')", "Permission denied"),
+        ("import sys; sys.stdin.close(); raise SystemExit('bye')", "bye"),
+    ],
+)
+def test_limits(program: str, said: str) -> None:
+    run = BOX.run(program)
+    assert run.status == 1
+    assert said in run.errors
+    assert len(run.output) <= 1 << 20
+
+
+def test_processor_time_is_limited() -> None:
+    run = Sandbox(Limits(cpu_seconds=1)).run("while True: pass")
+    assert run.status == 137
+    assert run.seconds < 8
+
+
+def test_what_takes_too_long_is_killed_with_all_it_started() -> None:
+    name = "sandboxed-daemon-of-the-test"
+    program = f"""
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("/proc/self/comm", "w").write("{name[:15]}")
+        print("up", flush=True)
+time.sleep(300)
+"""
+    run = Sandbox(Limits(seconds=1.0, processes=4)).run(program)
+    assert run.status is None
+    assert run.output == "up\n"
+    assert 1.0 <= run.seconds < 5
+    assert name[:15] not in {process.info["name"] for process in psutil.process_iter(["name"])}
+
+
+def test_daemons_end_when_the_program_does() -> None:
+    program = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    open("/proc/self/comm", "w").write("left-by-the-test")
+    time.sleep(300)
+time.sleep(0.1)
+"""
+    run = Sandbox(Limits(processes=3)).run(program)
+    assert run.status == 0
+    assert "left-by-the-tes" not in {process.info["name"] for process in psutil.process_iter(["name"])}
+
+
+def test_a_fork_bomb_stays_inside() -> None:
+    run = Sandbox(Limits(seconds=1.5, processes=8)).run(
+        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+    )
+    assert run.status is None or run.status == 137
+
+
+def test_no_other_process_can_be_signalled() -> None:
+    run = BOX.run(f"import os; os.kill({os.getpid()}, 9)")
+    assert "ProcessLookupError" in run.errors
+
+
+def test_a_program_ended_by_a_signal_says_so() -> None:
+    assert BOX.run("import os; os.kill(os.getpid(), 11)").status == 139
+
+
+def test_a_shorter_deadline_wins() -> None:
+    assert BOX.run("while True: pass", seconds=0.3).status is None
+
+
+def test_runs_do_not_disturb_each_other() -> None:
+    outputs: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        outputs[number] = BOX.run(f"open('f', 'x').write('{number}'); print(open('f').read())").output
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == {number: f"{number}\n" for number in range(6)}
+
+
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the launcher's unshare fail as on a system that forbids it."""
+    from reward_hooks.verifiable import launcher
+
+    text = Path(launcher.__file__).read_text()
+    broken = tmp_path / "launcher.py"
+    changed = text.replace("_checked(libc.unshare(namespaces)", "_checked(libc.unshare(-1)")
+    assert changed != text
+    broken.write_text(changed)
+    monkeypatch.setattr("reward_hooks.verifiable.sandbox._LAUNCHER", str(broken))
+
+
+def test_without_isolation_nothing_runs_unless_it_is_waived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"unshare.*allow_network") as caught:
+        Sandbox()
+    assert caught.value.code == "no_sandbox"
+    open_box = Sandbox(allow_network=True)
+    assert not open_box.isolated
+    assert open_box.run("print(1)").output == "1\n"
+    assert "MemoryError" in open_box.run("x = 'a' * (2 << 30)").errors
+
+
+def test_an_interpreter_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        Sandbox(python="/no/such/python")
