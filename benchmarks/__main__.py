@@ -1,6 +1,7 @@
 """``python -m benchmarks``: measurements, each a subcommand that prints JSON; its module says what it measures and how.
 
 * ``overhead``: what the gateway adds to a request.
+* ``hooks``: what the hook runner adds to a hook.
 * ``lifecycle``: durable claims and ends per second, against a plain dict server.
 * ``soak``: hundreds of clients on several servers for minutes; errors, memory and file descriptors.
 """
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import lifecycle, overhead, soak
+from benchmarks import hooks, lifecycle, overhead, soak
 
-BENCHMARKS = {"overhead": overhead, "lifecycle": lifecycle, "soak": soak}
+BENCHMARKS = {"overhead": overhead, "hooks": hooks, "lifecycle": lifecycle, "soak": soak}
 
 
 def main() -> None:

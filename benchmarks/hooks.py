@@ -1,0 +1,67 @@
+"""What the hook runner adds to a hook that does nothing, in milliseconds per group.
+
+A group of N answers of 100 words each is scored over and over, one group at a time, by a sync hook (a thread each) and
+by an async one; ``blend`` is a gate and two weighted parts, all of them sync. Prints JSON: median and 99th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+
+from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Task
+from reward_hooks.compose import Blend, Part
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", type=int, default=8, help="answers per group")
+    parser.add_argument("--groups", type=int, default=2000)
+
+
+def trivial(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+    return [0.5] * len(candidates)
+
+
+async def trivial_async(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+    return [0.5] * len(candidates)
+
+
+async def measure(runner: HookRunner, size: int, groups: int) -> dict[str, float]:
+    """Milliseconds per group; the first tenth is not counted."""
+    request = {"model": "m", "messages": [{"role": "user", "content": "why? " * 100}]}
+    candidates = [
+        Candidate(
+            index=index,
+            message={"role": "assistant", "content": "word " * 100},
+            text="word " * 100,
+            request=request,
+            completion_tokens=100,
+        )
+        for index in range(size)
+    ]
+    task = Task(task_id="t", main_query="why?", init_messages=request["messages"])
+    context = HookContext(num_repeat=size)
+    took: list[float] = []
+    for _ in range(groups + groups // 10):
+        began = time.perf_counter()
+        await runner.score(task, candidates, context)
+        took.append((time.perf_counter() - began) * 1e3)
+    counted = took[groups // 10 :]
+    return {
+        "median_ms": round(statistics.median(counted), 4),
+        "p99_ms": round(statistics.quantiles(counted, n=100)[98], 4),
+    }
+
+
+def run(options: argparse.Namespace) -> None:
+    gate, first, second = (Part(name, Hooks(trivial)) for name in ("gate", "first", "second"))
+    blend = Blend(Part("gate", gate.hooks, gate=0.5), first, second)
+    hooks = {"sync": trivial, "async": trivial_async, "blend": blend.on_compute_relative_reward}
+    report = {
+        name: asyncio.run(measure(HookRunner(Hooks(hook)), options.size, options.groups))
+        for name, hook in hooks.items()
+    }
+    print(json.dumps({"size": options.size, "groups": options.groups, **report}, indent=2))
