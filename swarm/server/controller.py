@@ -256,7 +256,11 @@ class Controller(EngineBoard):
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()
         if isinstance(outcome, WaitingClaim):
-            outcome = await self.claims.wait(outcome, wait, receive)
+            try:
+                outcome = await self.claims.wait(outcome, wait, receive)
+            finally:
+                # a claim that leaves may let others begin
+                self._watch()
         if isinstance(outcome, Refusal):
             return self._why_not(outcome)
         try:
@@ -310,10 +314,11 @@ class Controller(EngineBoard):
         return reason
 
     def pool_changed(self) -> None:
-        """Tell that episodes ended or slots came free."""
+        """Tell that episodes ended, or that slots or the engine's state may let others begin."""
         if len(self.claims):
             self.claims.serve()
-        self._tell_collected()
+        # what was granted now has a deadline, and time that stood still may have begun to pass
+        self._watch()
 
     async def expire(self) -> None:
         """Do what the passing of time alone makes due, above all take episodes back; never returns."""

@@ -460,6 +460,40 @@ async def test_idle_episodes_are_expired_without_polling() -> None:
         expire.cancel()
 
 
+async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
+    controller = opened()
+    controller.sync_job(JOB)
+    expire = asyncio.create_task(controller.expire())
+    try:
+        gone = asyncio.create_task(controller.claim(ClaimWish("gone", idle_timeout=0.05, count=4), LONG))
+        following = asyncio.create_task(claim(controller, 4, wait=LONG))
+        await asyncio.sleep(0)
+        controller.boot()
+        controller.rollout_ready(ready())
+        assert isinstance(await gone, Grant)
+        assert len(await asyncio.wait_for(following, 5)) == 4
+    finally:
+        expire.cancel()
+
+
+async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agreement() -> None:
+    job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
+    controller = rolling(job=job, client_timeout=0.1)
+    expire = asyncio.create_task(controller.expire())
+    try:
+        finish(controller, await claim(controller, 2), "a")
+        controller.offline("crashed")
+        controller.boot()
+        controller.pool.collection.seen("dead", train=True)
+        assert controller.agree("me") == ""
+        await asyncio.sleep(0.2)
+        feed = asyncio.create_task(controller.next_batch())
+        controller.rollout_ready(ready())
+        await asyncio.wait_for(feed, 5)
+    finally:
+        expire.cancel()
+
+
 async def test_waiting_for_a_state_ends_with_the_engine() -> None:
     controller = rolling()
     waiter = asyncio.create_task(controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG))
