@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hmac
 import math
+import time
 from dataclasses import dataclass, field
 
 from swarm.entropy import random_bytes
@@ -146,8 +147,9 @@ class Refusal:
 
 
 def new_uuid() -> str:
-    """A fresh random name."""
-    return random_bytes(16).hex()
+    """A fresh name: 48 bits of the time in milliseconds, as in UUIDv7, so that an index of names grows at its end
+    (names in no order touch a page each), and 80 random bits."""
+    return f"{time.time_ns() // 1_000_000:012x}{random_bytes(10).hex()}"
 
 
 def group_uuid_of(key: str) -> str:
