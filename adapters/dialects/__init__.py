@@ -2,5 +2,7 @@
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.forms import Answer, LLMRequest, to_json
+from adapters.dialects.messages import MessagesDialect
+from adapters.dialects.responses import ResponsesDialect
 
-__all__ = ["Answer", "ChatDialect", "LLMRequest", "to_json"]
+__all__ = ["Answer", "ChatDialect", "LLMRequest", "MessagesDialect", "ResponsesDialect", "to_json"]

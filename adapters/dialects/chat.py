@@ -12,13 +12,12 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from adapters.dialects.fields import check_depth
 from adapters.dialects.forms import Answer, LLMRequest, to_json
 from swarm.errors import RequestError
 
 #: A word with the space before it; longer runs without space (Chinese, base64) go out in parts.
 _PIECE = re.compile(r"\s*\S{1,24}|\s+")
-#: Levels of objects and lists; JSON may nest deeper than what copies it and writes it again can follow.
-_DEEPEST = 100
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
 #: Message fields that are streamed in pieces, in the order in which a model produces them.
 _TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
@@ -61,8 +60,7 @@ class ChatDialect:
             RequestError: a field is missing or of the wrong type, which ``param`` names; or the body nests more than
                 100 levels deep.
         """
-        if _deeper_than(_DEEPEST, data):
-            raise RequestError(f"the request body nests more than {_DEEPEST} levels deep", code="nested_too_deeply")
+        check_depth(data)
         try:
             body = _Body.model_validate(data)
         except ValidationError as exc:
@@ -145,15 +143,6 @@ class ChatDialect:
             yield {**head, "choices": [finish], **tail, **closing}
         if include_usage:
             yield {**head, "choices": [], "usage": total_usage(answers)}
-
-
-def _deeper_than(levels: int, data: dict[str, Any]) -> bool:
-    """Whether objects and lists nest in more than so many levels; without recursion."""
-    level: list[Any] = [data]
-    for _ in range(levels):
-        children = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
-        level = [child for child in children if isinstance(child, dict | list)]
-    return bool(level)
 
 
 def total_usage(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -1,0 +1,306 @@
+"""Anthropic Messages: what is carried and what is refused, and that the events of a stream say the plain message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.dialects import MessagesDialect
+from swarm.errors import (
+    AuthenticationError,
+    ConflictError,
+    OverloadedError,
+    RelayedError,
+    RequestError,
+    UnavailableError,
+    UpstreamError,
+)
+from tests.adapters.dialects.answers import HEAD, chunks, completion, messages
+
+DIALECT = MessagesDialect()
+HI: dict[str, Any] = {"role": "user", "content": "hi"}
+TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+
+
+def parsed(*turns: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return DIALECT.parse({"max_tokens": 9, "messages": list(turns or [HI]), **more}).body
+
+
+def said(*blocks: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
+    """The chat messages of one turn after a first one."""
+    return parsed(HI, {"role": role, "content": list(blocks)}, HI)["messages"][1:-1]
+
+
+def test_settings_are_carried() -> None:
+    body = parsed(
+        model="m",
+        system="Be brief.",
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        stop_sequences=["END"],
+        metadata={"user_id": "u"},
+        stream=True,
+        service_tier="auto",
+        thinking={"type": "enabled", "budget_tokens": 5},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    )
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be brief."}, HI],
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "stop": ["END"],
+        "user": "u",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "chat_template_kwargs": {"enable_thinking": True},
+        "thinking_token_budget": 5,
+        "reasoning_effort": "low",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+        },
+    }
+
+
+def test_system_blocks_stay_apart() -> None:
+    blocks = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in ("a", "b")]
+    assert parsed(system=blocks)["messages"][0] == {
+        "role": "system",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "carried"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "tool", "name": "look"}, {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+    ],
+)
+def test_tools(choice: dict[str, Any], carried: dict[str, Any]) -> None:
+    function = {"name": "look", "parameters": {"type": "object"}, "description": "Look."}
+    body = parsed(tools=[TOOL], tool_choice=choice)
+    assert body.pop("tools") == [{"type": "function", "function": function}]
+    assert body == {"messages": [HI], "max_tokens": 9, **carried}
+
+
+def test_images() -> None:
+    inline = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+    linked = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    assert said({"type": "text", "text": "see"}, inline, linked) == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}},
+                {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+            ],
+        }
+    ]
+
+
+def test_results_of_tools_come_first_and_tell_of_failures() -> None:
+    assert said(
+        {"type": "tool_result", "tool_use_id": "1", "content": "sunny"},
+        {"type": "tool_result", "tool_use_id": "2", "is_error": True, "content": [{"type": "text", "text": "gone"}]},
+        {"type": "tool_result", "tool_use_id": "3"},
+        {"type": "text", "text": "and now?"},
+    ) == [
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        {
+            "role": "tool",
+            "tool_call_id": "2",
+            "content": [{"type": "text", "text": "Error: "}, {"type": "text", "text": "gone"}],
+        },
+        {"role": "tool", "tool_call_id": "3", "content": ""},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
+def test_an_assistants_last_words_are_continued() -> None:
+    body = parsed(HI, {"role": "assistant", "content": "It is"})
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert "continue_final_message" not in parsed()
+
+
+@given(messages())
+def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> None:
+    turn = DIALECT.answer({}, completion(message))
+    (back,) = said(*turn["content"], role="assistant")
+    assert back["content"] == (message["content"] or (None if message["tool_calls"] else ""))
+    assert back.get("reasoning") == (message["reasoning"] or None)
+    calls = back.get("tool_calls", [])
+    for mine, theirs in zip(calls, message["tool_calls"], strict=True):
+        assert json.loads(mine["function"].pop("arguments")) == json.loads(theirs["function"]["arguments"])
+        assert mine == {**theirs, "function": {"name": theirs["function"]["name"]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [3]}, "messages.0"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{**HI, "name": "x"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
+        ({"messages": [HI, {"role": "assistant", "content": ""}]}, "messages.1"),
+        ({"system": [{"type": "image"}]}, "system.0.type"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+        ({"stop_sequences": [1]}, "stop_sequences"),
+        ({"stream": "yes"}, "stream"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"metadata": {"app": 1}}, "metadata.app"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
+        ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
+        ({"mcp_servers": []}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+    ],
+)
+def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        DIALECT.parse({"max_tokens": 9, "messages": [HI], **change})
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("blocks", "param"),
+    [
+        ([{"type": "redacted_thinking", "data": "x"}], "type"),
+        ([{"type": "thinking", "thinking": "hm", "signature": "Ex"}], "signature"),
+        ([{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "hm"}], ""),
+        ([{"type": "tool_use", "id": "1", "name": "f", "input": {}}, {"type": "text", "text": "a"}], ""),
+        ([{"type": "tool_use", "id": "1", "name": "f", "input": "x"}], "input"),
+        ([{"type": "text", "text": "a", "citations": [{}]}], "citations"),
+    ],
+)
+def test_turns_that_the_chat_form_cannot_say_are_refused(blocks: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        said(*blocks, role="assistant")
+    assert caught.value.param == f"messages.1.content.{len(blocks) - 1}" + (param and f".{param}")
+
+
+def test_text_before_a_tools_result_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"messages\.1\.content\.1"):
+        said({"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "1"})
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop", "reason"),
+    [
+        ("stop", None, "end_turn"),
+        ("stop", 151645, "end_turn"),
+        ("stop", "END", "stop_sequence"),
+        ("length", None, "max_tokens"),
+        ("tool_calls", None, "tool_use"),
+        ("content_filter", None, "refusal"),
+    ],
+)
+def test_stop_reasons(finish: str, stop: int | str | None, reason: str) -> None:
+    message = DIALECT.answer({}, completion({"role": "assistant", "content": "a"}, finish, stop))
+    assert message["stop_reason"] == reason
+    assert message["stop_sequence"] == (stop if reason == "stop_sequence" else None)
+    assert message["usage"] == {"input_tokens": 1, "cache_read_input_tokens": 3, "output_tokens": 2}
+    assert (message["id"], message["model"]) == ("msg_7", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [("", {}), ('{"a": 1}', {"a": 1}), *((bad, {"INVALID_JSON": bad}) for bad in ('{"a', "[1]", '{"a": NaN}'))],
+)
+def test_a_forced_call_and_its_arguments(arguments: str, given: dict[str, Any]) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = DIALECT.answer({}, completion({"role": "assistant", "content": None, "tool_calls": [call]}))
+    assert message["content"] == [{"type": "tool_use", "id": "c", "name": "f", "input": given}]
+    assert message["stop_reason"] == "tool_use"
+
+
+def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that an SDK puts together; asserts the order of events."""
+    start, ping, *middle, delta, stop = events
+    assert (start["type"], ping["type"]) == ("message_start", "ping")
+    assert (delta["type"], stop["type"]) == ("message_delta", "message_stop")
+    message = start["message"]
+    blocks = message["content"]
+    is_open, arguments = False, ""
+    for event in middle:
+        if event["type"] == "content_block_start":
+            assert not is_open and event["index"] == len(blocks)
+            blocks.append(dict(event["content_block"]))
+            is_open, arguments = True, ""
+            continue
+        assert is_open and event["index"] == len(blocks) - 1
+        if event["type"] == "content_block_stop":
+            is_open = False
+            if arguments:
+                blocks[-1]["input"] = json.loads(arguments)
+        elif event["delta"]["type"] == "input_json_delta":
+            arguments += event["delta"]["partial_json"]
+        else:
+            key = event["delta"]["type"].removesuffix("_delta")
+            blocks[-1][key] += event["delta"][key]
+    assert not is_open
+    return message | delta["delta"] | {"usage": delta["usage"]}
+
+
+@given(st.data(), messages(), st.sampled_from(["stop", "length", "tool_calls"]), st.sampled_from([None, 7, "END"]))
+def test_any_stream_says_the_plain_message(
+    data: st.DataObject, message: dict[str, Any], finish: str, stop: int | str | None
+) -> None:
+    stream = DIALECT.stream({})
+    events = [event for chunk in data.draw(chunks(message, finish, stop)) for event in stream.take(chunk)]
+    assert not {"message_delta", "message_stop"} & {event["type"] for event in events}
+    assert assembled([*events, *stream.end()]) == DIALECT.answer({}, completion(message, finish, stop))
+
+
+def test_a_stream_without_an_end_is_no_answer() -> None:
+    stream = DIALECT.stream({})
+    stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
+    with pytest.raises(UpstreamError, match="no end"):
+        stream.end()
+
+
+def test_a_call_without_a_name_is_no_answer() -> None:
+    delta = {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}
+    with pytest.raises(UpstreamError, match="without an id or a name"):
+        DIALECT.stream({}).take({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+@pytest.mark.parametrize(
+    ("exc", "kind"),
+    [
+        (RequestError("x", param="p"), "invalid_request_error"),
+        (ConflictError("x"), "invalid_request_error"),
+        (AuthenticationError("x"), "authentication_error"),
+        (OverloadedError("x"), "rate_limit_error"),
+        (UnavailableError("x"), "overloaded_error"),
+        (UpstreamError("x"), "api_error"),
+        (RelayedError(400, {"message": "x", "type": "BadRequestError"}), "invalid_request_error"),
+    ],
+)
+def test_errors_have_anthropics_shape(exc: Any, kind: str) -> None:
+    body = DIALECT.error(exc)
+    assert body["type"] == "error"
+    assert (body["error"]["type"], body["error"]["message"]) == (kind, "x")
+    assert body["error"]["param"] == exc.param
+    assert DIALECT.stream({}).fail(exc) == [body]
