@@ -1,0 +1,259 @@
+"""The judges' client: limits shared by all groups, retries, budget, cache; every failure is a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from reward_hooks import HookRunner, Hooks
+from reward_hooks.judges import Endpoint, JudgeClient, load_judge, make_judge, metered
+from swarm.errors import ConfigError, HookError
+from swarm.http.serve import bind
+from tests.reward_hooks.judges.conftest import OpenJudge
+from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answers, completion, context, judging
+
+pytestmark = pytest.mark.anyio
+
+
+def refusal(status: int, message: str = "no", **headers: str) -> Response:
+    return JSONResponse(
+        {"error": {"message": message}}, status, headers={k.replace("_", "-"): v for k, v in headers.items()}
+    )
+
+
+async def failing(judge: Any, *, seconds: float = 30.0) -> HookError:
+    with pytest.raises(HookError) as caught:
+        await judge.on_compute_relative_reward(TASK, answers(1, 2), context(seconds=seconds))
+    return caught.value
+
+
+async def test_64_groups_share_connections_and_stay_inside_the_limit(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    judge = open_judge("pairwise", endpoint={"max_concurrency": 6})
+    calls = [
+        judge.on_compute_relative_reward(TASK, answers(*(group + k / 8 for k in range(4))), context(f"{group}"))
+        for group in range(64)
+    ]
+    scored = await asyncio.gather(*calls)
+    assert len(scripted.bodies) == 64 * 6 * 2
+    assert 2 <= scripted.most_in_flight <= 6
+    assert len(scripted.peers) <= 6
+    assert all([one.value for one in rewards] == sorted(one.value for one in rewards) for rewards in scored)
+    assert judge.client.spent.calls == 64 * 6 * 2
+
+
+async def test_what_is_transient_is_tried_again(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    scripted.replies = [refusal(503), refusal(429, retry_after="0.001")]
+    judge = open_judge("listwise")
+    rewards = await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
+    assert rewards[1].value > rewards[0].value
+    assert (judge.client.spent.calls, judge.client.spent.retries) == (3, 2)
+
+
+async def test_an_answer_stopped_by_new_weights_is_asked_for_again(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    scripted.replies = [JSONResponse(completion('{"verd', finish_reason="abort"))]
+    rewards = await open_judge("listwise").on_compute_relative_reward(TASK, answers(1, 2), context())
+    assert rewards[1].value > rewards[0].value
+
+
+@pytest.mark.parametrize(
+    ("replies", "code", "words", "tries"),
+    [
+        ([refusal(500, "on fire")] * 3, "judge_unavailable", "answered 500: on fire", 3),
+        ([refusal(429, "slow", retry_after="600")], "judge_unavailable", "asks to wait 600 s", 1),
+        ([refusal(401, "bad key")], "judge_refused", "answered 401: bad key", 1),
+        ([refusal(400, "unknown model")], "judge_refused", "unknown model", 1),
+        ([Response("<html>")], "judge_unparsable", "no JSON", 1),
+        ([JSONResponse([1])], "judge_unparsable", "no chat completion", 1),
+        ([JSONResponse({"choices": [{"message": None}]})], "judge_unparsable", "empty", 1),
+        ([JSONResponse(completion("The first is better."))], "judge_unparsable", "no JSON object", 1),
+        ([JSONResponse(completion('{"verdicts": [', finish_reason="length"))], "judge_unparsable", "cut off", 1),
+    ],
+    ids=["500", "wait too long", "401", "400", "html", "list", "null", "prose", "cut off"],
+)
+async def test_each_failure_is_an_error_with_its_reason(
+    scripted: ScriptedJudge, open_judge: OpenJudge, replies: list[Response], code: str, words: str, tries: int
+) -> None:
+    scripted.replies = list(replies)
+    judge = open_judge("listwise")
+    error = await failing(judge)
+    assert error.code == code
+    assert words in error.message
+    assert len(scripted.bodies) == tries
+    assert judge.client.spent.failures == 1
+
+
+async def test_nobody_there_is_an_error_after_all_tries() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    endpoint = {"base_url": f"http://127.0.0.1:{port}/v1", "attempts": 2, "retry_base_seconds": 0.001}
+    judge = make_judge({"kind": "listwise", "endpoint": endpoint})
+    error = await failing(judge)
+    await judge.aclose()
+    assert error.code == "judge_unavailable"
+    assert "cannot be reached" in error.message
+
+
+async def test_a_judge_that_hangs_is_given_up_with_the_deadline(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    released = asyncio.Event()
+    scripted.hold = lambda: _wait(released)
+    try:
+        by_deadline = await failing(open_judge("listwise"), seconds=0.2)
+        by_try = await failing(open_judge("listwise", endpoint={"timeout_seconds": 0.1, "attempts": 1}))
+    finally:
+        released.set()
+    assert by_deadline.code == "judge_timeout"
+    assert (by_try.code, "did not answer within 0.1 s" in by_try.message) == ("judge_unavailable", True)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def test_the_runner_keeps_the_judges_reason(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    scripted.replies = [refusal(401, "bad key")]
+    runner = HookRunner(Hooks(open_judge("listwise").on_compute_relative_reward))
+    with pytest.raises(HookError, match="answered 401: bad key") as caught:
+        await runner.score(TASK, answers(1, 2), context())
+    assert caught.value.code == "judge_refused"
+
+
+async def test_calls_are_capped(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    judge = open_judge("pointwise", endpoint={"max_calls": 3})
+    await judge.on_compute_relative_reward(TASK, answers(3, 4), context())
+    with pytest.raises(HookError, match="all 3 calls of max_calls") as caught:
+        await judge.on_compute_relative_reward(TASK, answers(5, 6), context())
+    assert caught.value.code == "judge_budget"
+    assert len(scripted.bodies) <= 3
+
+
+async def test_money_is_capped_before_it_is_spent(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    # a call states 100 + 20 tokens and costs 140 millionths; it may cost at most some thousands
+    prices = {"input_price": 1.0, "output_price": 2.0, "max_cost": 0.02}
+    judge = open_judge("pointwise", endpoint={**prices, "max_concurrency": 64}, max_tokens=1000)
+    calls = [judge.on_compute_relative_reward(TASK, answers(group / 100), context(f"{group}")) for group in range(64)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [one for one in outcomes if isinstance(one, HookError)]
+    assert 0 < len(refused) < 64
+    assert {one.code for one in refused} == {"judge_budget"}
+    spent = judge.client.spent
+    assert spent.calls == len(scripted.bodies) == 64 - len(refused)
+    assert spent.cost == pytest.approx(spent.calls * 140e-6)
+    assert spent.cost <= 0.02
+
+
+async def test_what_is_not_stated_costs_the_most_it_can(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    body = completion('{"explanation": "", "scores": [{"criterion": "quality", "score": 4}]}')
+    scripted.replies = [JSONResponse({**body, "usage": None})]
+    judge = open_judge("pointwise", endpoint={"output_price": 1.0}, max_tokens=1000)
+    await judge.on_compute_relative_reward(TASK, answers(4), context())
+    assert judge.client.spent.cost == pytest.approx(1000e-6)
+
+
+async def test_a_call_that_was_refused_costs_nothing(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    scripted.replies = [refusal(401)]
+    judge = open_judge("pointwise", endpoint={"output_price": 1.0})
+    await failing(judge)
+    assert judge.client.spent.cost < 30e-6  # at most the other answer's call, which was made beside it
+
+
+async def test_the_same_question_is_asked_once(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    judge = open_judge("pointwise")
+    first = await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
+    again = await judge.on_compute_relative_reward(TASK, answers(1, 2), context("another"))
+    assert first == again
+    assert (len(scripted.bodies), judge.client.spent.cache_hits) == (2, 2)
+
+
+async def test_the_cache_is_bounded(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    judge = open_judge("pointwise", endpoint={"cache_entries": 1})
+    for quality in (1, 2, 1):
+        await judge.on_compute_relative_reward(TASK, answers(quality), context())
+    assert len(scripted.bodies) == 3
+
+
+async def test_what_the_server_refuses_is_left_out_from_then_on(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    scripted.replies = [refusal(400, "logprobs are not supported with this model")] * 2
+    judge = open_judge("pointwise")
+    await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
+    await judge.on_compute_relative_reward(TASK, answers(3), context())
+    assert "logprobs" in scripted.bodies[0]
+    assert not {"logprobs", "top_logprobs"} & scripted.bodies[-1].keys()
+    assert len(scripted.bodies) == 5
+
+
+async def test_the_key_comes_from_the_environment(
+    scripted: ScriptedJudge, open_judge: OpenJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="JUDGE_KEY_OF_TEST"):
+        open_judge("listwise", endpoint={"api_key_env": "JUDGE_KEY_OF_TEST"})
+    monkeypatch.setenv("JUDGE_KEY_OF_TEST", "sk-1")
+    judge = open_judge("listwise", endpoint={"api_key_env": "JUDGE_KEY_OF_TEST", "extra_body": {"seed": 5}})
+    await judge.on_compute_relative_reward(TASK, answers(1), context())
+    assert scripted.headers[0]["authorization"] == "Bearer sk-1"
+    assert (scripted.bodies[0]["model"], scripted.bodies[0]["seed"]) == ("judge", 5)
+
+
+async def test_judges_of_one_client_share_its_caps(scripted: ScriptedJudge) -> None:
+    client = JudgeClient(Endpoint.model_validate({**scripted.endpoint, "max_calls": 1}))
+    settings = {"endpoint": scripted.endpoint}
+    await make_judge({"kind": "listwise", **settings}, client).on_compute_relative_reward(TASK, answers(1), context())
+    error = await failing(make_judge({"kind": "pairwise", **settings}, client))
+    await client.aclose()
+    assert error.code == "judge_budget"
+
+
+async def test_meters_count_what_is_spent_inside(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    judge = open_judge("pointwise")
+    with metered() as spent:
+        await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
+    await judge.on_compute_relative_reward(TASK, answers(3), context())
+    assert (spent.calls, spent.input_tokens, spent.output_tokens) == (2, 200, 40)
+
+
+def test_a_client_outlives_its_event_loop() -> None:
+    kept: list[Any] = []
+
+    async def once() -> float:
+        async with judging() as scripted:
+            if not kept:
+                kept.append(make_judge({"kind": "pointwise", "endpoint": {**scripted.endpoint, "cache_entries": 0}}))
+                kept.append(scripted.url)
+            kept[0].client.endpoint.__dict__["base_url"] = f"{scripted.url}/v1"
+            [reward] = await kept[0].on_compute_relative_reward(TASK, answers(9), context())
+            await kept[0].aclose()
+            return reward.value
+
+    assert [asyncio.run(once()), asyncio.run(once())] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kind": "oracle"}, "oracle"),
+        ({"kind": "listwise", "endpoint": {"base_url": "x"}}, "base_url"),
+        ({"kind": "listwise", "endpoint": {"base_url": "http://x"}, "rubrik": "r"}, "rubrik"),
+        ({"kind": "listwise", "endpoint": {"base_url": "http://x", "max_cost": 1}}, "max_cost needs"),
+        ({"kind": "score_model", "endpoint": {"base_url": "http://x"}, "api": "json"}, "needs body and path"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_judge(settings)
+
+
+def test_a_judge_is_read_from_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "judge.yaml"
+    file.write_text("kind: listwise\nrubric: short is good\nendpoint: {base_url: 'http://127.0.0.1:9/v1', model: m}\n")
+    assert load_judge(file).name == "listwise"
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        load_judge(tmp_path / "none.yaml")
+    file.write_text("- 1")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        load_judge(file)

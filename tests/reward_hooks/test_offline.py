@@ -1,0 +1,100 @@
+"""Hooks over recorded groups: what is reported, and that nothing is left out in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reward_hooks import Candidate, HookContext, Hooks, Task
+from reward_hooks.judges import make_judge
+from reward_hooks.offline import OfflineConfig, run_offline
+from reward_hooks.recorded import RecordedGroup
+from tests.reward_hooks.judges.scripted import answers, judging
+
+pytestmark = pytest.mark.anyio
+
+
+def group(*texts: str, rank: list[float] | None = None) -> RecordedGroup:
+    candidates = [Candidate(index=i, message={}, text=text) for i, text in enumerate(texts)]
+    return RecordedGroup(task=Task(task_id="t", main_query="q"), candidates=candidates, rank=rank)
+
+
+def longer(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+    if any(candidate.text == "!" for candidate in candidates):
+        raise ValueError("exclamation")
+    return [float(len(candidate.text)) for candidate in candidates]
+
+
+def shorter(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+    return [-value for value in longer(task, candidates, context)]
+
+
+def by_place(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+    return [float(candidate.index) for candidate in candidates]
+
+
+GROUPS = [
+    group("a", "bbb", "cc", rank=[3, 1, 2]),
+    group("a", "b"),
+    group("a", "!", rank=[1, 2]),
+    group("aa", "b", rank=[2, 1]),
+]
+
+
+async def test_a_report_tells_all() -> None:
+    told: list[tuple[int, int]] = []
+    report = await run_offline(
+        Hooks(longer, source="longer"),
+        GROUPS,
+        Hooks(shorter, source="shorter"),
+        on_done=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (report.scored, report.failed, report.uninformative) == (3, {"hook_raised": 1}, 1)
+    assert report.groups[0].order == [1, 2, 0]
+    assert "exclamation" in report.groups[2].error
+    assert (report.ranked, report.tau_rank) == (2, pytest.approx(0.0))  # one right, one wrong
+    assert (report.compared, report.tau_against) == (2, pytest.approx(-1.0))
+    assert report.flip_rate == 0.0
+    assert report.seconds_median is not None
+    assert report.spent["calls"] == 0
+
+
+async def test_a_hook_that_looks_at_places_is_caught() -> None:
+    many = [group(*"abcdefgh") for _ in range(20)]
+    report = await run_offline(Hooks(by_place), many, config=OfflineConfig(shuffles=2))
+    assert report.flip_rate == pytest.approx(0.5, abs=0.1)
+
+
+async def test_no_shuffles_no_flip_rate() -> None:
+    report = await run_offline(Hooks(longer), GROUPS[:1], config=OfflineConfig(shuffles=0))
+    assert report.flip_rate is None
+    assert report.tau_against is None
+
+
+async def test_a_hook_that_hangs_fails_its_group() -> None:
+    async def hang(task: Task, candidates: list[Candidate], context: HookContext) -> Any:
+        import asyncio
+
+        await asyncio.Event().wait()
+
+    report = await run_offline(Hooks(hang), GROUPS[:1], config=OfflineConfig(timeout=0.05))
+    assert (report.scored, report.failed) == (0, {"hook_timeout": 1})
+
+
+async def test_what_judges_cost_is_the_hooks_own() -> None:
+    async with judging() as scripted:
+        endpoint = {**scripted.endpoint, "input_price": 1.0, "output_price": 1.0}
+        judge = make_judge({"kind": "listwise", "endpoint": endpoint})
+        other = make_judge({"kind": "pointwise", "endpoint": endpoint})
+        groups = [
+            RecordedGroup(task=Task(task_id="t", main_query=f"q{n}"), candidates=answers(1, 4, 8), rank=[3, 2, 1])
+            for n in range(3)
+        ]
+        report = await run_offline(Hooks(judge), groups, Hooks(other), OfflineConfig(shuffles=0))
+        await judge.aclose()
+        await other.aclose()
+    assert report.spent["calls"] == 3
+    assert report.spent["cost"] == pytest.approx(3 * 120e-6)
+    assert report.tau_rank == report.tau_against == pytest.approx(1.0)

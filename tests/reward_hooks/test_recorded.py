@@ -1,0 +1,58 @@
+"""Recorded groups: the shorthands of people, what a program writes, and what is wrong with a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reward_hooks.recorded import RecordedGroup, read_groups
+from swarm.errors import ConfigError
+
+
+def read(folder: Path, *lines: str) -> list[RecordedGroup]:
+    file = folder / "groups.jsonl"
+    file.write_text("\n".join(lines))
+    return list(read_groups(file))
+
+
+def test_shorthands_become_whole_groups(tmp_path: Path) -> None:
+    line = {"prompt": "2+2?", "candidates": ["4", {"text": "five", "finish_reason": "length"}], "rank": [1, 2]}
+    [group] = read(tmp_path, json.dumps(line), "", "  ")
+    assert group.task.main_query == "2+2?"
+    assert group.task.init_messages == [{"role": "user", "content": "2+2?"}]
+    assert [one.index for one in group.candidates] == [0, 1]
+    assert group.candidates[1].message == {"role": "assistant", "content": "five"}
+    assert group.candidates[1].finish_reason == "length"
+    assert group.reference == [-1, -2]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    [group] = read(tmp_path, '{"prompt": "q", "candidates": ["a", "b"]}')
+    assert read(tmp_path, group.model_dump_json()) == [group]
+    assert group.reference is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2: no JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"candidates": ["a"]}', "add a prompt"),
+        ('{"prompt": "q"}', "candidates"),
+        ('{"prompt": "q", "candidates": []}', "candidates"),
+        ('{"prompt": "q", "candidates": [1]}', "candidates"),
+        ('{"prompt": "q", "candidates": ["a", "b"], "rank": [1]}', "1 numbers for 2 candidates"),
+        ('{"prompt": "q", "candidates": ["a"], "rnak": [1]}', "rnak"),
+    ],
+)
+def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        read(tmp_path, '{"prompt": "q", "candidates": ["a"]}', line)
+    assert words in caught.value.message
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        list(read_groups(tmp_path / "none.jsonl"))
