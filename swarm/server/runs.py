@@ -81,9 +81,9 @@ class TrainingRun:
         else:
             self._pool.continue_run(job)
         self._job = job
-        self._journal.append(RunBegun(self._run_id, dump_job(job)))
-        if self._stopped:
-            self._journal.append(RunStopped(self._run_id))
+        begun = RunBegun(self._run_id, dump_job(job))
+        # together: a crash in between would set a run going again that was stopped on purpose
+        self._journal.append(*([begun, RunStopped(self._run_id)] if self._stopped else [begun]))
         return another
 
     def start(self) -> TrainJob:

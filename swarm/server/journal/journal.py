@@ -105,12 +105,14 @@ class Journal:
         return self._appended - self._writer.committed
 
     def append(self, *records: Record) -> None:
-        """Queue ``records`` to be written in this order; never waits, never raises. They must not be changed later."""
+        """Queue ``records`` to be written in this order, all or none; never waits, never raises.
+
+        They must not be changed later.
+        """
         if not self.pending:
             self._oldest = time.monotonic()
         self._appended += len(records)
-        for record in records:
-            self._writer.put(record)
+        self._writer.put(records)
 
     async def synced(self, within: float = 10.0) -> None:
         """Wait until everything appended so far is on disk.

@@ -40,7 +40,7 @@ class Writer:
         self._retention = retention
         self._checkpointer = checkpointer
         self._ledger = ledger
-        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Record, ...] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         #: how many records were committed; the rest is for statistics
@@ -56,9 +56,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(on_commit,), name="swarm-journal", daemon=True)
         self._thread.start()
 
-    def put(self, record: Record) -> None:
-        """Queue a record; never waits."""
-        self._queue.put(record)
+    def put(self, records: tuple[Record, ...]) -> None:
+        """Queue records, which go into one transaction; never waits."""
+        self._queue.put(records)
 
     def stop(self, within: float) -> bool:
         """Write what is queued and end the thread; whether all is written. A disk that fails has so many seconds."""
@@ -96,17 +96,17 @@ class Writer:
     def _drain(self) -> tuple[list[Record], bool]:
         """All records that are queued, waiting for the first; and whether more may come."""
         records: list[Record] = []
-        record = self._first()
-        while record is not None:
-            records.append(record)
+        together = self._first()
+        while together is not None:
+            records += together
             try:
-                record = self._queue.get_nowait()
+                together = self._queue.get_nowait()
             except queue.Empty:
                 return records, True
         return records, False
 
-    def _first(self) -> Record | None:
-        """The next record; the file is tidied while there is none."""
+    def _first(self) -> tuple[Record, ...] | None:
+        """What is queued next; the file is tidied while there is none."""
         wait = _IDLE
         while True:
             try:

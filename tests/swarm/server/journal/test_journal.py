@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from swarm.errors import ConfigError, UnavailableError
 from swarm.server.journal import Journal
+from swarm.server.journal.ledger import Changes
 from swarm.server.journal.records import (
     BatchTaken,
     CallRecorded,
@@ -19,6 +21,7 @@ from swarm.server.journal.records import (
     Recovered,
     RunBegun,
 )
+from swarm.server.journal.writer import Writer
 from tests.swarm.server.journal.build import batch, call, claimed, ended, refused, step, trajectory
 
 pytestmark = pytest.mark.anyio
@@ -108,6 +111,29 @@ async def test_closing_writes_what_is_pending(path: Path) -> None:
     assert len(again.recover().claimed) == 500
     await again.close()
     assert not path.with_name("journal.db-wal").exists()
+
+
+async def test_what_is_appended_together_is_written_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    commit = Writer._commit
+
+    def counting(self: Writer, changes: Changes) -> bool:
+        sizes.append(len(changes.claims))
+        return commit(self, changes)
+
+    monkeypatch.setattr(Writer, "_commit", counting)
+    journal = Journal.open(path)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(200):
+            journal.append(*(claimed(f"{number}-{member}") for member in range(4)))
+            await journal.synced()
+    finally:
+        sys.setswitchinterval(interval)
+        await journal.close()
+    assert sum(sizes) == 800
+    assert not [size for size in sizes if size % 4], "a server killed now would know a part of a claimed group"
 
 
 async def test_a_full_disk_refuses_and_recovers_in_order(journal: Journal, path: Path) -> None:
