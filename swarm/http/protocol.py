@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol over a transport that sends the head and the body of an answer in one system call.
 
 Invariant: bytes leave in the order in which they were written, at the latest in the next turn of the event loop, and
-no more than :data:`GATHERED_BYTES` wait, so that the flow control of large bodies works as without it.
+no more than :data:`GATHERED_BYTES` wait, so that the flow control of large bodies works as without it. No connection
+makes us keep more of a request's head than :data:`HEAD_BYTES` and one read.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    _UvicornProtocol = asyncio.Protocol
+
+    class _UvicornProtocol(asyncio.Protocol):
+        transport: asyncio.Transport
+        cycle: Any
+
+        def on_headers_complete(self) -> None: ...
+        def on_body(self, body: bytes) -> None: ...
 else:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as _UvicornProtocol
 
 GATHERED_BYTES = 65536
+#: of a request's line, headers or trailers; httptools has no bound of its own, and its time grows with their square
+HEAD_BYTES = 65536
+
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class GatheringTransport:
@@ -58,8 +69,30 @@ class GatheringTransport:
 
 
 class GatheringProtocol(_UvicornProtocol):
-    """httptools where the platform has it, else h11; see :class:`GatheringTransport`."""
+    """httptools where the platform has it, else h11, which bounds heads itself; see :class:`GatheringTransport`."""
+
+    #: bytes since the parser last gave out a whole head or a part of a body
+    _withheld = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         gathering = GatheringTransport(cast(asyncio.Transport, transport))
         super().connection_made(cast(asyncio.Transport, gathering))
+
+    if hasattr(_UvicornProtocol, "on_headers_complete"):
+
+        def data_received(self, data: bytes) -> None:
+            self._withheld += len(data)
+            super().data_received(data)
+            if self._withheld > HEAD_BYTES and not self.transport.is_closing():
+                # an answer under way must not be cut by another one
+                if self.cycle is None or self.cycle.response_complete:
+                    self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+
+        def on_headers_complete(self) -> None:
+            self._withheld = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._withheld = 0
+            super().on_body(body)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swarm.http.protocol import GATHERED_BYTES, GatheringTransport
+from swarm.http.protocol import GATHERED_BYTES, HEAD_BYTES, GatheringTransport
 from swarm.http.serve import bind, uvicorn_config
 
 pytestmark = pytest.mark.anyio
@@ -102,3 +103,70 @@ async def test_over_a_socket() -> None:
     finally:
         server.should_exit = True
         await task
+
+
+@asynccontextmanager
+async def echoing() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server that answers with the length of the body and the number of headers."""
+    import uvicorn
+
+    async def echo(request: Request) -> Response:
+        return JSONResponse({"body": len(await request.body()), "headers": len(request.headers)})
+
+    listener = bind("127.0.0.1", 0)
+    app = Starlette(routes=[Route("/echo", echo, methods=["GET", "POST"])])
+    server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=2, log_level="warning"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        yield reader, writer
+        writer.close()
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /echo HTTP/1.1\r\nhost: x\r\nx-long: ",
+        b"GET /echo?",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-long: ",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5;",
+    ],
+    ids=["header", "url", "trailer", "chunk extension"],
+)
+async def test_a_head_without_end_is_cut_off(start: bytes) -> None:
+    async with echoing() as (_, writer):
+        writer.write(start)
+        sent = 0
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(20):
+                while True:
+                    writer.write(b"a" * 16384)
+                    await writer.drain()
+                    sent += 16384
+                    await asyncio.sleep(0)
+                    assert sent < 200 * HEAD_BYTES
+
+
+async def test_a_head_that_is_too_large_is_told() -> None:
+    async with echoing() as (reader, writer):
+        writer.write(b"GET /echo HTTP/1.1\r\nhost: x\r\nx-long: ")
+        for _ in range(2):
+            writer.write(b"a" * (HEAD_BYTES // 2 + 10))
+            await writer.drain()
+        async with asyncio.timeout(10):
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_large_bodies_and_many_requests_are_no_large_heads() -> None:
+    async with echoing() as (reader, writer):
+        for body in (b"x" * (5 * HEAD_BYTES), b"", b"y"):
+            for _ in range(3):
+                start = "POST /echo HTTP/1.1\r\nhost: x\r\nx-some: "
+                head = f"{start}{'a' * 30_000}\r\ncontent-length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + body)
+                async with asyncio.timeout(10):
+                    answer = await reader.readuntil(b"}")
+                assert f'"body":{len(body)}'.encode() in answer
