@@ -107,8 +107,14 @@ async def on_unexpected(request: Request, exc: Exception) -> Response:
     return answer
 
 
+async def on_caller_gone(request: Request, exc: Exception) -> Response:
+    """Exception handler for a caller that left before its body was there: no fault of ours, and nobody reads this."""
+    return Response(status_code=499)
+
+
 EXCEPTION_HANDLERS = {
     SwarmGatewayError: on_our_error,
+    ClientDisconnect: on_caller_gone,
     HTTPException: on_http_exception,
     Exception: on_unexpected,
 }

@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message
 
 from swarm.errors import UnavailableError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, base_url, bearer, read_model
@@ -147,3 +148,24 @@ def test_the_base_url_is_starlettes(host: bytes | None, root: str, server: tuple
         "headers": [] if host is None else [(b"host", host)],
     }
     assert base_url(Request(scope)) == str(Request(scope).base_url)
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_leaves_while_it_sends_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    app = Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=EXCEPTION_HANDLERS)
+    parts: list[Message] = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return parts.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/echo", "headers": [], "query_string": b""}
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert not caplog.records
