@@ -71,7 +71,7 @@ class Flows:
         """From a client's constructor arguments; the token defaults to ``$SWARM_TOKEN``, the uuid to a fresh one."""
         return cls(
             server_url=wire.parse_server_url(server_url),
-            token=token if token is not None else os.environ.get("SWARM_TOKEN", ""),
+            token=wire.parse_token(token if token is not None else os.environ.get("SWARM_TOKEN", "")),
             client_uuid=client_uuid or uuid.uuid4().hex,
             request_timeout=request_timeout,
             policy=policy or RetryPolicy(),

@@ -301,6 +301,18 @@ def parse_server_url(text: str) -> httpx.URL:
     return url.copy_with(path=url.path.rstrip("/") or "/", query=None, fragment=None)
 
 
+def parse_token(text: str) -> str:
+    """``text`` as it can stand in a header; the line's end that a file of secrets has is left out.
+
+    Raises:
+        ConfigError: it has characters that no header takes; it is not told, it is a secret.
+    """
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token of the swarm server (token=... or SWARM_TOKEN) has characters that no token has")
+    return token
+
+
 def at_server(server_url: httpx.URL, path: str) -> str:
     """``path`` below the address (and path prefix) of the server."""
     return str(server_url.copy_with(path=server_url.path.rstrip("/") + path))
@@ -368,7 +380,7 @@ def error_of(call: Call[Any], reply: Reply) -> SwarmGatewayError:
         return UnavailableError(text, code=code, retry_after=retry_after(reply) or 5.0)
     if reply.status >= 500:
         return UpstreamError(f"{text} (HTTP {reply.status})", code=code)
-    if reply.status in (401, 403):
+    if reply.status == 401:
         text += "; pass the server's token (token=... or SWARM_TOKEN)"
     return _STATUS_ERRORS.get(reply.status, RequestError)(text, code=code, param=param)
 

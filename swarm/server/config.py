@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from swarm.types import Model
 
@@ -50,3 +50,9 @@ class ServerConfig(Model):
     )
     call_timeout: float = Field(default=1800.0, gt=0, description="one LLM call, retries and weight syncs included")
     call_attempts: int = Field(default=8, ge=1, description="tries of one LLM call that vLLM aborts or fails")
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _as_sent(cls, token: object) -> object:
+        # a file of secrets ends in a line's end, which no header has
+        return token.strip() if isinstance(token, str) else token

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.client import wire
+from swarm.client.flows import Flows
 from swarm.client.policy import Reply
 from swarm.errors import (
     AuthenticationError,
@@ -109,6 +110,25 @@ def test_any_error_body_is_quoted(body: Any, said: str) -> None:
 
 def test_a_wrong_token_says_where_it_comes_from() -> None:
     assert "SWARM_TOKEN" in wire.error_of(wire.STATUS, reply({}, 401)).message
+
+
+def test_what_a_token_may_not_is_not_blamed_on_its_absence() -> None:
+    body = {"error": {"message": "code sync is off", "code": "code_sync_disabled"}}
+    assert "SWARM_TOKEN" not in wire.error_of(wire.STATUS, reply(body, 403)).message
+
+
+def test_a_token_from_a_file_may_end_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", "swt_abc\n")
+    assert Flows.of("http://x", None, None, 1.0, None).token == "swt_abc"
+    assert Flows.of("http://x", " t ", None, 1.0, None).token == "t"
+    assert Flows.of("http://x", "", None, 1.0, None).token == ""
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "a\nb", "a\x00b"])
+def test_a_token_that_no_header_takes_is_told_at_once(token: str) -> None:
+    with pytest.raises(ConfigError, match="SWARM_TOKEN") as caught:
+        Flows.of("http://x", token, None, 1.0, None)
+    assert token not in caught.value.message
 
 
 def test_retry_after_is_kept() -> None:
