@@ -1,15 +1,15 @@
 """``code``: the share of a task's tests that the answer's Python code passes, run in a sandbox.
 
-The reward is ``passed / tests`` (unit tests as in HumanEval, Chen et al. 2021, arXiv:2107.03374; the share of them as in
-APPS, arXiv:2105.09938), or 1 or 0 with ``all_or_nothing``. The code is the last fenced block of the answer, or all of it
-where there is none. ``task.metadata["tests"]`` is a list of
+The reward is ``passed / tests`` (unit tests as in HumanEval, Chen et al. 2021, arXiv:2107.03374; the share of them as
+in APPS, arXiv:2105.09938), or 1 or 0 with ``all_or_nothing``. The code is the last fenced block of the answer, or all
+of it where there is none. ``task.metadata["tests"]`` is a list of
 
 * ``{"call": "add(1, 2)", "returns": 3}``: an expression, and the JSON value that it must have;
 * ``{"stdin": "1 2", "stdout": "3"}``: what the program reads and must print, white space at the ends of lines aside;
 * a string: statements, as ``assert add(1, 2) == 3``, that must run to their end.
 
-The first two are compared outside of the sandbox, so the code never sees what is expected. Each test is a process of its
-own. See :mod:`reward_hooks.verifiable.sandbox` for what it may take.
+The first two are compared outside of the sandbox, so the code never sees what is expected. Each test is a process of
+its own. See :mod:`reward_hooks.verifiable.sandbox` for what it may take.
 
 Fails when: the tests are weak; the model learns to pass them, not to be right. Statements run in one process with the
 code, which can look for what they expect or replace what they call: prefer the other two forms for training. Tests near

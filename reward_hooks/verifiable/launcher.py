@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
 #: Exit status that means that the sandbox could not be set up; the program did not run.
 NO_SANDBOX = 125
@@ -50,7 +51,7 @@ def main() -> None:
     _become(spec)
 
 
-def _become(spec: dict) -> None:
+def _become(spec: dict[str, Any]) -> None:
     try:
         for name, value in spec["limits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
