@@ -12,7 +12,7 @@ from swarm.errors import ConfigError
 #: Entry points in it name a hook as ``module:attribute``.
 ENTRY_POINT_GROUP = "swarm_gateway.reward_hooks"
 
-#: Built-in hooks: classes, made with the options given.
+#: Built-in hooks: classes or functions, called with the options given.
 BUILT_IN: dict[str, str] = {
     "concise": "reward_hooks.rules.concise:Concise",
     "length": "reward_hooks.rules.length:Length",
@@ -32,6 +32,10 @@ BUILT_IN: dict[str, str] = {
     "implicit_feedback": "reward_hooks.feedback:ImplicitFeedback",
     "diversity": "reward_hooks.novelty:Diversity",
     "novelty": "reward_hooks.novelty:Novelty",
+    "listwise": "reward_hooks.judges.settings:make_listwise",
+    "pairwise": "reward_hooks.judges.settings:make_pairwise",
+    "pointwise": "reward_hooks.judges.settings:make_pointwise",
+    "score_model": "reward_hooks.judges.settings:make_score_model",
 }
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from reward_hooks import HookRunner, Hooks
+from reward_hooks import HookRunner, Hooks, load_hooks
 from reward_hooks.judges import Endpoint, JudgeClient, load_judge, make_judge, metered
 from swarm.errors import ConfigError, HookError
 from swarm.http.serve import bind
 from tests.reward_hooks.judges.conftest import OpenJudge
-from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answers, completion, context, judging
+from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answer, answers, completion, context, judging
 
 pytestmark = pytest.mark.anyio
 
@@ -248,7 +249,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
         make_judge(settings)
 
 
-def test_a_judge_is_read_from_a_file(tmp_path: Any) -> None:
+def test_a_judge_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "judge.yaml"
     file.write_text("kind: listwise\nrubric: short is good\nendpoint: {base_url: 'http://127.0.0.1:9/v1', model: m}\n")
     assert load_judge(file).name == "listwise"
@@ -257,3 +258,27 @@ def test_a_judge_is_read_from_a_file(tmp_path: Any) -> None:
     file.write_text("- 1")
     with pytest.raises(ConfigError, match="must be a mapping"):
         load_judge(file)
+
+
+async def test_a_judge_is_part_of_a_blend(scripted: ScriptedJudge, tmp_path: Path) -> None:
+    parts = f"""
+parts:
+  - {{hook: matches, options: {{pattern: ".*quality.*"}}, gate: 1.0}}
+  - {{hook: listwise, options: {{rubric: good is good, endpoint: {{base_url: "{scripted.url}/v1"}}}}}}
+"""
+    (tmp_path / "hooks.yaml").write_text(parts)
+    runner = HookRunner(load_hooks(tmp_path / "hooks.yaml"))
+    score = await runner.score(TASK, [*answers(2, 8), answer("nothing", 2)], context())
+    assert score.values == pytest.approx([2 / 9, 8 / 9, 0.0])
+    assert score.rewards[1].components["listwise.score"] == pytest.approx(8 / 9)
+
+
+async def test_a_call_that_is_given_up_is_paid_for(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    released = asyncio.Event()
+    scripted.hold = lambda: _wait(released)
+    judge = open_judge("listwise", endpoint={"output_price": 1.0}, max_tokens=1000)
+    try:
+        await failing(judge, seconds=0.2)
+    finally:
+        released.set()
+    assert judge.client.spent.cost == pytest.approx(1000e-6)
