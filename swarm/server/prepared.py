@@ -18,7 +18,6 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 import httpx
-from pydantic import ValidationError
 
 from swarm.errors import ConflictError, NotFoundError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.protocol import GroupEndDecision, PreparedGroupEnd, PrepareGroupEndRequest
@@ -283,7 +282,7 @@ class PreparedGroups:
             )
             answer.raise_for_status()
             return GroupEndDecision.model_validate_json(answer.content).decision
-        except (httpx.HTTPError, ValidationError) as exc:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:  # whatever a peer is called, and answers
             raise UnavailableError(f"{type(exc).__name__}: {exc}") from exc
 
     # ------------------------------------------------------------------ the store

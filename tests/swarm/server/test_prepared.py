@@ -191,6 +191,16 @@ async def test_only_peers_are_asked(rig: Rig, coordinator: ScriptedServer) -> No
     assert finished(rig) == {"t": 2}
 
 
+async def test_a_peer_that_has_no_address_leaves_others_watched(rig: Rig) -> None:
+    prepared = rig.app.state.prepared
+    nowhere = "http://[::1"
+    prepared.config = prepared.config.model_copy(update={"peers": {nowhere: ""}})
+    await rig.post("/prepare_group_end", **promise(await group(rig), hold_seconds=0.01, coordinator=nowhere))
+    await rig.eventually(lambda: bool(prepared.undecided()[0].in_doubt))
+    await rig.post("/prepare_group_end", **promise(await group(rig), hold_seconds=0.01, transaction="y"))
+    await rig.eventually(lambda: rig.controller.pool.running == 2)
+
+
 async def test_a_promise_outlives_weight_syncs_and_timeouts(rig: Rig) -> None:
     answer = await rig.post(
         "/claim_group", client_uuid="me", count=2, discard_episode_timeout=0.01, max_episode_seconds=0.01
