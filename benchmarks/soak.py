@@ -3,13 +3,14 @@
 ``python -m benchmarks soak``: four swarm server processes, each with a stand-in engine that trains whatever batches
 come, and 500 clients in one load process, each with one of the servers for the whole run: claim (long-polled), one
 200-token LLM call, end, a short pause, again. The warm-up comes first: for half of its time the same clients claim and
-end eval episodes as fast as they can, which fills what a server remembers of the past up to its bounds, and for the other
-half they do what is measured. After it the resident and the proportional memory and the number of file descriptors of
-every server are sampled each second.
+end eval episodes as fast as they can, which fills what a server remembers of the past up to its bounds, and for the
+other half they do what is measured. After it the resident and the proportional memory and the number of file
+descriptors of every server are sampled each second.
 
 ``memory_drift_percent`` compares the mean of the last tenth of the samples with that of the first tenth,
-``memory_swing_percent`` is the largest distance of any sample from the mean of all; flat is both within 5 %. ``fd_growth`` compares the medians
-of the last and the first tenth. Any answer that is not the expected one is an error; the first few are quoted.
+``memory_swing_percent`` is the largest distance of any sample from the mean of all; memory is flat where both are
+within 5 %. ``fd_growth`` compares the medians of the last and the first tenth. Any answer that is not the expected one
+is an error; the first few are quoted.
 """
 
 from __future__ import annotations
