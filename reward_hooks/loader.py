@@ -67,8 +67,8 @@ def _from_file(path: Path) -> Hooks:
 
 
 def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
-    """``target``, or what it makes when it is a class or is given options."""
-    if options is None and not inspect.isclass(target):
+    """``target``, or what it makes when it is a class or a function."""
+    if options is None and not inspect.isclass(target) and not inspect.isfunction(target):
         return target
     if not callable(target) or isinstance(target, Hooks) or (hasattr(target, REWARD) and not inspect.isclass(target)):
         raise ConfigError(f"{place} takes no options: only a class or function that makes hooks does")

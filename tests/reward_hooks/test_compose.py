@@ -1,0 +1,182 @@
+"""Blends: gates before weights, from YAML; a part that fails fails the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_hooks import Hooks, Reward, Task, load_hooks
+from reward_hooks.compose import Blend, Part, ranks
+from reward_hooks.runner import HookRunner
+from swarm.errors import ConfigError, HookError
+from tests.reward_hooks.making import CONTEXT, candidates
+
+pytestmark = pytest.mark.anyio
+TASK = Task(task_id="t")
+
+
+def by_text(table: dict[str, float]) -> Hooks:
+    return Hooks(lambda task, listed, context: [table[one.text] for one in listed])
+
+
+async def blended(blend: Blend, *texts: str) -> list[Reward]:
+    return await blend.on_compute_relative_reward(TASK, candidates(*texts), CONTEXT)
+
+
+async def test_weights_make_a_mean_and_components_keep_their_names() -> None:
+    rich = Hooks(lambda task, listed, context: [Reward(value=1.0, components={"c": 2.0}, reason="fine")] * len(listed))
+    rewards = await blended(Blend(Part("rich", rich, weight=3), Part("poor", by_text({"a": 0.0, "b": 1.0}))), "a", "b")
+    assert [reward.value for reward in rewards] == [0.75, 1.0]
+    assert rewards[0].components == {"rich": 1.0, "rich.c": 2.0, "poor": 0.0}
+    assert rewards[0].reason == "rich: fine"
+
+
+async def test_quality_is_asked_only_about_what_passes_the_gates() -> None:
+    asked: list[list[str]] = []
+
+    def quality(task: Task, listed: list[Any], context: Any) -> list[float]:
+        asked.append([one.text for one in listed])
+        return [0.5] * len(listed)
+
+    blend = Blend(
+        Part("first", by_text({"a": 1.0, "b": 0.0, "c": 1.0}), gate=1.0),
+        Part("second", by_text({"a": 0.2, "c": 0.9}), gate=0.5),
+        Part("quality", Hooks(quality)),
+        otherwise=-1.0,
+    )
+    rewards = await blended(blend, "a", "b", "c")
+    assert [reward.value for reward in rewards] == [-1.0, -1.0, 0.5]
+    assert asked == [["c"]]
+    assert rewards[0].reason.startswith("stopped by the gate second")
+    assert "quality" not in rewards[0].components
+
+
+async def test_what_fails_a_gate_never_earns_more_than_what_passes() -> None:
+    gate, quality = by_text({"a": 1.0, "b": 0.0}), by_text({"a": -3.0})
+    rewards = await blended(Blend(Part("gate", gate, gate=1.0), Part("quality", quality)), "a", "b")
+    assert [reward.value for reward in rewards] == [-3.0, -3.0]
+
+
+async def test_when_nothing_passes_all_are_equal_and_nothing_else_is_asked() -> None:
+    def never(*_: Any) -> list[float]:
+        raise AssertionError
+
+    blend = Blend(Part("gate", by_text({"a": 0.0, "b": 0.5}), gate=1.0), Part("quality", Hooks(never)))
+    assert [reward.value for reward in await blended(blend, "a", "b")] == [0.0, 0.0]
+
+
+async def test_rank_takes_a_part_to_the_scale_of_the_others() -> None:
+    huge, small = by_text({"a": 1e6, "b": -1e6, "c": 0.0}), by_text({"a": 0.0, "b": 1.0, "c": 0.0})
+    rewards = await blended(Blend(Part("huge", huge, scale="rank"), Part("small", small)), "a", "b", "c")
+    assert [reward.value for reward in rewards] == [0.5, 0.5, 0.25]
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8))
+def test_ranks_keep_order_and_ties(values: list[float]) -> None:
+    ranked = ranks(values)
+    assert all(0 <= rank <= 1 for rank in ranked)
+    assert sum(ranked) == pytest.approx(len(values) / 2)
+    for one, other in pairwise(values):
+        assert (one < other) == (ranked[values.index(one)] < ranked[values.index(other)])
+
+
+async def test_a_part_that_fails_fails_the_blend_with_its_code_and_cancels_the_others() -> None:
+    cancelled = asyncio.Event()
+
+    async def hangs(*_: Any) -> list[float]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    async def refuses(*_: Any) -> list[float]:
+        raise HookError("no budget left", code="judge_budget")
+
+    blend = Blend(Part("slow", Hooks(hangs)), Part("judge", Hooks(refuses, source="judge.py")))
+    with pytest.raises(HookError, match=r"judge\.py.*no budget left") as caught:
+        await blended(blend, "a", "b")
+    assert caught.value.code == "judge_budget"
+    async with asyncio.timeout(10):
+        await cancelled.wait()
+
+
+async def test_parts_get_what_is_left_of_the_deadline() -> None:
+    async def hangs(*_: Any) -> list[float]:
+        await asyncio.Event().wait()
+        return []
+
+    blend = Blend(Part("slow", Hooks(hangs, source="slow")))
+    with pytest.raises(HookError) as caught:
+        await blend.on_compute_relative_reward(
+            TASK, candidates("a"), CONTEXT.model_copy(update={"deadline_seconds": 0.05})
+        )
+    assert caught.value.code == "hook_timeout"
+
+
+def test_a_blend_needs_a_weighted_part_and_names() -> None:
+    part = Part("a", by_text({}))
+    for parts in ((), (Part("a", by_text({}), gate=1.0),), (part, part)):
+        with pytest.raises(ConfigError):
+            Blend(*parts)
+
+
+YAML = """
+parts:
+  - {hook: json, options: {keys: [answer]}, gate: 1.0}
+  - {hook: "reward_hooks.rules.length:Length", options: {at_most: 4, unit: words}, weight: 3}
+  - {hook: mine, scale: rank}
+submit: mine
+"""
+
+
+async def test_a_file_blends_names_attributes_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "on_compute_relative_reward.py").write_text(
+        "def on_compute_relative_reward(task, candidates, context):\n    return [len(one.text) for one in candidates]\n"
+    )
+    (mine / "on_user_submit_new_requests.py").write_text(
+        "def on_user_submit_new_requests(request, context):\n    return [request.body]\n"
+    )
+    (tmp_path / "hooks.yaml").write_text(YAML)
+    for spec in (tmp_path, tmp_path / "hooks.yaml"):
+        hooks = load_hooks(spec)
+        assert hooks.submit is not None
+        score = await HookRunner(hooks).score(TASK, candidates('{"answer": 1}', '{"answer":  12}', "no"), CONTEXT)
+        assert score.values == pytest.approx([0.75, 1.0, 0.0])
+        assert set(score.rewards[0].components) == {"json", "length", "length.words", "mine"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- json", "must be a mapping with `parts`"),
+        ("parts: [", "is not valid YAML"),
+        ("parts: []", "parts"),
+        ("parts: [{hook: json, gate: 1}]", "all parts are gates"),
+        ("parts: [{hook: json, gate: 1, weight: 2}, {hook: repetition}]", "a gate has no weight"),
+        ("parts: [{hook: json}, {hook: json}]", "share the name json"),
+        ("parts: [{hook: json, wieght: 2}]", "unknown key 'wieght'"),
+        ("parts: [{hook: nothing}]", "there is no hook folder or hook named 'nothing'; the names are: "),
+        ("parts: [{hook: json, weight: 0}]", "greater than 0"),
+        ("parts: [{hook: length}]", "cannot be made with the options {}"),
+        ("parts: [{hook: length, options: {at_most: -1}}]", "Length needs"),
+        ("parts: [{hook: hooks.yaml}]", "names itself"),
+        ("parts: [{hook: .}]", "names itself"),
+    ],
+)
+def test_a_wrong_file_is_told(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "hooks.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_hooks(tmp_path / "hooks.yaml")
+    assert said in caught.value.message
+    assert str(tmp_path) in caught.value.message
