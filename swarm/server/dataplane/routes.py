@@ -1,5 +1,6 @@
 """HTTP routes of the endpoints of episodes (``/episodes/{episode_uuid}/v1/...``) and of groups of them
-(``/groups/{group_uuid}/v1/...``), each opened by its own key.
+(``/groups/{group_uuid}/v1/...``), each opened by its own key; episodes also speak the dialects of
+:mod:`adapters.dialects`.
 
 Invariant: a call lives no longer than its caller, its episodes and its deadline, and is cancelled in vLLM with them.
 """
@@ -18,8 +19,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from adapters.dialects import MessagesDialect, ResponsesDialect
 from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
-from swarm.http.asgi import bearer, error_response, read_json
+from swarm.http.asgi import bearer, read_json
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
@@ -29,8 +31,8 @@ from swarm.server.dataplane.calls import Members
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.jsons import encode
 from swarm.server.dataplane.requests import prepare
-from swarm.server.dataplane.sse import DONE, encode_event
 from swarm.server.dataplane.upstream import Upstream
+from swarm.server.dataplane.wires import ChatWire, Dialect, DialectWire, Wire
 
 T = TypeVar("T")
 
@@ -53,6 +55,8 @@ class DataPlane:
     def routes(self) -> list[Route]:
         return [
             Route("/episodes/{episode_uuid}/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/episodes/{episode_uuid}/v1/messages", self.messages, methods=["POST"]),
+            Route("/episodes/{episode_uuid}/v1/responses", self.responses, methods=["POST"]),
             Route("/episodes/{episode_uuid}/v1/models", self.models, methods=["GET"]),
             Route("/groups/{group_uuid}/v1/chat/completions", self.group_chat_completions, methods=["POST"]),
             Route("/groups/{group_uuid}/v1/models", self.models, methods=["GET"]),
@@ -63,11 +67,17 @@ class DataPlane:
         return self.upstream.replicas.rows()
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._chat(request, self._open(request))
+        return await self._chat(request, self._open(request), ChatWire())
 
     async def group_chat_completions(self, request: Request) -> Response:
         members = self._open(request)
-        return await self._chat(request, members, len(members.episodes))
+        return await self._chat(request, members, ChatWire(), len(members.episodes))
+
+    async def messages(self, request: Request) -> Response:
+        return await self._speak(request, MessagesDialect())
+
+    async def responses(self, request: Request) -> Response:
+        return await self._speak(request, ResponsesDialect())
 
     async def models(self, request: Request) -> Response:
         self._open(request)
@@ -91,8 +101,15 @@ class DataPlane:
             error.status = 504
             raise error from exc
 
-    async def _chat(self, request: Request, members: Members, group_size: int | None = None) -> Response:
-        body = await read_json(request, self.config.max_body_bytes)
+    async def _speak(self, request: Request, dialect: Dialect) -> Response:
+        wire = DialectWire(dialect)
+        try:
+            return await self._chat(request, self._open(request), wire)
+        except SwarmGatewayError as exc:
+            return wire.refusal(exc)
+
+    async def _chat(self, request: Request, members: Members, wire: Wire, group_size: int | None = None) -> Response:
+        body = wire.request(await read_json(request, self.config.max_body_bytes))
         # reading the body took time: an episode may be over by now
         members.check()
         controller = self.controller
@@ -112,7 +129,7 @@ class DataPlane:
             log=members,
         )
         if call.wants.stream:
-            return _EventStream(self, members, serving.gone, session)
+            return _EventStream(self, members, serving.gone, session, wire)
         try:
             with members:
                 work = self.while_open(members, serving.gone, session.complete())
@@ -122,7 +139,14 @@ class DataPlane:
         headers = {POLICY_VERSION: str(done.version)}
         if group_size is not None:
             headers[COMPLETION_TOKENS] = ",".join(map(str, done.tokens))
-        return Response(encode(done.answer), media_type="application/json", headers=headers)
+        try:
+            content = wire.answer(encode(done.answer))
+        except UpstreamError:
+            members.quarantine_all(
+                TokenTruthError("an answer was recorded but could not be delivered", code="undelivered")
+            )
+            raise
+        return Response(content, media_type="application/json", headers=headers)
 
     def _open(self, request: Request) -> Members:
         pool, key = self.controller.pool, bearer(request)
@@ -136,12 +160,15 @@ class DataPlane:
 class _EventStream(Response):
     """A streamed answer whose status is decided by its first chunk."""
 
-    def __init__(self, plane: DataPlane, members: Members, engine_gone: asyncio.Event, session: ChatSession) -> None:
+    def __init__(
+        self, plane: DataPlane, members: Members, engine_gone: asyncio.Event, session: ChatSession, wire: Wire
+    ) -> None:
         super().__init__()
         self._plane = plane
         self._members = members
         self._engine_gone = engine_gone
         self._session = session
+        self._wire = wire
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,18 +176,18 @@ class _EventStream(Response):
             with self._members:
                 work = self._plane.while_open(self._members, self._engine_gone, self._send(send))
                 await until_gone(receive, work)
-            tail = DONE
+            tail = self._wire.end()
         except ClientGoneError:
             return
         except SwarmGatewayError as exc:
             if not self._started:
-                await error_response(exc)(scope, receive, send)
+                await self._wire.refusal(exc)(scope, receive, send)
                 return
             if not isinstance(exc, StreamCutError):
                 # the agent has seen, and may act on, tokens that are in no record
                 problem = TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut")
                 self._members.quarantine_all(problem)
-            tail = encode_event(exc.body())
+            tail = self._wire.cut(exc)
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send(self, send: Send) -> None:
@@ -175,4 +202,5 @@ class _EventStream(Response):
                         (POLICY_VERSION.encode(), str(self._session.version()).encode()),
                     ]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send({"type": "http.response.body", "body": encode_event(chunk), "more_body": True})
+                if events := self._wire.chunk(chunk):
+                    await send({"type": "http.response.body", "body": events, "more_body": True})

@@ -18,6 +18,11 @@ def encode_event(data: Any) -> bytes:
     return b"data: " + encode(data) + b"\n\n"
 
 
+def encode_named(name: str, data: Any) -> bytes:
+    """One event called ``name``, a word in ASCII, that carries ``data`` as JSON."""
+    return b"event: " + name.encode() + b"\n" + encode_event(data)
+
+
 class SseDecoder:
     """Feed it bytes, get the ``data`` of each event that is complete."""
 

@@ -50,6 +50,19 @@ class ChatCompletionRequest(OpenAIBody):
     messages: list[dict[str, Any]]
 
 
+class MessagesRequest(OpenAIBody):
+    """As Anthropic's; ``model`` may be left out. What cannot be carried to the model is refused by name."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int
+
+
+class ResponsesRequest(OpenAIBody):
+    """As OpenAI's; ``model`` may be left out. What cannot be carried to the model is refused by name."""
+
+    input: str | list[dict[str, Any]]
+
+
 class ModelList(OpenAIBody):
     """The one model that is served."""
 
@@ -269,29 +282,47 @@ _CALL_REFUSALS = (
     (504, "the call took longer than the server allows"),
 )
 
-DATA: tuple[Operation, ...] = tuple(
-    operation
-    for base, noun in (("/episodes/{episode_uuid}", "an episode"), ("/groups/{group_uuid}", "a group"))
-    for operation in (
+DATA: tuple[Operation, ...] = (
+    *(
         Operation(
             "POST",
-            f"{base}/v1/chat/completions",
-            f"Chat within {noun}: as vLLM's, and recorded for training",
-            request=ChatCompletionRequest,
+            f"/episodes/{{episode_uuid}}/v1/{path}",
+            f"The same chat in the form of {form}, errors included",
+            request=request,
             answer=OpenAIBody,
             refusals=_CALL_REFUSALS,
             stream=True,
             key="episode",
-        ),
-        Operation(
-            "GET",
-            f"{base}/v1/models",
-            "The model that is served",
-            answer=ModelList,
-            refusals=(_NO_JOB, (503, "no engine serves now")),
-            key="episode",
-        ),
-    )
+        )
+        for path, form, request in (
+            ("messages", "Anthropic's Messages", MessagesRequest),
+            ("responses", "OpenAI's Responses", ResponsesRequest),
+        )
+    ),
+    *(
+        operation
+        for base, noun in (("/episodes/{episode_uuid}", "an episode"), ("/groups/{group_uuid}", "a group"))
+        for operation in (
+            Operation(
+                "POST",
+                f"{base}/v1/chat/completions",
+                f"Chat within {noun}: as vLLM's, and recorded for training",
+                request=ChatCompletionRequest,
+                answer=OpenAIBody,
+                refusals=_CALL_REFUSALS,
+                stream=True,
+                key="episode",
+            ),
+            Operation(
+                "GET",
+                f"{base}/v1/models",
+                "The model that is served",
+                answer=ModelList,
+                refusals=(_NO_JOB, (503, "no engine serves now")),
+                key="episode",
+            ),
+        )
+    ),
 )
 
 OPERATIONS: tuple[Operation, ...] = (

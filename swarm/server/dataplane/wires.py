@@ -1,0 +1,128 @@
+"""How a call is spoken on the wire: chat completions as they are, or a dialect translated to and from them.
+
+Invariant: what is sampled and recorded is a chat call whatever the wire, and a wire changes nothing about when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from starlette.responses import Response
+
+from adapters.dialects.forms import LLMRequest
+from swarm.errors import SwarmGatewayError
+from swarm.http.asgi import error_response
+from swarm.server.dataplane.jsons import decode, encode
+from swarm.server.dataplane.sse import DONE, encode_event, encode_named
+
+Body = dict[str, Any]
+
+
+class Events(Protocol):
+    """Makes the events of one streamed answer; each names itself by its ``type``."""
+
+    def take(self, chunk: Mapping[str, Any]) -> list[Body]: ...
+
+    def end(self) -> list[Body]: ...
+
+    def fail(self, exc: SwarmGatewayError) -> list[Body]: ...
+
+
+class Dialect(Protocol):
+    """A wire format, translated without I/O; see :mod:`adapters.dialects`."""
+
+    def parse(self, data: Body) -> LLMRequest: ...
+
+    def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> Body: ...
+
+    def stream(self, data: Mapping[str, Any]) -> Events: ...
+
+    def error(self, exc: SwarmGatewayError) -> Body: ...
+
+
+class Wire(Protocol):
+    """One call on the wire. All methods that translate an answer raise :class:`UpstreamError` for one that makes no
+    sense."""
+
+    def request(self, body: Body) -> Body:
+        """The chat body that ``body`` asks for; raises :class:`RequestError` for what cannot be carried."""
+        ...
+
+    def answer(self, content: bytes) -> bytes:
+        """The body of a plain answer, ``content`` being that of chat completions."""
+        ...
+
+    def chunk(self, chunk: Body) -> bytes:
+        """The events for one chunk of a streamed chat answer; may be empty."""
+        ...
+
+    def end(self) -> bytes:
+        """The last events of a stream that is whole."""
+        ...
+
+    def cut(self, exc: SwarmGatewayError) -> bytes:
+        """The last events of a stream that is not."""
+        ...
+
+    def refusal(self, exc: SwarmGatewayError) -> Response:
+        """The answer where there is no other."""
+        ...
+
+
+class ChatWire:
+    """Chat completions: nothing to translate."""
+
+    def request(self, body: Body) -> Body:
+        return body
+
+    def answer(self, content: bytes) -> bytes:
+        return content
+
+    def chunk(self, chunk: Body) -> bytes:
+        return encode_event(chunk)
+
+    def end(self) -> bytes:
+        return DONE
+
+    def cut(self, exc: SwarmGatewayError) -> bytes:
+        return encode_event(exc.body())
+
+    def refusal(self, exc: SwarmGatewayError) -> Response:
+        return error_response(exc)
+
+
+class DialectWire:
+    """Any other dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._asked: Body = {}
+        self._events = dialect.stream({})
+
+    def request(self, body: Body) -> Body:
+        parsed = self._dialect.parse(body)
+        self._asked = body
+        self._events = self._dialect.stream(body)
+        return parsed.body
+
+    def answer(self, content: bytes) -> bytes:
+        return encode(self._dialect.answer(self._asked, decode(content)))
+
+    def chunk(self, chunk: Body) -> bytes:
+        return _encoded(self._events.take(chunk))
+
+    def end(self) -> bytes:
+        return _encoded(self._events.end())
+
+    def cut(self, exc: SwarmGatewayError) -> bytes:
+        return _encoded(self._events.fail(exc))
+
+    def refusal(self, exc: SwarmGatewayError) -> Response:
+        plain = error_response(exc)
+        kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
+        return Response(encode(self._dialect.error(exc)), status_code=exc.status, headers=kept)
+
+
+def _encoded(events: Iterable[Body]) -> bytes:
+    return b"".join(encode_named(event["type"], event) for event in events)
