@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.rules.base import Rule
@@ -92,7 +92,9 @@ def _of_request(candidate: Candidate, known: dict[str, dict[str, SchemaChecker]]
 
 def _checkers(tools: Any) -> dict[str, SchemaChecker]:
     checkers: dict[str, SchemaChecker] = {}
-    for tool in tools:
+    if not isinstance(tools, list | tuple):
+        raise ValueError(f"tools are a {type(tools).__name__}, not a list")
+    for tool in cast("Sequence[Any]", tools):
         match tool:
             case {"function": {"name": str() as name, **rest}}:
                 checkers[name] = SchemaChecker(rest.get("parameters") or {"type": "object"})
