@@ -31,14 +31,14 @@ class Batches:
         self._append = append
         self._client_timeout = client_timeout
         self._clock = clock
-        self.collection = Collection(job, client_timeout, clock)
+        self.collection = self._new_collection(job)
         self.quarantined = self.dropped = self.trained = 0
 
     def begin_run(self, job: TrainJob, reason: str, *, anew: bool) -> int:
         """Drop what waits, and what is out; returns how many episodes that were. ``anew``: the job is another one."""
         dropped = self.drop(self.collection.clear(reason))
         if anew:
-            self.collection = Collection(job, self._client_timeout, self._clock)
+            self.collection = self._new_collection(job)
         self.quarantined = self.dropped = self.trained = 0
         return dropped
 
@@ -102,3 +102,9 @@ class Batches:
             count += len(one.episode_uuids)
         self.dropped += count
         return count
+
+    def _new_collection(self, job: TrainJob) -> Collection:
+        collection = Collection(job, self._client_timeout, self._clock)
+        # a run begins before its engine rolls
+        collection.follow(False)
+        return collection

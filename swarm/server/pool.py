@@ -134,20 +134,25 @@ class EpisodePool:
     # ------------------------------------------------------------------ calls
 
     def open(self, episode_uuid: str, key: str) -> Episode:
-        """The running episode that ``key`` opens.
+        """The running episode that ``key`` opens; that is a sign of life, also if no engine serves the call then.
 
         Raises:
             AuthenticationError: no such episode, a wrong key, or the episode is over.
         """
-        return self._running.open(episode_uuid, key)
+        episode = self._running.open(episode_uuid, key)
+        episode.last_active = self._clock()
+        return episode
 
     def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
-        """The running group that ``key`` opens; all its episodes run.
+        """The running group that ``key`` opens; all its episodes run, and show a sign of life.
 
         Raises:
             AuthenticationError: no such group, a wrong key, or one of its episodes is over.
         """
-        return self._running.open_group(group_uuid, key)
+        group = self._running.open_group(group_uuid, key)
+        for episode in group.members:
+            episode.last_active = self._clock()
+        return group
 
     def begin_call(self, episode: Episode) -> None:
         """An LLM call starts; it keeps the episode from being idle until :meth:`end_call`."""

@@ -17,7 +17,8 @@ from swarm.states import EngineState
 from swarm.types import ModelCall, StepResult, WorkflowOutput
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
-ROLLING, POST, SYNCING = EngineState.ROLLING, EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING
+OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
+POST, SYNCING = EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING
 
 
 CALLS = itertools.count()
@@ -75,6 +76,18 @@ def sampled(pool: EpisodePool, count: int) -> list[Claim]:
     for one in claims:
         sample(pool, one)
     return claims
+
+
+def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
+    clock = Clock()
+    pool = EpisodePool(JOB, lambda *_: None, clock=clock)
+    for job in (JOB, JOB.model_copy(update={"lr": 0.5})):
+        pool.begin_run(job, "another")
+        pool.collection.seen("me", train=True)
+        clock.now += 1e6
+        pool.enter(ROLLING)
+        assert [row.active for row in pool.collection.rows()] == [True], job
+        pool.enter(OFFLINE)
 
 
 def test_claims_are_all_or_nothing_within_the_slots() -> None:

@@ -43,6 +43,18 @@ async def test_while_no_engine_serves_calls_are_told_to_come_back(rig: Rig, stre
     assert (await episode.chat()).status_code == (await group.chat()).status_code == 200
 
 
+async def test_a_call_that_is_told_to_come_back_keeps_its_episode(rig: Rig) -> None:
+    idle = {"discard_episode_timeout": 0.6}
+    episode, group = await rig.claim(**idle), await claim_group(rig, **idle)
+    rig.controller.offline("killed by a test")
+    rig.controller.boot()
+    for _ in range(10):
+        await asyncio.sleep(0.1)
+        assert_offline(await episode.chat())
+        assert_offline(await group.chat())
+    assert rig.controller.pool.running == 1 + len(group.members)
+
+
 async def test_a_call_in_flight_is_told_that_its_engine_is_gone_and_works_with_the_next(rig: Rig) -> None:
     rig.vllm.default = rig.vllm.hang()
     episode = await rig.claim()
