@@ -7,6 +7,7 @@ any thread, and raise UnavailableError (``journal_unavailable``) where the disk 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -43,7 +44,7 @@ class StoredEnd:
 
 
 class PreparedStore:
-    """A small SQLite file.
+    """A small SQLite file that only its owner may read, like the journal: it names episodes and what people said.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -52,6 +53,12 @@ class PreparedStore:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
+            # what SQLite puts beside it gets the same mode
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
@@ -60,7 +67,7 @@ class PreparedStore:
                 "DELETE FROM group_ends WHERE state IN ('applied', 'cancelled') AND changed_at < ?",
                 (time.time() - KEEP,),
             )
-        except sqlite3.Error as exc:
+        except (OSError, sqlite3.Error) as exc:
             raise ConfigError(f"the prepared group ends in {path} cannot be read: {exc}") from exc
 
     def get(self, name: str) -> StoredEnd | None:

@@ -283,3 +283,17 @@ async def test_a_hold_goes_on_over_a_restart(tmp_path: Path) -> None:
     async with server(tmp_path) as rig:
         await rig.eventually(lambda: rig.controller.pool.running == 0)
         assert await decision(rig) == "cancelled"
+
+
+def test_only_its_owner_reads_the_store(tmp_path: Path) -> None:
+    path = tmp_path / STORE_NAME
+    path.touch(0o644)
+    store = PreparedStore(path)
+    try:
+        assert {one.name: one.stat().st_mode & 0o077 for one in tmp_path.iterdir()} == {
+            STORE_NAME: 0,
+            f"{STORE_NAME}-wal": 0,
+            f"{STORE_NAME}-shm": 0,
+        }
+    finally:
+        store.close()
