@@ -27,10 +27,11 @@ _GC_THRESHOLD = 50_000
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which lets long polls go before it waits for connections to end."""
+    """uvicorn, which says that it is ready, and lets long polls go before it waits for connections to end."""
 
-    def __init__(self, config: uvicorn.Config, release: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], release: Callable[[], None]) -> None:
         super().__init__(config)
+        self._ready = ready
         self._release = release
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -39,6 +40,8 @@ class _Server(uvicorn.Server):
         except SystemExit as exc:
             # uvicorn's way to say that the app did not start; out of a task it would tear the event loop down
             raise ConfigError("the server did not start; the log above says why") from exc
+        if self.started:
+            self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._release()
@@ -55,7 +58,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM, or until cancelled; then stop the engine.
 
     Args:
-        on_ready: called with the server's URL once it listens (port 0 is resolved).
+        on_ready: called with the server's URL once it serves (port 0 is resolved).
 
     Raises:
         ConfigError: beyond loopback without a token, the port is in use, the host is not this machine's, or the run
@@ -64,16 +67,20 @@ async def serve(
     check_exposure(config)
     listener = bind(config.host, config.port)
     app = create_app(config, engine_command=engine_command)
+
+    def ready() -> None:
+        # not before the journal is open: that may fail, and takes its time where it is large
+        if on_ready is not None:
+            on_ready(url_of(config.host, listener))
+
     server = _Server(
         uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
+        ready,
         app.state.controller.close,
     )
     with contextlib.closing(listener):
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            if on_ready is not None:
-                # the socket listens already: whoever connects before uvicorn is up waits in its backlog
-                on_ready(url_of(config.host, listener))
             await asyncio.shield(task)
         except ConfigError as exc:
             raise app.state.startup_error or exc from None
