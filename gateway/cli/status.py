@@ -47,7 +47,7 @@ def status_lines(status: ServerStatus, steps: int = 5) -> list[str]:
     lines += [f"log     {entry.tag + ': ' if entry.tag else ''}{entry.message}" for entry in status.log[-ROWS:]]
     lines += [step_line(step) for step in status.steps[-steps:]]
     lines += [f"  | {line}" for line in status.last_lines]
-    return lines
+    return [_printable(line) for line in lines]
 
 
 def _pace(status: ServerStatus) -> list[str]:
@@ -104,3 +104,8 @@ def _reasons(word: str, counts: Mapping[str, int]) -> list[str]:
 
 def _more(count: int, what: str) -> list[str]:
     return [f"        and {count - ROWS} more {what}"] if count > ROWS else []
+
+
+def _printable(line: str) -> str:
+    # clients choose their names and tasks, and control characters could command the operator's terminal
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)

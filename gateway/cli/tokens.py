@@ -48,12 +48,20 @@ def create(
     from gateway.cli.output import print_json
 
     scopes = sorted({one.value for one in scope})
-    token = _file(run_dir).create(name, scopes, parse_lifetime(expires) if expires is not None else None)
+    file = _file(run_dir)
+    first = not file.read()
+    token = file.create(name, scopes, parse_lifetime(expires) if expires is not None else None)
     if as_json:
         print_json({"name": name, "token": token, "scopes": scopes})
     else:
         typer.echo(token)
         typer.echo("keep it now: it is stored as a digest and cannot be shown again", err=True)
+        if first:
+            typer.echo(
+                "it is the first: a server on loopback that asked for none asks everyone from now on; give SWARM_TOKEN "
+                "to its clients and gateways, and restart an `up` that runs in this folder",
+                err=True,
+            )
 
 
 @app.command("list")

@@ -112,3 +112,15 @@ def test_what_a_monitor_needs_is_there_and_nothing_else() -> None:
         "log     vllm: hello",
     ]
     assert len(status_lines(ServerStatus(engine=engine))) == 1
+
+
+def test_a_clients_name_commands_no_terminal() -> None:
+    engine = EngineStatus(engine_status=EngineState.ROLLING, engine_status_detail="", global_step=4)
+    status = ServerStatus(
+        engine=engine,
+        clients=[ClientRow(client_uuid="\x1b]0;owned\x07\r\n\u202e", active=True, idle_seconds=0.0)],
+        dropped={"\x1b[2Jgone": 1},
+    )
+    text = "".join(status_lines(status))
+    assert "owned" in text and "gone" in text
+    assert text.isprintable()

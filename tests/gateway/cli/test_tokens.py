@@ -35,6 +35,7 @@ def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
     ring = TokenRing(None, tmp_path)
     assert ring.authenticate(token.encode()).scopes == {"claim", "read"}
     assert "cannot be shown again" in made.stderr and token not in made.stderr
+    assert "asks everyone from now on" in made.stderr
     [row] = listed(tmp_path)
     assert (row["name"], row["scopes"], row["state"]) == ("ci", ["claim", "read"], "active")
     lifetime = datetime.fromisoformat(row["expires"]) - datetime.now(UTC)
@@ -108,3 +109,9 @@ def test_help_loads_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout.strip() == "0 []", done.stdout + done.stderr
+
+
+def test_only_the_first_token_closes_a_door(tmp_path: Path) -> None:
+    run("create", "one", "--scope", "read", run_dir=tmp_path)
+    second = run("create", "two", "--scope", "read", run_dir=tmp_path)
+    assert second.exit_code == 0 and "asks everyone" not in second.stderr
