@@ -99,9 +99,10 @@ def claim(flows: Flows, wanted: Claim) -> Flow[wire.EpisodeGroup]:
         offline_since = (offline_since or asked) if code == "engine_offline" else None
         if now >= deadline or (offline_since is not None and now - offline_since >= OFFLINE_GRACE):
             what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
-            raise UnavailableError(
-                f"could not claim {what} within {wanted.wait_seconds:g} s: {answer.fail_cause or code}", code=code
-            )
+            within = f"within {wanted.wait_seconds:g} s"
+            if now < deadline:
+                within = f"and gave up after {now - offline_since:.0f} s" if offline_since is not None else within
+            raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
         rounds = rounds + 1 if now - asked < poll / 2 else 0
         if rounds:
             # answered before its time: it does not long-poll, or the state it waits in has just changed

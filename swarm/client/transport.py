@@ -88,13 +88,19 @@ class AsyncDriver:
         )
 
     async def run(self, flow: Flow[T], abandoned: asyncio.Event | None = None) -> T:
-        """The result of ``flow``; cancelled before its next step once ``abandoned`` is set."""
+        """The result of ``flow``; cancelled before its next step once ``abandoned`` is set.
+
+        Raises:
+            StateError: the driver is closed.
+        """
         outcome: Outcome | None = None
         while True:
             try:
                 step = flow.send(outcome)
             except StopIteration as stop:
                 return stop.value
+            if self._http.is_closed:
+                raise StateError("this client is closed")
             if abandoned is not None and abandoned.is_set():
                 raise asyncio.CancelledError
             if isinstance(step, Pause):

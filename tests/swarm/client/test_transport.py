@@ -176,3 +176,11 @@ def test_clients_leave_no_thread_and_no_descriptor(server: ScriptedServer) -> No
         once()
     assert ours() == []
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.anyio
+async def test_a_closed_asynchronous_client_says_so(server: ScriptedServer) -> None:
+    client = AsyncSwarmClient(server.url, policy=QUICK)
+    await client.close()
+    with pytest.raises(StateError, match="closed"):
+        await client.get_engine_status()
