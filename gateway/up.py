@@ -68,8 +68,8 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
 
     Args:
         plan: what to run.
-        on_event: told ``listening``, ``boot``, ``config``, ``ready``, ``state``, ``step``, ``finished``, ``stopping``
-            and ``stopped`` with their values.
+        on_event: told ``listening``, ``continued``, ``boot``, ``config``, ``ready``, ``state``, ``step``, ``finished``,
+            ``stopping`` and ``stopped`` with their values.
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.

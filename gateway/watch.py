@@ -35,7 +35,8 @@ class EngineWatch:
         total_steps: the job's last step; an engine that goes offline after it has finished, before it has died.
         boot_timeout: seconds from construction to the first ROLLING.
         run_dir: where the engine's resolved configuration is written and its log lies.
-        on_event: told ``config``, ``boot``, ``ready``, ``state``, ``step`` and ``finished`` with their values.
+        on_event: told ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step`` and ``finished`` with their
+            values.
         clock: monotonic seconds.
     """
 
@@ -58,6 +59,8 @@ class EngineWatch:
         self._config_written = False
         self._ready = False
         self._last_step = 0
+        # by batch: an engine that goes on without a checkpoint counts its steps from one again
+        self._told: set[str] = set()
         self.finished = False
 
     @property
@@ -71,9 +74,15 @@ class EngineWatch:
             UpFailedError: the engine died, or boots longer than it may.
         """
         self._see_config(status)
+        if self._state is None and status.engine.engine_status is EngineState.BOOTING and status.steps:
+            # a run that a crash cut off goes on: its steps were told in its earlier life
+            self._told.update(step.batch_id for step in status.steps)
+            self._last_step = status.steps[-1].step
+            self._on_event("continued", {"step": self._last_step})
         self._see_state(status)
         for step in status.steps:
-            if step.step > self._last_step:
+            if step.batch_id not in self._told:
+                self._told.add(step.batch_id)
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
         if status.engine.engine_status is not EngineState.OFFLINE:

@@ -71,6 +71,8 @@ class EventPrinter:
                 return f"engine: booting with {values['model']}   (log: {values['log']})"
             case "config":
                 return f"engine: configuration as it runs: {values['path']}"
+            case "continued":
+                return f"engine: goes on with the run of this folder after step {values['step']}"
             case "boot":
                 return f"engine: {values['detail'] or values['stage']}"
             case "ready":

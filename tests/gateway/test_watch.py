@@ -70,3 +70,22 @@ def test_a_boot_that_never_ends_raises(tmp_path: Path) -> None:
     watched.now = 101.0
     with pytest.raises(UpFailedError, match="not ready after 101 s, last: loading"):
         watched.see(EngineState.BOOTING, "loading")
+
+
+def test_a_run_that_goes_on_says_so_and_tells_no_step_again(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, total_steps=3)
+    before = [step(1), step(2)]
+    assert watched.see(EngineState.BOOTING, steps=before) == ["continued", "boot", "state"]
+    assert watched.events[0] == ("continued", {"step": 2})
+    assert watched.see(EngineState.ROLLING, steps=before) == ["ready", "state"]
+    assert watched.see(EngineState.ROLLING, steps=[*before, step(3)]) == ["step"]
+
+
+def test_an_engine_that_goes_on_without_a_checkpoint_counts_from_one(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, total_steps=3)
+    before = [step(1), step(2)]
+    watched.see(EngineState.BOOTING, steps=before)
+    again = step(1).model_copy(update={"batch_id": "another"})
+    assert "step" in watched.see(EngineState.ROLLING, steps=[*before, again])
+    with pytest.raises(UpFailedError):
+        watched.see(EngineState.OFFLINE, "out of memory", steps=[*before, again])
