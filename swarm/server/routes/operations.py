@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swarm import protocol
 from swarm.protocol import EngineStatus, ServerStatus
 from swarm.server.routes.agentjet import TRAINER_PATHS
+from swarm.server.routes.dialects import MessagesRequest, ResponsesRequest
 from swarm.states import EngineState
 
 Method = Literal["GET", "POST"]
@@ -48,19 +49,6 @@ class ChatCompletionRequest(OpenAIBody):
     """As OpenAI's, with vLLM's extras; ``model`` may be left out."""
 
     messages: list[dict[str, Any]]
-
-
-class MessagesRequest(OpenAIBody):
-    """As Anthropic's; ``model`` may be left out. What cannot be carried to the model is refused by name."""
-
-    messages: list[dict[str, Any]]
-    max_tokens: int
-
-
-class ResponsesRequest(OpenAIBody):
-    """As OpenAI's; ``model`` may be left out. What cannot be carried to the model is refused by name."""
-
-    input: str | list[dict[str, Any]]
 
 
 class ModelList(OpenAIBody):
