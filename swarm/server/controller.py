@@ -161,7 +161,11 @@ class Controller(EngineBoard):
         """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING."""
         self._serving = Serving(tuple(message.addresses), message.model, message.policy_version, self._engine_gone)
         self.pool.batches.advance(message.policy_version)
-        if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
+        on_its_way = not self._sent and self.pool.collection.outstanding is not None
+        if self._state is EngineState.WEIGHT_SYNCING and on_its_way:
+            # the batch waits for the disk: were it taken back as well, the engine would get it twice
+            logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
+        elif self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
             if self._take_back():
                 logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
             self.boot_stage = ""

@@ -255,6 +255,25 @@ async def test_a_batch_leaves_only_once_it_is_on_disk() -> None:
     assert journal.synced_records == len(journal.records)
 
 
+async def test_an_engine_that_asks_again_while_its_batch_waits_for_the_disk_gets_it_once() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    finish(controller, await claim(controller, 2), "b")
+    journal.gate.clear()
+    await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
+    controller.rollout_ready(ready())
+    journal.gate.set()
+    batch = await asyncio.wait_for(feed, LONG)
+    assert controller.state is EngineState.WEIGHT_SYNCING
+    assert not controller.pool.batch_ready
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
+    controller.rollout_ready(ready(1))
+    assert controller.state is EngineState.ROLLING
+    assert not controller.pool.batch_ready
+
+
 async def test_what_is_told_is_on_disk() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
