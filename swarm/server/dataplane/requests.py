@@ -35,6 +35,7 @@ _NOT_SAMPLING_FROM_POLICY = (
     "allowed_token_ids",
     "bad_words",
     "min_tokens",
+    "thinking_token_budget",
 )
 
 #: What a continuation through /v1/completions shares with the chat request.

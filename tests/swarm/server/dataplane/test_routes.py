@@ -84,7 +84,14 @@ async def test_a_prompt_may_be_as_long_as_the_context(
 
 
 async def test_what_bends_the_policy_is_taken_out_of_train_episodes_only(rig: Rig) -> None:
-    bent = {"logit_bias": {"5": 10}, "bad_words": ["no"], "allowed_token_ids": [5], "min_tokens": 4, "seed": 1}
+    bent = {
+        "logit_bias": {"5": 10},
+        "bad_words": ["no"],
+        "allowed_token_ids": [5],
+        "min_tokens": 4,
+        "seed": 1,
+        "thinking_token_budget": 3,
+    }
     grammar = {"structured_outputs": {"choice": ["a", "b"]}}
     for kind, there in (("train", grammar), ("eval", bent | grammar)):
         episode = await rig.claim(episode_type=kind)
