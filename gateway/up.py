@@ -8,6 +8,7 @@ which one could leave a half-started child behind.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
 from swarm.http.serve import bind
 from swarm.job import TrainJob
 
+TOKEN_VARIABLE = "SWARM_TOKEN"
+PRIVATE_TOKEN_VARIABLE = "SWARM_PRIVATE_TOKEN"
 LISTENING = r"listening on (http://\S+)"
 _POLL = 0.5
 _START_DEADLINE = 60.0
@@ -42,7 +45,8 @@ class UpPlan:
 
     ``gateway_section`` has no ``swarm_url`` unless the file gives one: then it is the server's own address.
     ``addresses`` are the hosts and ports that the servers will listen on, and hooks may be modules of
-    ``module_folder``, where the user's file lies.
+    ``module_folder``, where the user's file lies. With ``private_token`` the processes know each other, whatever tokens
+    are made or revoked while they run.
     """
 
     job: TrainJob
@@ -52,6 +56,7 @@ class UpPlan:
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
     token: str | None = None
+    private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     boot_timeout: float = 600.0
     command: tuple[str, ...] = field(default=(sys.executable, "-m", "gateway.cli"))
 
@@ -115,7 +120,7 @@ def _check_place(plan: UpPlan) -> None:
 
 def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
     logs = plan.run_dir / "logs"
-    env = {"SWARM_TOKEN": plan.token} if plan.token else {}
+    env = {PRIVATE_TOKEN_VARIABLE: plan.private_token} | ({TOKEN_VARIABLE: plan.token} if plan.token else {})
     server = _spawn(plan, started, "swarm server", ["swarm", "start"], plan.swarm_section, logs / "swarm.log", env)
     swarm_url = _listening(server, started, stopping)
     if swarm_url is None:
@@ -123,10 +128,12 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     on_event("listening", {"name": server.name, "url": swarm_url, "log": str(server.log)})
     # one try per call: the loops here try again anyway, and a signal must not wait for retries
     started.client = SwarmClient(
-        swarm_url, token=plan.token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
+        swarm_url, token=plan.private_token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
     )
     gateway_section = {"swarm_url": swarm_url, **plan.gateway_section}
-    gateway_env = env | _python_path(plan)
+    # a file that names another server means the token in its own environment for it
+    own = {} if "swarm_url" in plan.gateway_section else {TOKEN_VARIABLE: plan.private_token}
+    gateway_env = own | _python_path(plan)
     gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", gateway_env)
     gateway_url = _listening(gateway, started, stopping)
     if gateway_url is None:

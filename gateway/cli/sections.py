@@ -6,7 +6,6 @@ Invariant: a relative path in a file is relative to that file.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +15,13 @@ from pydantic import ValidationError
 from gateway.cli.imports import import_from
 from gateway.cli.output import read_mapping
 from gateway.config import parse_config
-from gateway.up import UpPlan
+from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, UpPlan
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob, describe_validation, parse_job
 
-TOKEN_VARIABLE = "SWARM_TOKEN"
+#: fields of ``ServerConfig`` that the environment gives where the file does not
+_FROM_ENVIRONMENT = {"token": TOKEN_VARIABLE, "private_token": PRIVATE_TOKEN_VARIABLE}
 _BOOT_MARGIN = 30.0
 
 
@@ -36,8 +36,8 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     config_class = load_attribute("swarm.server.config:ServerConfig")
     if folder is not None and "run_dir" in settings:
         settings = {**settings, "run_dir": str((folder / str(settings["run_dir"])).resolve())}
-    if "token" not in settings and os.environ.get(TOKEN_VARIABLE):
-        settings = {**settings, "token": os.environ[TOKEN_VARIABLE]}
+    given = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
+    settings = {**given, **settings}
     try:
         return config_class.model_validate(settings)
     except ValidationError as exc:
@@ -88,14 +88,7 @@ def read_plan(path: Path) -> UpPlan:
         run_dir=run_dir,
         addresses=((server.host, server.port), (parsed.host, parsed.port)),
         module_folder=folder,
-        token=server.token or _token_of_this_run(run_dir),
+        token=server.token,
         # the server gives up first and knows why
         boot_timeout=server.boot_timeout + _BOOT_MARGIN,
     )
-
-
-def _token_of_this_run(run_dir: Path) -> str | None:
-    """A token between the processes of one ``up`` where the server asks for one, because named tokens were made for it:
-    what is kept of those opens nothing."""
-    tokens = run_dir / load_attribute("swarm.server.auth.store:FILE_NAME")
-    return secrets.token_urlsafe(32) if tokens.exists() else None

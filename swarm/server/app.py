@@ -67,7 +67,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # a look at the file for each request would cost a busy server a tenth of its time
-    ring = TokenRing(config.token, config.run_dir, look_every=0.05)
+    ring = TokenRing(config.token, config.run_dir, look_every=0.05, private=config.private_token)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:

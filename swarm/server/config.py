@@ -22,6 +22,12 @@ class ServerConfig(Model):
         repr=False,
         description="a bearer token with all scopes; others: `swarm-gateway swarm tokens create`",
     )
+    private_token: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="one more, for processes started together with the server; that there is one closes nothing",
+    )
     anonymous: bool | None = Field(
         default=None,
         description="programs on this machine need no token: true, false, or null: only while there is no token at all",

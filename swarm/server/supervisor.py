@@ -137,7 +137,8 @@ class Supervisor:
             "PYTHONUNBUFFERED": "1",
         }
         # the engine has no business with the control routes
-        environ.pop("SWARM_TOKEN", None)
+        for secret in ("SWARM_TOKEN", "SWARM_PRIVATE_TOKEN"):
+            environ.pop(secret, None)
         if self._config.allow_code_sync and (code := Snapshots(run_dir).selected()):
             environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), environ.get("PYTHONPATH"))))
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: the name of the caller whose token is the server's own (``ServerConfig.token``)
 CONFIGURED = "SWARM_TOKEN"
+#: the same for the processes that were started together with the server (``ServerConfig.private_token``)
+PRIVATE = "up"
 
 
 class TokenRing:
@@ -27,6 +29,7 @@ class TokenRing:
 
     Args:
         token: opens everything; None: there is no such token.
+        private: opens everything too, but is no token that anybody made: that there is one closes nothing.
         run_dir: the folder of ``tokens.json``.
         look_every: seconds for which a look at the file's date holds; 0: each answer looks.
 
@@ -34,9 +37,10 @@ class TokenRing:
         ConfigError: the file is there and cannot be read; a server must not start on a guess.
     """
 
-    def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0) -> None:
+    def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0, private: str | None = None) -> None:
         self._file = TokenFile(run_dir)
         self._configured = digest(token) if token else None
+        self._private = digest(private) if private else None
         self._look_every = look_every
         self._looked = time.monotonic()
         self._seen = self._look()
@@ -68,8 +72,9 @@ class TokenRing:
         given = digest(key)
         # all of them, each in constant time: how long it takes tells nothing about which are near
         found = [token for known, token in self._tokens.items() if hmac.compare_digest(given, known)]
-        if self._configured is not None and hmac.compare_digest(given, self._configured):
-            return Caller(CONFIGURED, frozenset({"admin"}))
+        for name, own in ((CONFIGURED, self._configured), (PRIVATE, self._private)):
+            if own is not None and hmac.compare_digest(given, own):
+                return Caller(name, frozenset({"admin"}))
         if not found:
             raise AuthenticationError("unknown token: it is not one of this swarm server's")
         token = found[0]

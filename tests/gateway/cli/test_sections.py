@@ -41,13 +41,12 @@ def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
     assert plan.token is None
 
 
-def test_beside_named_tokens_the_processes_have_one_of_their_own(tmp_path: Path) -> None:
-    path = project(tmp_path, "job: {model: tiny}\nswarm: {run_dir: run}\ngateway: {hooks: hooks}")
-    assert read_plan(path).token is None
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "tokens.json").write_text('{"tokens": []}')
-    first, second = read_plan(path).token, read_plan(path).token
-    assert first and second and first != second and len(first) >= 43
+def test_the_processes_of_one_up_know_each_other_by_a_token_of_their_own(tmp_path: Path) -> None:
+    path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
+    first, second = read_plan(path), read_plan(path)
+    assert first.token is None
+    assert first.private_token != second.private_token and len(first.private_token) >= 43
+    assert first.private_token not in repr(first)
 
 
 def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path) -> None:

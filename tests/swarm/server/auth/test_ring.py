@@ -109,3 +109,11 @@ def test_a_look_holds_for_a_while(tmp_path: Path) -> None:
     lazy, eager = TokenRing(None, tmp_path, look_every=3600.0), TokenRing(None, tmp_path)
     tokens.create("one", ["read"])
     assert (lazy.empty, eager.empty) == (True, False)
+
+
+def test_a_private_token_opens_everything_and_closes_nothing(tokens: TokenFile, tmp_path: Path) -> None:
+    ring = TokenRing(None, tmp_path, private="between-us")
+    assert ring.empty and not ring.usable()
+    assert ring.authenticate(b"between-us").scopes == {"admin"}
+    with pytest.raises(AuthenticationError):
+        ring.authenticate(b"between-them")
