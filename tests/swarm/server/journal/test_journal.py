@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,11 +93,19 @@ async def test_hundreds_who_wait_share_commits(journal: Journal) -> None:
     assert {one.episode_uuid for _, one in journal.recover().finished} == {f"e{n}" for n in range(300)}
 
 
-async def test_one_who_gives_up_takes_nobody_along(journal: Journal) -> None:
+async def test_one_who_gives_up_takes_nobody_along(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, may_commit = Writer._commit, threading.Event()
+
+    def held(self: Writer, changes: Changes) -> bool:
+        assert may_commit.wait(10)
+        return commit(self, changes)
+
+    monkeypatch.setattr(Writer, "_commit", held)
     journal.append(claimed("a"))
     tasks = [asyncio.create_task(journal.synced()) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[1].cancel()
+    may_commit.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert done[0] is done[2] is None
     assert isinstance(done[1], asyncio.CancelledError)
