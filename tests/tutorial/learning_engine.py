@@ -44,26 +44,28 @@ class Policy:
                 self.share = min(0.95, max(0.05, self.share + (0.1 if better else -0.1)))
 
 
-def answer_to(body: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+def answer_to(body: dict[str, Any], answers: list[list[int]]) -> dict[str, Any]:
     question = body["messages"][-1]["content"].removesuffix("Answer in one short sentence.").strip(" ?")
-    text = f"It is about {question} in the language." if tokens == CONCISE else "word " * 60
-    content = [{"token": "t", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in tokens]
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "logprobs": {"content": content},
-        "finish_reason": "stop" if tokens == CONCISE else "length",
-        "token_ids": tokens,
-    }
-    usage = {"prompt_tokens": 3, "completion_tokens": len(tokens), "total_tokens": 3 + len(tokens)}
+    sampled = sum(map(len, answers))
     return {
         "id": "c",
         "object": "chat.completion",
         "created": 1,
         "model": "m",
-        "choices": [choice],
-        "usage": usage,
+        "choices": [choice(index, tokens, question) for index, tokens in enumerate(answers)],
+        "usage": {"prompt_tokens": 3, "completion_tokens": sampled, "total_tokens": 3 + sampled},
         "prompt_token_ids": [1, 2, 3],
+    }
+
+
+def choice(index: int, tokens: list[int], question: str) -> dict[str, Any]:
+    text = f"It is about {question} in the language." if tokens == CONCISE else "word " * 60
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text},
+        "logprobs": {"content": [{"token": "t", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in tokens]},
+        "finish_reason": "stop" if tokens == CONCISE else "length",
+        "token_ids": tokens,
     }
 
 
@@ -71,7 +73,8 @@ def serve(policy: Policy) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            data = json.dumps(answer_to(body, policy.sample())).encode()
+            answers = [policy.sample() for _ in range(body.get("n") or 1)]
+            data = json.dumps(answer_to(body, answers)).encode()
             self.send_response(200)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
