@@ -316,7 +316,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert first.batch_id != second.batch_id
 
         counts = httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()
-        assert counts["groups"] == {"trained": 4, "dropped": {}}
+        assert (counts["groups"]["trained"], counts["groups"]["dropped"]) == (4, {})
         assert [up.expect("step", 10.0)["step"] for _ in range(2)] == [1, 2]
 
     assert up.interrupt() in (0, 130)
