@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import psutil
 import pytest
 
@@ -74,6 +75,10 @@ async def test_boot_train_stop(tmp_path: Path) -> None:
         with pytest.raises(ConflictError, match="stop it"):
             await supervisor.start()
         await reach(controller, EngineState.ROLLING)
+        # it comes from the driver: between the two roles' messages there is no order
+        async with asyncio.timeout(LONG):
+            while controller.resolved_config is None:
+                await anyio.lowlevel.checkpoint()
         assert controller.resolved_config == {"lr": JOB.lr}
         for step in (1, 2):
             finish(controller, await claim(controller, 2, LONG), "a")
