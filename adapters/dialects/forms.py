@@ -36,6 +36,16 @@ class LLMRequest:
     include_usage: bool
     body: dict[str, Any]
 
+    @classmethod
+    def for_one_answer(cls, body: dict[str, Any], model: str | None, stream: bool) -> LLMRequest:
+        """The request of a dialect that knows one answer and always tells its usage; ``body`` is completed."""
+        if model is not None:
+            body["model"] = model
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        messages: list[dict[str, Any]] = body["messages"]
+        return cls(model=model, messages=messages, choices=1, stream=stream, include_usage=stream, body=body)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

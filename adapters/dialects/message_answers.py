@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
-from swarm.errors import SwarmGatewayError, UpstreamError
+from swarm.errors import SwarmGatewayError
 
 Event = dict[str, Any]
 
@@ -70,9 +70,7 @@ class MessageStream:
             UpstreamError: no chunk told a finish reason.
         """
         seen = self._unfolding
-        if seen.finish_reason is None:
-            raise UpstreamError("the engine's stream has no end", code="malformed_answer")
-        stop = _stop(seen.finish_reason, seen.stop_reason, seen.parts)
+        stop = _stop(seen.end(), seen.stop_reason, seen.parts)
         return [{"type": "message_delta", "delta": stop, "usage": _usage(seen.usage)}, {"type": "message_stop"}]
 
     def fail(self, exc: SwarmGatewayError) -> list[Event]:

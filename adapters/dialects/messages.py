@@ -62,11 +62,7 @@ class MessagesDialect:
             if not messages[-1].get("content") or messages[-1].get("tool_calls"):
                 refuse(f"messages.{len(data['messages']) - 1}", "an assistant's turn can only be continued in its text")
             body |= {"continue_final_message": True, "add_generation_prompt": False}
-        if model is not None:
-            body["model"] = model
-        if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return LLMRequest(model=model, messages=messages, choices=1, stream=stream, include_usage=stream, body=body)
+        return LLMRequest.for_one_answer(body, model, stream)
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
         """The message for a ``chat.completion``, the answer to request ``data``.

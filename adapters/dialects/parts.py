@@ -114,6 +114,16 @@ class Unfolding:
             self._add_call(steps, call)
         return steps
 
+    def end(self) -> str:
+        """The finish reason of a stream that is over.
+
+        Raises:
+            UpstreamError: no chunk told one.
+        """
+        if self.finish_reason is None:
+            raise UpstreamError("the engine's stream has no end", code="malformed_answer")
+        return self.finish_reason
+
     def close(self) -> list[Step]:
         """The open part is whole."""
         part, self._open, self._call = self._open, None, None

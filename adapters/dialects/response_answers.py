@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
-from swarm.errors import SwarmGatewayError, UpstreamError
+from swarm.errors import SwarmGatewayError
 
 Event = dict[str, Any]
 
@@ -78,9 +78,7 @@ class ResponseStream:
             UpstreamError: no chunk told a finish reason.
         """
         seen = self._unfolding
-        if seen.finish_reason is None:
-            raise UpstreamError("the engine's stream has no end", code="malformed_answer")
-        response = _ended(self._envelope, seen.parts, seen.finish_reason, seen.usage)
+        response = _ended(self._envelope, seen.parts, seen.end(), seen.usage)
         return self._numbered([{"type": f"response.{response['status']}", "response": response}])
 
     def fail(self, exc: SwarmGatewayError) -> list[Event]:

@@ -51,11 +51,7 @@ class ResponsesDialect:
             body["parallel_tool_calls"] = parallel
         _without_effect(top)
         top.done()
-        if model is not None:
-            body["model"] = model
-        if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return LLMRequest(model=model, messages=messages, choices=1, stream=stream, include_usage=stream, body=body)
+        return LLMRequest.for_one_answer(body, model, stream)
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
         """The response for a ``chat.completion``, the answer to request ``data``, whose settings it repeats.
