@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.entropy import random_bytes
-from swarm.errors import AuthenticationError, NotFoundError, PayloadTooLargeError, RequestError, SwarmGatewayError
+from swarm.errors import NotFoundError, PayloadTooLargeError, RequestError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
 
@@ -213,9 +213,3 @@ def _base_url(scheme: str, host: bytes | None, server: tuple[str, int | None] | 
     headers = [] if host is None else [(b"host", host)]
     scope: Scope = {"type": "http", "scheme": scheme, "server": server, "path": root, "root_path": root}
     return str(Request({**scope, "headers": headers, "query_string": b""}).base_url)
-
-
-def require(condition: bool, message: str = "wrong or missing API key") -> None:
-    """Raise :class:`AuthenticationError` unless ``condition`` holds."""
-    if not condition:
-        raise AuthenticationError(message)

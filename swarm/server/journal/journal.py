@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from swarm.errors import UnavailableError
 from swarm.server.journal.checkpoint import Checkpointer
-from swarm.server.journal.reading import past_claim, past_ending, recover
+from swarm.server.journal.reading import past_ending, recover
 from swarm.server.journal.records import PastEnding, Record, Recovered
 from swarm.server.journal.retention import Retention
 from swarm.server.journal.schema import FolderLock, connect, connect_to_read, prepare, unreadable
@@ -141,14 +141,6 @@ class Journal:
             UnavailableError: the journal cannot be read now (``journal_unavailable``).
         """
         return await self._look_up(lambda: past_ending(self._reader, episode_uuid))
-
-    async def past_claim(self, client_uuid: str, claim_key: str) -> list[str] | None:
-        """The episodes that a claim under ``claim_key`` got, in its order; ``None``: unknown.
-
-        Raises:
-            UnavailableError: the journal cannot be read now (``journal_unavailable``).
-        """
-        return await self._look_up(lambda: past_claim(self._reader, client_uuid, claim_key))
 
     def stats(self) -> JournalStats:
         """Counts, times and the size on disk."""

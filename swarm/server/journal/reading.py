@@ -70,17 +70,6 @@ def past_ending(connection: sqlite3.Connection, episode_uuid: str) -> PastEnding
     return None if row is None else PastEnding(*row)
 
 
-def past_claim(connection: sqlite3.Connection, client_uuid: str, claim_key: str) -> list[str] | None:
-    """The episodes of the latest claim under this key, in the order of the claim."""
-    if not claim_key:
-        return None
-    rows = connection.execute(
-        "SELECT uuid, group_uuid FROM episodes WHERE claim_key = ? AND client_uuid = ? ORDER BY id",
-        (clean(claim_key), clean(client_uuid)),
-    ).fetchall()
-    return _latest(rows) if rows else None
-
-
 def _latest(rows: list[tuple[str, str]]) -> list[str]:
     """Of all episodes claimed under one key those of its latest claim: a key is used anew after a claim that failed."""
     uuid, group_uuid = rows[-1]
