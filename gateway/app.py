@@ -54,7 +54,7 @@ class Gateway:
             timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False, verify=tls_context()
         )
         self.client = AsyncSwarmClient(
-            config.swarm_url, config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
+            config.swarm_url or "", config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
         )
         self.episodes = Episodes(self.client, config, self.background)
         fan_out = FanOut(
@@ -68,11 +68,11 @@ class Gateway:
         )
         self.fallback_http: httpx.AsyncClient | None = None
         fallback: Fallback | None = None
-        if config.fallback is not None:
+        if config.upstream is not None:
             self.fallback_http = httpx.AsyncClient(
                 timeout=httpx.Timeout(config.sample_timeout_seconds, connect=5.0), limits=_LIMITS
             )
-            fallback = Fallback(self.fallback_http, config.fallback)
+            fallback = Fallback(self.fallback_http, config.upstream)
         self.chat = ChatRoute(config, self.episodes, fan_out, fallback, self.stats)
 
 
@@ -82,7 +82,7 @@ def create_app(config: GatewayConfig) -> Starlette:
     Raises:
         ConfigError: the hooks do not load; said here, before anything is started.
     """
-    hooks = load_hooks(config.hooks)
+    hooks = load_hooks(config.hooks or "")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:

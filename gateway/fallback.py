@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from adapters.dialects import to_json
-from gateway.config import FallbackConfig
+from gateway.config import UpstreamConfig
 from gateway.exchange import Reply
 from swarm.errors import UnavailableError
 
@@ -21,7 +21,7 @@ _PASSED_ON = ("content-type", "retry-after", "x-should-retry", "x-ratelimit-rema
 class Fallback:
     """One upstream, over the gateway's pooled HTTP client."""
 
-    def __init__(self, http: httpx.AsyncClient, config: FallbackConfig) -> None:
+    def __init__(self, http: httpx.AsyncClient, config: UpstreamConfig) -> None:
         self._http = http
         self._config = config
 

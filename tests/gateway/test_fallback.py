@@ -75,7 +75,7 @@ async def test_a_sync_longer_than_the_bound_is_a_503(swarm: Swarm, open_gateway:
 
 async def test_the_fallback_answers_plain(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
     fallback = {"base_url": upstream.url, "api_key": "other-key", "model": "other"}
-    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback=fallback) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, upstream=fallback) as http:
         response = await http.post(CHAT, json={**BODY, "odd": 1})
         assert response.json() == completion("from the fallback")
         assert response.headers["x-swarm-trained"] == "false"
@@ -85,7 +85,7 @@ async def test_the_fallback_answers_plain(swarm: Swarm, upstream: Upstream, open
 
 
 async def test_the_fallback_streams_its_own_bytes(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
-    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": upstream.url}) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, upstream={"base_url": upstream.url}) as http:
         response = await http.post(CHAT, json={**BODY, "stream": True})
     assert response.content == STREAM
     assert response.headers["x-swarm-trained"] == "false"
@@ -97,7 +97,7 @@ async def test_the_fallbacks_own_errors_pass_through(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
 ) -> None:
     upstream.status = 429
-    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": upstream.url}) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, upstream={"base_url": upstream.url}) as http:
         response = await http.post(CHAT, json={**BODY, "stream": stream})
     assert (response.status_code, response.json()["error"]["message"]) == (429, "fallback is full")
     assert response.headers["retry-after"] == "7"
@@ -107,7 +107,7 @@ async def test_a_late_fallback_error_is_an_event(swarm: Swarm, upstream: Upstrea
     upstream.status = 429
     swarm.state = EngineState.WEIGHT_SYNCING
     async with open_gateway(
-        claim_wait_seconds=0.3, keepalive_seconds=0.05, fallback={"base_url": upstream.url}
+        claim_wait_seconds=0.3, keepalive_seconds=0.05, upstream={"base_url": upstream.url}
     ) as http:
         response = await http.post(CHAT, json={**BODY, "stream": True})
     assert response.status_code == 200
@@ -121,7 +121,7 @@ async def test_failed_samples_go_to_the_fallback(swarm: Swarm, upstream: Upstrea
         return error(500, "boom")
 
     swarm.answer = fails
-    async with open_gateway(fallback={"base_url": upstream.url}) as http:
+    async with open_gateway(upstream={"base_url": upstream.url}) as http:
         response = await http.post(CHAT, json=BODY)
         assert response.json() == completion("from the fallback")
         assert response.headers["x-swarm-drop-reason"] == "engine_failed"
@@ -135,13 +135,13 @@ async def test_a_request_at_fault_does_not_go_to_the_fallback(
         return error(400, "too long")
 
     swarm.answer = refuses
-    async with open_gateway(fallback={"base_url": upstream.url}) as http:
+    async with open_gateway(upstream={"base_url": upstream.url}) as http:
         assert (await http.post(CHAT, json=BODY)).status_code == 400
     assert not upstream.got
 
 
 async def test_an_unreachable_fallback_is_a_503(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, fallback={"base_url": f"{NOWHERE}/v1"}) as http:
+    async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, upstream={"base_url": f"{NOWHERE}/v1"}) as http:
         response = await http.post(CHAT, json=BODY)
     assert response.status_code == 503
     assert "fallback" in response.json()["error"]["message"]

@@ -1,0 +1,94 @@
+"""``GatewayConfig``: one gateway, its door and its routes.
+
+Invariant: a gateway that others can reach has API keys, and no two routes answer to one name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from gateway.config.route import RouteSettings
+from swarm.types import Model
+
+#: Marks an API key that is given as its SHA-256 digest.
+DIGEST_PREFIX = "sha256:"
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+ModelName = Annotated[str, Field(min_length=1)]
+
+
+class TLSConfig(Model):
+    """Files in PEM form."""
+
+    certificate: Path
+    key: Path
+
+
+class RouteConfig(RouteSettings):
+    """One route: the model names that lead to it, and its own settings where they differ from the gateway's."""
+
+    name: str = Field(min_length=1, description="names the route in keys, metrics and logs")
+    models: list[ModelName] = Field(
+        default=[], description="names that applications ask for; default: the route's name and what its swarm serves"
+    )
+
+
+class GatewayConfig(RouteSettings):
+    """One gateway. Times are seconds, sizes bytes.
+
+    Route settings at the top are the defaults of each of ``routes``; without ``routes`` they are the only route. The
+    defaults of ``host``, ``api_keys`` and ``keys_file`` go together: without keys only this machine can connect.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    tls: TLSConfig | None = None
+    api_keys: list[SecretStr] = Field(
+        default=[], description="keys applications may use, in clear or as 'sha256:<hex digest>'; empty: no key needed"
+    )
+    keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+
+    model_aliases: list[ModelName] = Field(
+        default=[], description="further names of the default route, such as the one an application already asks for"
+    )
+    routes: list[RouteConfig] = []
+    default_route: str | None = Field(
+        default=None, description="name of the route for requests that name no model or an unknown one; default: refuse"
+    )
+
+    def check_answers(self) -> None:
+        """As for one route; what stands above ``routes`` need not be complete."""
+        if not self.routes:
+            super().check_answers()
+
+    @model_validator(mode="after")
+    def _reachable_needs_keys(self) -> Self:
+        if self.host not in LOOPBACK_HOSTS and not self.api_keys and self.keys_file is None:
+            raise ValueError(
+                f"host {self.host!r} is reachable from other machines: set api_keys or keys_file, or use 127.0.0.1"
+            )
+        keys = [key.get_secret_value() for key in self.api_keys]
+        if not all(keys):
+            raise ValueError("api_keys must not hold an empty key")
+        digests = [key.removeprefix(DIGEST_PREFIX) for key in keys if key.startswith(DIGEST_PREFIX)]
+        if not all(_SHA256.fullmatch(digest) for digest in digests):
+            raise ValueError(f"a key of api_keys that begins with '{DIGEST_PREFIX}' goes on with 64 hexadecimal digits")
+        return self
+
+    @model_validator(mode="after")
+    def _names_lead_to_one_route(self) -> Self:
+        routes = self.routes
+        twice = [name for name, count in Counter(route.name for route in routes).items() if count > 1]
+        twice += [name for name, count in Counter(m for route in routes for m in route.models).items() if count > 1]
+        if twice:
+            raise ValueError(f"routes: {', '.join(map(repr, twice))} is given more than once")
+        if self.default_route is not None and self.default_route not in {route.name for route in routes}:
+            raise ValueError(f"default_route: there is no route named {self.default_route!r}")
+        return self

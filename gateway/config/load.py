@@ -1,0 +1,79 @@
+"""Read a gateway's configuration from YAML.
+
+Invariant: every mistake is one line that names the key; a route inherits what it does not say from the top level.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.config.gateway import GatewayConfig
+from gateway.config.route import RouteSettings
+from swarm.errors import ConfigError
+from swarm.job import describe_validation
+
+
+def parse_config(text: str, where: str = "gateway config", folder: Path | None = None) -> GatewayConfig:
+    """Read a ``GatewayConfig`` from YAML text.
+
+    Args:
+        text: a mapping of the fields; ``swarm_token`` defaults to the environment's ``SWARM_TOKEN``.
+        where: what to call the text in errors.
+        folder: what a relative hooks folder is relative to; default: the working directory.
+
+    Raises:
+        ConfigError: no mapping, a misspelt key, a value out of range; names each.
+    """
+    try:
+        data: Any = yaml.safe_load(text) or {}
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} must be a mapping of gateway settings, got {type(data).__name__}")
+    if "SWARM_TOKEN" in os.environ:
+        data.setdefault("swarm_token", os.environ["SWARM_TOKEN"])
+    _inherit(data)
+    if folder is not None:
+        for settings in (data, *_routes(data)):
+            _resolve_hooks(settings, folder)
+    try:
+        return GatewayConfig.model_validate(data)
+    except ValidationError as exc:
+        raise describe_validation(exc, where, GatewayConfig) from exc
+
+
+def load_config(path: Path) -> GatewayConfig:
+    """Read a ``GatewayConfig`` from the YAML file at ``path``; a relative hooks folder is looked up beside it.
+
+    Raises:
+        ConfigError: the file is missing or unreadable, or see :func:`parse_config`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read the gateway config {path}: {exc}") from exc
+    return parse_config(text, where=str(path), folder=path.parent)
+
+
+def _routes(data: dict[str, Any]) -> list[dict[str, Any]]:
+    routes = data.get("routes")
+    return [route for route in cast("list[Any]", routes) if isinstance(route, dict)] if isinstance(routes, list) else []
+
+
+def _inherit(data: dict[str, Any]) -> None:
+    """Give each route what the top level says of all."""
+    common = {name: data[name] for name in RouteSettings.model_fields if name in data}
+    for route in _routes(data):
+        for name, value in common.items():
+            route.setdefault(name, value)
+
+
+def _resolve_hooks(settings: dict[str, Any], folder: Path) -> None:
+    hooks = settings.get("hooks")
+    if isinstance(hooks, str) and (folder / hooks).exists():
+        settings["hooks"] = str((folder / hooks).resolve())

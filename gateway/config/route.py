@@ -1,0 +1,99 @@
+"""``RouteSettings``: how the requests for one model are answered, and what trains on them.
+
+Invariant: every wait that a request can meet has its bound here; times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from swarm.types import Model
+
+Policy = Literal["best", "first"]
+
+
+class UpstreamConfig(Model):
+    """An OpenAI-compatible server that answers without training anything."""
+
+    base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
+    api_key: SecretStr = SecretStr("")
+    model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
+
+
+class RouteSettings(Model):
+    """How one route answers: through a swarm server, a plain upstream, or the first with the second behind it."""
+
+    swarm_url: str | None = Field(default="http://127.0.0.1:10086", pattern=r"^https?://")
+    swarm_token: SecretStr = SecretStr("")
+    upstream: UpstreamConfig | None = Field(
+        default=None,
+        description="answers, untrained, when the swarm cannot; with swarm_url: null it answers everything",
+    )
+    hooks: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder of hook files, blend (.yaml), 'module:attribute', or name; required with a swarm",
+    )
+    num_repeat: int | None = Field(
+        default=None,
+        ge=1,
+        description="episodes per request; default: the job's; groups of another size are not trained",
+    )
+    control: Literal["none", "shuffle"] = Field(
+        default="none", description="shuffle: submit each group's rewards permuted, a control run that must not learn"
+    )
+    train_fraction: float = Field(
+        default=1.0, ge=0, le=1, description="share of requests that fan out and train; the rest goes straight through"
+    )
+
+    policy: Policy = Field(
+        default="best", description="best: judge, then answer; first: answer 0 streams live, all are judged behind"
+    )
+    quorum: int | None = Field(
+        default=None, ge=1, description="policy best: judge as soon as so many answers are there; default: all"
+    )
+    answer_deadline_seconds: float | None = Field(
+        default=None, gt=0, description="policy best: judge what is there by then (at least one answer)"
+    )
+    stragglers: Literal["cancel", "finish"] = Field(
+        default="finish",
+        description="what a decided group does with answers still being sampled; finish: behind, and all of it trains",
+    )
+    on_disconnect: Literal["cancel", "finish"] = Field(
+        default="cancel", description="what becomes of the group when the user hangs up"
+    )
+
+    claim_wait_seconds: float = Field(default=120.0, gt=0, description="longest wait for episodes, e.g. while syncing")
+    offline_wait_seconds: float = Field(
+        default=10.0, ge=0, description="longest wait while the swarm server is down or its engine OFFLINE"
+    )
+    sample_timeout_seconds: float = Field(default=300.0, gt=0, description="deadline of all samples of a request")
+    hook_timeout_seconds: float = Field(default=60.0, gt=0, description="deadline of each hook call")
+    submit_timeout_seconds: float = Field(
+        default=60.0, gt=0, description="how long the rewards of a group are offered again before they are given up"
+    )
+    keepalive_seconds: float = Field(default=3.0, gt=0, le=60, description="longest silence of a stream")
+    max_in_flight: int = Field(default=256, ge=1, description="requests of this route served at once")
+    max_queued: int = Field(default=256, ge=0, description="requests that wait for a place; more are answered 429")
+    queue_seconds: float = Field(default=30.0, gt=0, description="longest wait for a place, then 429")
+
+    feedback_window_seconds: float = Field(
+        default=0.0, ge=0, description="how long a group stays open for the user's feedback before it is submitted"
+    )
+    session_idle_seconds: float = Field(
+        default=1800.0, gt=0, description="a conversation without a new turn for so long is over"
+    )
+
+    @model_validator(mode="after")
+    def _answers_somehow(self) -> Self:
+        self.check_answers()
+        return self
+
+    def check_answers(self) -> None:
+        """Raise :class:`ValueError` unless something answers the route's requests, and judges what is to train."""
+        if self.swarm_url is None and self.upstream is None:
+            raise ValueError("set swarm_url, upstream or both: nothing would answer")
+        if self.swarm_url is not None and self.hooks is None:
+            raise ValueError("hooks is required with a swarm server (or set swarm_url: null to only pass requests on)")

@@ -1,0 +1,73 @@
+"""What passes between the stages of a request: what came in, and what goes out, whatever the dialect.
+
+Invariant: between the edges there is one form, Chat Completions; a dialect translates on the way in and on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from adapters.dialects import LLMRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the virtual key's id and the routes it opens (``None``: all); an open gateway's caller has id ``""``."""
+
+    key_id: str = ""
+    routes: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One request of an application.
+
+    Attributes:
+        call: the internal form.
+        headers: names in lower case, without secrets; hooks see them.
+        caller: who asks.
+        path: of the dialect, such as ``/v1/messages``; the same path of an upstream speaks the same dialect.
+        raw: the body as it came.
+        request_id: names the request in logs and traces.
+    """
+
+    call: LLMRequest
+    headers: Mapping[str, str]
+    caller: Caller
+    path: str
+    raw: bytes
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A whole answer: a ``chat.completion`` body, and the ``chat.completion.chunk`` bodies that say the same."""
+
+    completion: dict[str, Any]
+    chunks: Callable[[], AsyncIterator[dict[str, Any]]]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """An answer that is being sampled: ``chat.completion.chunk`` bodies as they come, the last with the usage if that
+    was asked for; ``close`` is called when they are sent or given up."""
+
+    chunks: AsyncIterator[dict[str, Any]]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    close: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """An upstream's own answer in the dialect that was asked: its status and bytes go out as they came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | AsyncIterator[bytes]
+    close: Callable[[], Awaitable[None]] | None = None
+
+
+Outcome = Decided | Live | Relayed
