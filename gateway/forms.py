@@ -14,7 +14,7 @@ from adapters.dialects import LLMRequest
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the virtual key's id and the routes it opens (``None``: all); an open gateway's caller has id ``""``."""
+    """Who asks: the virtual key's id and the routes it opens (``None``: all). An open gateway knows nobody by name."""
 
     key_id: str = ""
     routes: frozenset[str] | None = None
