@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 from gateway.background import Background
 from gateway.chat import ChatRoute, check_model
 from gateway.config import GatewayConfig
-from gateway.episodes import Episodes, Serving
 from gateway.fallback import Fallback
-from gateway.fanout import FanOut
+from gateway.fanout.episodes import Episodes, Serving
+from gateway.fanout.group import FanOut
+from gateway.fanout.sampling import Sampler
+from gateway.fanout.submission import Submitter
 from gateway.keys import ApiKeyMiddleware, KeyRing
-from gateway.sampling import Sampler
 from gateway.stats import Stats
-from gateway.submission import Submitter
 from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy

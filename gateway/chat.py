@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect, LLMRequest
 from gateway.config import GatewayConfig
-from gateway.episodes import Episodes, Serving, Waiting
 from gateway.exchange import Exchange, Reply, sse_headers
 from gateway.fallback import Fallback
-from gateway.fanout import FanOut, GroupResult
-from gateway.sampling import EpisodeLostError
+from gateway.fanout.episodes import Episodes, Serving, Waiting
+from gateway.fanout.group import FanOut, GroupResult
+from gateway.fanout.sampling import EpisodeLostError
 from gateway.stats import DropReason, Stats
 from swarm.errors import NotFoundError, OverloadedError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.asgi import read_json

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from gateway.sampling import Sampler
+from gateway.fanout.sampling import Sampler
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import UpstreamError
 from swarm.job import TrainJob

@@ -17,10 +17,10 @@ from typing import Any
 from adapters.dialects import Answer, ChatDialect, LLMRequest
 from gateway.background import Background
 from gateway.config import GatewayConfig
-from gateway.episodes import Episodes, Serving, Waiting
-from gateway.sampling import EpisodeLostError, Sample, Sampler
+from gateway.fanout.episodes import Episodes, Serving, Waiting
+from gateway.fanout.sampling import EpisodeLostError, Sample, Sampler
+from gateway.fanout.submission import Submitter
 from gateway.stats import DropReason, Stats
-from gateway.submission import Submitter
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner, Submission, UserRequest
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import HookError, RelayedError, RequestError, SwarmGatewayError
