@@ -56,13 +56,13 @@ class Gateway:
         self.client = AsyncSwarmClient(
             config.swarm_url or "", config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
         )
-        self.episodes = Episodes(self.client, config, self.background)
+        self.episodes = Episodes(self.client, self.background)
         fan_out = FanOut(
             config,
             self.episodes,
             Sampler(self.engine_http),
             HookRunner(hooks, config.hook_timeout_seconds),
-            Submitter(self.client, config.submit_timeout_seconds, self.stats),
+            Submitter(self.client),
             self.background,
             self.stats,
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.background import Background
-from gateway.config import GatewayConfig
+from gateway.config import RouteSettings
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.states import EngineState
@@ -50,12 +50,9 @@ class Serving:
 class Episodes:
     """Claims groups from one swarm server and knows its model and group size."""
 
-    def __init__(self, client: AsyncSwarmClient, config: GatewayConfig, background: Background) -> None:
+    def __init__(self, client: AsyncSwarmClient, background: Background) -> None:
         self._client = client
-        self._config = config
         self._background = background
-        # between its last call and its end an episode idles while hooks run and rewards are submitted
-        self._idle_seconds = config.hook_timeout_seconds + config.submit_timeout_seconds + 30.0
         self._serving = Serving()
         self._read_at = float("-inf")
         self._reading: asyncio.Task[Serving] | None = None
@@ -103,7 +100,7 @@ class Episodes:
             wait = min(_POLL_SECONDS, waited.left(down=serving.engine in _DOWN_STATES))
             try:
                 # cancelled, the client lets the poll finish and hands its episodes back
-                return await self._client.claim_group(count, wait, discard_episode_timeout=self._idle_seconds)
+                return await self._client.claim_group(count, wait, discard_episode_timeout=waited.idle_seconds)
             except UnavailableError as exc:
                 self._read_at = float("-inf")
                 await waited.after(exc)
@@ -118,12 +115,13 @@ class Episodes:
         self._background.start(self._client.abort([episode.episode_uuid for episode in episodes]), "aborting episodes")
 
     async def _read(self) -> Serving:
-        config = self._config
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
                 status = await self._client.status()
         except (SwarmGatewayError, TimeoutError) as exc:
-            logger.warning("the swarm server at %s does not tell its status: %s", config.swarm_url, exc or "timeout")
+            logger.warning(
+                "the swarm server at %s does not tell its status: %s", self._client.server_url, exc or "timeout"
+            )
             known = self._serving
             self._serving = Serving(model=known.model, num_repeat=known.num_repeat)
         else:
@@ -142,17 +140,22 @@ class Episodes:
 class Waiting:
     """How long one request has waited for the swarm, with a backoff between its attempts."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, settings: RouteSettings) -> None:
         self._started = asyncio.get_running_loop().time()
-        self._config = config
+        self._settings = settings
         self._pause = _RETRY_FIRST
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long an episode may idle between its last call and its end, while hooks run and rewards are submitted."""
+        return self._settings.hook_timeout_seconds + self._settings.submit_timeout_seconds + 30.0
 
     def left(self, *, down: bool) -> float:
         """Seconds left of the bound for a server that is down, or for one that is merely busy."""
-        config = self._config
-        bound = config.claim_wait_seconds
+        settings = self._settings
+        bound = settings.claim_wait_seconds
         if down:
-            bound = min(bound, config.offline_wait_seconds)
+            bound = min(bound, settings.offline_wait_seconds)
         return max(0.0, self._started + bound - asyncio.get_running_loop().time())
 
     async def after(self, error: UnavailableError) -> None:

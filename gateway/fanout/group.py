@@ -16,7 +16,7 @@ from typing import Any
 
 from adapters.dialects import Answer, ChatDialect, LLMRequest
 from gateway.background import Background
-from gateway.config import GatewayConfig
+from gateway.config import RouteSettings
 from gateway.fanout.episodes import Episodes, Serving, Waiting
 from gateway.fanout.sampling import EpisodeLostError, Sample, Sampler
 from gateway.fanout.submission import Submitter
@@ -80,11 +80,11 @@ class GroupResult:
 
 
 class FanOut:
-    """Runs groups; one per gateway, safe for concurrent requests."""
+    """Runs groups; one per route, safe for concurrent requests."""
 
     def __init__(
         self,
-        config: GatewayConfig,
+        config: RouteSettings,
         episodes: Episodes,
         sampler: Sampler,
         hooks: HookRunner,
@@ -144,7 +144,10 @@ class FanOut:
                 outputs = self._outputs(episodes, score)
                 self._stats.uninformative += not score.informative
                 acknowledged = self._background.start(
-                    self._submitter.submit(submission.task.task_id, outputs), f"submitting group {group_id}"
+                    self._submitter.submit(
+                        submission.task.task_id, outputs, self._config.submit_timeout_seconds, self._stats
+                    ),
+                    f"submitting group {group_id}",
                 )
                 handed_over = True
         except asyncio.CancelledError:

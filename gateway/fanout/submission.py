@@ -23,27 +23,33 @@ _RETRY_FIRST, _RETRY_MOST = 0.2, 5.0
 class Submitter:
     """Offers groups to one swarm server until it acknowledges, refuses, or the deadline passes."""
 
-    def __init__(self, client: AsyncSwarmClient, timeout: float, stats: Stats) -> None:
+    def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
-        self._timeout = timeout
-        self._stats = stats
 
-    async def submit(self, task_id: str, outputs: Mapping[str, WorkflowOutput]) -> DropReason | None:
+    async def submit(
+        self, task_id: str, outputs: Mapping[str, WorkflowOutput], timeout: float, stats: Stats
+    ) -> DropReason | None:
         """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
+
+        Args:
+            task_id: of the group.
+            outputs: by episode uuid.
+            timeout: seconds until it is given up.
+            stats: where the outcome is counted.
 
         Returns:
             ``None`` when acknowledged, else why not; then the episodes are aborted.
         """
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(timeout):
                 reason = await self._offer(task_id, outputs)
         except TimeoutError:
-            logger.error("group %s is not trained: not acknowledged within %g s", task_id, self._timeout)
+            logger.error("group %s is not trained: not acknowledged within %g s", task_id, timeout)
             reason = DropReason.SUBMIT_TIMEOUT
         if reason is None:
-            self._stats.trained += 1
+            stats.trained += 1
         else:
-            self._stats.dropped[reason] += 1
+            stats.dropped[reason] += 1
             await self._client.abort(outputs)
         return reason
 
