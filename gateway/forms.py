@@ -14,10 +14,12 @@ from adapters.dialects import LLMRequest
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the virtual key's id and the routes it opens (``None``: all). An open gateway knows nobody by name."""
+    """Who asks: the virtual key's id, the routes it opens (``None``: all), and how many of its requests are served at
+    once (``None``: no bound). An open gateway knows nobody by name."""
 
     key_id: str = ""
     routes: frozenset[str] | None = None
+    max_in_flight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,16 @@ class RouteSettings(Model):
     max_in_flight: int = Field(default=256, ge=1, description="requests of this route served at once")
     max_queued: int = Field(default=256, ge=0, description="requests that wait for a place; more are answered 429")
     queue_seconds: float = Field(default=30.0, gt=0, description="longest wait for a place, then 429")
+    max_held_bytes: int = Field(
+        default=256 * 1024 * 1024, ge=1024, description="bodies served or waiting; one more is answered 429"
+    )
+    rejoin_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        le=60,
+        description="how long a group goes on after its user hung up, for the same request to come again and have it; "
+        "0: only where the SDK is known to ask again",
+    )
 
     feedback_window_seconds: float = Field(
         default=0.0, ge=0, description="how long a group stays open for the user's feedback before it is submitted"
