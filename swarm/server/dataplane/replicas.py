@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from adapters.dialects.jsons import encode
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import Signal
 from swarm.server.dataplane.failures import AbortedError, TransientError, UnreachableError
-from swarm.server.dataplane.jsons import encode
 
 logger = logging.getLogger(__name__)
 

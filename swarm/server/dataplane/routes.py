@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import MessagesDialect, ResponsesDialect
+from adapters.dialects.jsons import encode
 from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, read_json
 from swarm.protocol import ReplicaStatus
@@ -29,7 +30,6 @@ from swarm.server.controller import Controller
 from swarm.server.dataplane import replicas
 from swarm.server.dataplane.calls import Members
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
-from swarm.server.dataplane.jsons import encode
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream
 from swarm.server.dataplane.wires import ChatWire, Dialect, DialectWire, Wire

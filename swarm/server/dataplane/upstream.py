@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import aiohttp
 
+from adapters.dialects.jsons import decode, encode
+from adapters.dialects.sse import SseDecoder
 from swarm.errors import UpstreamError
 from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
-from swarm.server.dataplane.jsons import decode, encode
 from swarm.server.dataplane.replicas import Replicas
-from swarm.server.dataplane.sse import SseDecoder
 
 #: vLLM's server drops idle connections after 5 s; reusing one in that moment would fail
 _KEEPALIVE_SECONDS = 4.0

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from adapters.dialects.forms import LLMRequest
+from adapters.dialects.jsons import decode, encode
+from adapters.dialects.sse import DONE, encode_event, encode_named
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import error_response
-from swarm.server.dataplane.jsons import decode, encode
-from swarm.server.dataplane.sse import DONE, encode_event, encode_named
 
 Body = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.server.dataplane.jsons import encode
+from adapters.dialects.jsons import encode
 
 DONE = b"data: [DONE]\n\n"
 
