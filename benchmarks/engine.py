@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable
 from typing import cast
 
+from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone, Stop
-from swarm.types import StepResult
+from swarm.link.messages import BatchReady, Finished, Stop
 
 MODEL = "stand-in"
 TOKENS = 200
@@ -105,22 +105,19 @@ async def main() -> None:
 def train(address: str, driver: EngineEnd, rollout: EngineEnd) -> None:
     """A step per batch until the server says Stop."""
     version = 0
-    rollout.send(ready(address, version))
+    requests = BatchRequests(rollout)
+    requests.ask([address], MODEL, version, version + 1)
     while True:
         match rollout.receive(timeout=1.0):
-            case BatchReady(batch=batch):
+            case BatchReady() as message if requests.take(message):
                 version += 1
-                rollout.send(StepDone(result=StepResult(step=version, batch_id=batch.batch_id, metrics={}, seconds=0)))
-                rollout.send(ready(address, version))
+                requests.report(version, {})
+                requests.ask([address], MODEL, version, version + 1)
             case Stop():
                 driver.send(Finished())
                 return
             case _:
                 pass
-
-
-def ready(address: str, version: int) -> RolloutReady:
-    return RolloutReady(addresses=[address], model=MODEL, policy_version=version, next_step=version + 1)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.OFFLINE: frozenset({EngineState.BOOTING}),
     EngineState.BOOTING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
     EngineState.ROLLING: frozenset({EngineState.ROLLING_POST, EngineState.OFFLINE}),
-    EngineState.ROLLING_POST: frozenset({EngineState.WEIGHT_SYNCING, EngineState.OFFLINE}),
+    # back, if the batch that is about to leave turns out to have been trained: its step was reported late
+    EngineState.ROLLING_POST: frozenset({EngineState.WEIGHT_SYNCING, EngineState.ROLLING, EngineState.OFFLINE}),
     EngineState.WEIGHT_SYNCING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
 }
 

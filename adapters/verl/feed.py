@@ -6,8 +6,8 @@ trainer's thread; the batch is fetched in the second call, so that an error reac
 
 from __future__ import annotations
 
-import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import transfer_queue as tq
@@ -19,8 +19,9 @@ from adapters.verl.fields import batch_rows
 from adapters.verl.health import HealthWatch
 from adapters.verl.replicas import Replicas
 from swarm.errors import EngineError
+from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, RolloutReady, Stop
+from swarm.link.messages import BatchReady, Stop
 from swarm.types import TrainBatch
 
 PARTITION = "train"
@@ -40,13 +41,11 @@ class BatchFeed:
 
     def __init__(self, link: EngineEnd, model: str) -> None:
         self._link = link
+        self._requests = BatchRequests(link)
         self._model = model
         self._replicas: Replicas | None = None
         self._uids: list[str] = []
         self._step = 0
-        #: id of the batch that the current step trains on, and the monotonic time at which it arrived
-        self.batch_id = ""
-        self.received_at = 0.0
 
     def attach(self, replicas: Replicas) -> None:
         """Tell the feed where vLLM serves, once it does."""
@@ -57,14 +56,7 @@ class BatchFeed:
         assert self._replicas is not None, "attach() comes first"
         self._uids = [str(uid) for uid in prompts["uid"]]
         self._step = int(tu.get(prompts, "global_steps"))
-        self._link.send(
-            RolloutReady(
-                addresses=self._replicas.addresses,
-                model=self._model,
-                policy_version=self._replicas.policy_version(),
-                next_step=self._step,
-            )
-        )
+        self._requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), self._step)
 
     def collect(self) -> int:
         """Wait for the batch of the announced step and queue its rows; returns how many groups it has.
@@ -75,7 +67,6 @@ class BatchFeed:
             ValueError: a trajectory of the batch holds no sampled token.
         """
         batch = self._wait()
-        self.batch_id, self.received_at = batch.batch_id, time.monotonic()
         # verl announced batch_size prompts; how many groups there are is for the collection method to say
         spare = self._uids[len(batch.groups) :]
         if spare:
@@ -92,13 +83,17 @@ class BatchFeed:
             tq.kv_put(key=rows.uid, partition_id=PARTITION, tag=tag)
         return len(batch.groups)
 
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell the server that the step is done."""
+        self._requests.report(step, metrics)
+
     def _wait(self) -> TrainBatch:
         # no deadline of its own: a swarm may be idle for days. A server that dies is noticed by its heartbeats.
         assert self._replicas is not None
         with HealthWatch(self._replicas.addresses) as watch:
             while not self._link.lost:
                 match self._link.receive(timeout=1.0):
-                    case BatchReady(batch=batch):
+                    case BatchReady() as message if batch := self._requests.take(message):
                         return batch
                     case Stop():
                         raise StopRequested

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,8 +22,7 @@ from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas
 from adapters.verl.steps import mini_batch_groups, plain_metrics
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BootProgress, StepDone
-from swarm.types import StepResult
+from swarm.link.messages import BootProgress
 
 VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
@@ -128,13 +126,4 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        self._link.send(
-            StepDone(
-                result=StepResult(
-                    step=self.global_steps,
-                    batch_id=self._feed.batch_id,
-                    metrics=plain_metrics(metrics),
-                    seconds=time.monotonic() - self._feed.received_at,
-                )
-            )
-        )
+        self._feed.report(self.global_steps, plain_metrics(metrics))

@@ -51,6 +51,8 @@ class RolloutReady(Model):
     """vLLM serves with weights of ``policy_version`` and the trainer wants a batch for the next step.
 
     ``addresses`` are ``host:port`` of each replica's OpenAI server; ``model`` is the name vLLM serves under.
+    ``last_batch`` is the id of the batch that the trainer got last in this life, empty before the first: the batch that
+    was given after it is the answer to this request, so that a repetition gets that one again, and no other.
     """
 
     kind: Literal["rollout_ready"] = "rollout_ready"
@@ -58,6 +60,7 @@ class RolloutReady(Model):
     model: str
     policy_version: int
     next_step: int
+    last_batch: str = ""
 
 
 class StepDone(Model):

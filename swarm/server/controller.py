@@ -24,6 +24,7 @@ from swarm.server.concurrency import Signal
 from swarm.server.config import ServerConfig
 from swarm.server.endings import Ending
 from swarm.server.episodes import ClaimWish, Grant, Refusal
+from swarm.server.journal import OnDisk
 from swarm.server.pool import EpisodePool
 from swarm.server.recovery import JournalPort
 from swarm.server.runs import MAX_STEPS, TrainingRun
@@ -56,8 +57,8 @@ class Controller(EngineBoard):
         self._collected = Signal()
         self._watching = math.inf
         self._look_again = asyncio.Event()
-        #: the batch that the engine has now
-        self._sent = ""
+        #: the batch that this engine has now, and the last one that it was given
+        self._sent = self._given = ""
         self._run: TrainingRun | None = None
         self.claims = ClaimQueue(lambda: self._pool)
 
@@ -120,6 +121,15 @@ class Controller(EngineBoard):
         """
         await self._journal.synced()
 
+    @property
+    def journal_behind(self) -> bool:
+        """Whether so much waits for the disk that claims are refused."""
+        return self._journal.pending > MAX_PENDING
+
+    def on_disk(self, told: OnDisk) -> None:
+        """Call ``told`` as :meth:`synced` returns or raises."""
+        self._journal.on_disk(told)
+
     # ------------------------------------------------------------------ runs
 
     def sync_job(self, job: TrainJob) -> None:
@@ -148,28 +158,38 @@ class Controller(EngineBoard):
         check_engine(self._state, EngineState.BOOTING)
         job = self._training.start()
         self.boot_stage, self.last_lines = "starting", []
+        self._sent = self._given = ""
         self._to(EngineState.BOOTING, "starting the engine process")
         return job
 
     def run_stopped(self) -> None:
         """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
-        self._training.stop()
+        if self.has_job:
+            self._training.stop()
 
     # ------------------------------------------------------------------ engine
 
-    def rollout_ready(self, message: RolloutReady) -> None:
-        """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING."""
+    def rollout_ready(self, message: RolloutReady) -> TrainBatch | None:
+        """vLLM serves with the weights that ``message`` tells, and the trainer wants a batch: → ROLLING.
+
+        Of a request that was answered before, this is a repetition: the answer, should it have been lost, or ``None``.
+        """
+        outstanding = self.pool.collection.outstanding
+        if message.last_batch != self._given:
+            logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
+            return outstanding if outstanding is not None and outstanding.batch_id == self._sent else None
         self._serving = Serving(tuple(message.addresses), message.model, message.policy_version, self._engine_gone)
         self.pool.batches.advance(message.policy_version)
-        on_its_way = not self._sent and self.pool.collection.outstanding is not None
-        if self._state is EngineState.WEIGHT_SYNCING and on_its_way:
+        if self._state is EngineState.WEIGHT_SYNCING and not self._sent and outstanding is not None:
             # the batch waits for the disk: were it taken back as well, the engine would get it twice
             logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
         elif self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
+            self._sent = ""
             if self._take_back():
                 logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
             self.boot_stage = ""
             self._to(EngineState.ROLLING, f"collecting the batch of step {message.next_step}")
+        return None
 
     async def next_batch(self) -> TrainBatch:
         """Wait for a whole batch, see the engine through ROLLING_POST, and take it: → WEIGHT_SYNCING.
@@ -177,12 +197,17 @@ class Controller(EngineBoard):
         It is on disk that the batch is out before it is returned, however long that takes.
         """
         pool = self.pool
-        await self._collected.until(lambda: self._state is EngineState.ROLLING and pool.batch_ready)
-        pool.collection.seal()
-        self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
-        timeout = self._config.post_rolling_timeout
-        if not await self._collected.until(lambda: pool.running == 0, timeout):
-            logger.warning("%d episodes did not finish within %g s", pool.running, timeout)
+        while True:
+            await self._collected.until(lambda: self._state is EngineState.ROLLING and pool.batch_ready)
+            pool.collection.seal()
+            self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
+            timeout = self._config.post_rolling_timeout
+            if not await self._collected.until(lambda: pool.running == 0 or not pool.batch_ready, timeout):
+                logger.warning("%d episodes did not finish within %g s", pool.running, timeout)
+            if pool.batch_ready:
+                break
+            # it was one that came back, whose step was reported after all
+            self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
         batch = pool.batches.take()
         self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
         while True:
@@ -193,18 +218,23 @@ class Controller(EngineBoard):
                 logger.error("%s", self._detail)
                 await asyncio.sleep(_DISK_PAUSE)
             else:
-                self._sent = batch.batch_id
+                self._sent = self._given = batch.batch_id
                 self._detail = "training on the batch"
                 return batch
 
     def step_done(self, result: StepResult) -> None:
-        """Record a finished step, see :meth:`TrainingRun.step_done`."""
+        """Record a finished step in whatever state, see :meth:`TrainingRun.step_done`."""
         if self._training.step_done(result):
             self._sent = ""
             self._changed.notify()
+            # the next batch may be ready now
+            self._tell_collected()
 
     def engine_failed(self, error: str) -> None:
-        """The engine reports an error: if it has a batch, that is evidence against the batch."""
+        """The engine has reported an error: if it had a batch, that is evidence against the batch.
+
+        Call it once nothing more is to be heard of that engine, for the batch's step may be among its last words.
+        """
         if self._sent and (failure := self.pool.batches.fail(self._sent)) is not None:
             logger.warning(
                 "the trainer failed on batch %s for the %d. time (%s): it is %s",
@@ -255,7 +285,7 @@ class Controller(EngineBoard):
                     param="count",
                 )
             self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
-        if self._journal.pending > MAX_PENDING:
+        if self.journal_behind:
             return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()
@@ -360,7 +390,6 @@ class Controller(EngineBoard):
         self.pool_changed()
 
     def _take_back(self) -> bool:
-        self._sent = ""
         return self._pool is not None and self._pool.collection.give_back()
 
     def _tell_collected(self) -> None:

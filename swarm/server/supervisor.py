@@ -1,7 +1,8 @@
 """Starts and stops the engine, and drives the server's state by what the engine says over the link.
 
 Invariant: whatever ends a run (Stop, exit, silence, a boot that takes too long), the state goes to OFFLINE with the
-reason at once, and no other run starts before nothing of this one is left.
+reason at once, and no other run starts before nothing of this one is left. Until then it is listened to: a step that it
+did is recorded, however late it says so, and only then is an error held against the batch that it had.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
-#: between the end of a run and OFFLINE: what the other role said last may still be in its socket
+#: what an engine said last may still be in its sockets for so long
 _LAST_WORDS_SECONDS = 0.3
 
 ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
@@ -74,13 +75,14 @@ class Supervisor:
     async def stop(self, *, for_good: bool = False) -> None:
         """Stop the engine and wait until nothing is left of it; does nothing when it is OFFLINE.
 
-        ``for_good`` ends the training run as well, see :meth:`Controller.run_stopped`.
+        ``for_good`` ends the training run as well, also one whose engine has crashed, see
+        :meth:`Controller.run_stopped`.
         """
+        if for_good:
+            self._controller.run_stopped()
         run = self._run
         if run is None:
             return
-        if for_good and self._controller.state is not EngineState.OFFLINE:
-            self._controller.run_stopped()
         self._stop.set()
         # several callers may wait for one stop, and none of them may take it down by leaving
         await asyncio.shield(run)
@@ -88,6 +90,7 @@ class Supervisor:
     async def _supervise(self, job: TrainJob, started: asyncio.Future[int]) -> None:
         controller = self._controller
         reason, lines = "the engine could not be started", list[str]()
+        goodbye: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         try:
             # a crash must not make us forget for which run the engine runs
             await controller.synced()
@@ -96,11 +99,13 @@ class Supervisor:
                 controller.engine_pid = process.pid
                 started.set_result(process.pid)
                 try:
-                    reason = await self._drive(link, process)
+                    reason = await self._drive(link, process, goodbye)
                 finally:
                     asked_for = self._stop.is_set()
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
+                    if goodbye.done() and goodbye.result().error and not asked_for:
+                        controller.engine_failed(goodbye.result().error)
                     # what it wrote while it went down may hold the cause
                     lines = [] if asked_for else process.last_lines()
         except (OSError, UnavailableError) as exc:
@@ -118,11 +123,28 @@ class Supervisor:
                 started.set_exception(EngineError(reason))
 
     async def _end(self, link: EngineLink, process: EngineProcess) -> None:
-        for role in link.roles:
+        hearing = asyncio.create_task(self._hear_out(link), name="engine-last-words")
+        try:
+            for role in link.roles:
+                with contextlib.suppress(LinkError):
+                    await link.send(role, Stop())
+            # an engine that has not said Hello yet does not listen for a Stop
+            known = bool(link.roles)
+            await process.end(self._config.stop_grace if known else 0.0)
+            if known:
+                await asyncio.sleep(_LAST_WORDS_SECONDS)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+
+    async def _hear_out(self, link: EngineLink) -> None:
+        """Record the steps that an engine reports which is being ended."""
+        while True:
+            # its silence is no news any more
             with contextlib.suppress(LinkError):
-                await link.send(role, Stop())
-        # an engine that has not said Hello yet does not listen for a Stop
-        await process.end(self._config.stop_grace if link.roles else 0.0)
+                _, message = await link.receive()
+                if isinstance(message, StepDone):
+                    self._controller.step_done(message.result)
 
     async def _spawn(self, job: TrainJob, link: EngineLink, token: str) -> EngineProcess:
         run_dir = self._config.run_dir.resolve()
@@ -143,9 +165,8 @@ class Supervisor:
             environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), environ.get("PYTHONPATH"))))
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
 
-    async def _drive(self, link: EngineLink, process: EngineProcess) -> str:
-        """Run until the engine is to be ended; the reason, for people."""
-        goodbye: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
+        """Run until the engine is to be ended; the reason, for people. ``goodbye`` is what the engine says of it."""
         try:
             return await first_of(
                 self._stopped(), self._exited(process, goodbye), self._listen(link, goodbye), self._feed(link)
@@ -157,12 +178,12 @@ class Supervisor:
         await self._stop.wait()
         return "stopped"
 
-    async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[str]) -> str:
+    async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
         how = await process.wait()
         await asyncio.sleep(_LAST_WORDS_SECONDS)
-        return goodbye.result() if goodbye.done() else how
+        return _reason(goodbye.result()) if goodbye.done() else how
 
-    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[str]) -> str:
+    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str:
         controller = self._controller
         loop = asyncio.get_running_loop()
         deadline: float | None = loop.time() + self._config.boot_timeout
@@ -172,7 +193,7 @@ class Supervisor:
                     _, message = await link.receive()
             except TimeoutError:
                 if goodbye.done():
-                    return goodbye.result()
+                    return _reason(goodbye.result())
                 seconds = self._config.boot_timeout
                 return f"the engine did not boot within {seconds:g} s; it was at: {controller.boot_stage}"
             match message:
@@ -182,30 +203,28 @@ class Supervisor:
                     controller.resolved_config = config
                 case RolloutReady():
                     deadline = deadline if goodbye.done() else None
-                    controller.rollout_ready(message)
+                    if (again := controller.rollout_ready(message)) is not None:
+                        await link.send("rollout", BatchReady(batch=again))
                 case StepDone(result=result):
                     controller.step_done(result)
                 case Finished(error=error):
                     if not goodbye.done():
-                        if not self._stop.is_set():
-                            self._left(error)
-                        goodbye.set_result(f"the engine failed: {error}" if error else "the training run is finished")
+                        if not error and not self._stop.is_set():
+                            controller.run_stopped()
+                        goodbye.set_result(message)
                     # no longer: nothing serves by now, and cleaning up may take the driver as long as it likes
                     deadline = loop.time() + _LAST_WORDS_SECONDS
                 case _:
                     pass
 
-    def _left(self, error: str) -> None:
-        """The engine leaves of its own accord."""
-        if error:
-            self._controller.engine_failed(error)
-        else:
-            self._controller.run_stopped()
-
     async def _feed(self, link: EngineLink) -> str:
         while True:
             batch = await self._controller.next_batch()
             await link.send("rollout", BatchReady(batch=batch))
+
+
+def _reason(goodbye: Finished) -> str:
+    return f"the engine failed: {goodbye.error}" if goodbye.error else "the training run is finished"
 
 
 def check_model(job: TrainJob) -> None:

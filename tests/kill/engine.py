@@ -18,10 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import ChatServer, completion, ready
+from benchmarks.engine import MODEL, ChatServer, completion
+from swarm.link.batches import BatchRequests
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BatchReady, BootProgress, Finished, StepDone, Stop
-from swarm.types import StepResult, TrainBatch
+from swarm.link.messages import BatchReady, BootProgress, Finished, Message, RolloutReady, Stop
+from swarm.types import TrainBatch
 
 TOKENS = 6
 #: a killed server's engine leaves soon, so that not many are there at a time
@@ -71,11 +72,14 @@ def train(folder: Path, address: str, driver: EngineEnd, rollout: EngineEnd) -> 
     log = Log(folder / "engine.jsonl")
     log.write(started=os.getpid(), version=version)
     driver.send(BootProgress(stage="booting"))
-    rollout.send(ready(address, version))
+    link = Stuttering(rollout)
+    requests = BatchRequests(link)
+    requests.ask([address], MODEL, version, version + 1)
     told = ""
     while True:
         match rollout.receive(timeout=1.0):
-            case BatchReady(batch=batch):
+            case BatchReady() as message if batch := requests.take(message):
+                link.stutter()
                 if told and told != batch.batch_id:
                     log.write(recorded=told)
                 time.sleep(random.uniform(0.0, 0.1))
@@ -85,16 +89,33 @@ def train(folder: Path, address: str, driver: EngineEnd, rollout: EngineEnd) -> 
                 beside.write_text(str(version))
                 beside.replace(checkpoint)
                 time.sleep(random.uniform(0.0, 0.05))
-                result = StepResult(step=version, batch_id=batch.batch_id, metrics={}, seconds=0.0)
-                rollout.send(StepDone(result=result))
+                requests.report(version, {})
                 told = batch.batch_id
+                link.stutter()
                 time.sleep(random.uniform(0.0, 0.05))
-                rollout.send(ready(address, version))
+                requests.ask([address], MODEL, version, version + 1)
             case Stop():
                 driver.send(Finished())
                 return
             case _:
                 pass
+
+
+class Stuttering:
+    """The engine's end of the link; now and then it sends its last request once more, too late."""
+
+    def __init__(self, end: EngineEnd) -> None:
+        self._end = end
+        self._asked: RolloutReady | None = None
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, RolloutReady):
+            self._asked = message
+        self._end.send(message)
+
+    def stutter(self) -> None:
+        if self._asked is not None and random.random() < 0.3:
+            self._end.send(self._asked)
 
 
 def rewards(batch: TrainBatch) -> dict[str, float]:

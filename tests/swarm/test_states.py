@@ -12,7 +12,9 @@ CYCLE = [
     (EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING),
     (EngineState.WEIGHT_SYNCING, EngineState.ROLLING),
 ]
-ALLOWED = {*CYCLE, *((state, EngineState.OFFLINE) for state in EngineState if state is not EngineState.OFFLINE)}
+#: the batch that was about to leave is trained already
+BACK = (EngineState.ROLLING_POST, EngineState.ROLLING)
+ALLOWED = {*CYCLE, BACK, *((state, EngineState.OFFLINE) for state in EngineState if state is not EngineState.OFFLINE)}
 
 
 @pytest.mark.parametrize("current", EngineState)

@@ -16,9 +16,10 @@ from statistics import fmean
 from typing import Any
 
 from swarm.job import TrainJob, parse_job
+from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
-from swarm.types import StepResult, TrainBatch
+from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, Stop
+from swarm.types import TrainBatch
 
 CONCISE, RAMBLING = [7, 7, 7], list(range(20, 36))
 DEADLINE = 120
@@ -94,22 +95,15 @@ def run(job: TrainJob) -> None:
     policy = Policy()
     server = serve(policy)
     with EngineEnd.from_environment("driver") as driver, EngineEnd.from_environment("rollout") as rollout:
+        requests = BatchRequests(rollout)
         driver.send(ResolvedConfig(config={"lr": job.lr}))
         driver.send(BootProgress(stage="model", detail="loading the model"))
         for version in range(DEADLINE):
-            rollout.send(
-                RolloutReady(
-                    addresses=[f"127.0.0.1:{server.server_port}"],
-                    model="m",
-                    policy_version=version,
-                    next_step=version + 1,
-                )
-            )
+            requests.ask([f"127.0.0.1:{server.server_port}"], "m", version, version + 1)
             match rollout.receive(timeout=DEADLINE):
-                case BatchReady(batch=batch):
+                case BatchReady() as message if batch := requests.take(message):
                     policy.learn(batch)
-                    done = StepResult(step=version + 1, batch_id=batch.batch_id, metrics={}, seconds=0.1)
-                    rollout.send(StepDone(result=done))
+                    requests.report(version + 1, {})
                 case Stop() | None:
                     break
                 case other:

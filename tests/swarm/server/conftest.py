@@ -23,8 +23,14 @@ from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, beside, serving
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_response_length=100, temperature=0.9)
 
 
-def ready(address: str, version: int = 0) -> RolloutReady:
-    return RolloutReady(addresses=[address], model=ENGINE_MODEL, policy_version=version, next_step=version + 1)
+def ready(address: str, version: int = 0, last_batch: str = "") -> RolloutReady:
+    return RolloutReady(
+        addresses=[address],
+        model=ENGINE_MODEL,
+        policy_version=version,
+        next_step=version + 1,
+        last_batch=last_batch,
+    )
 
 
 @dataclass

@@ -3,7 +3,9 @@
 ``python fake_engine.py MODE JOB.yaml`` with MODE one of ``train`` (a step per batch), ``one_step`` (then Finished),
 ``crash`` (traceback while booting), ``broken`` (Finished with an error), ``failing`` (the same once it has a batch),
 ``lingering`` (the same once it rolls, and then five seconds to clean up), ``mute`` (never says Hello), ``silent``
-(stops beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder).
+(stops beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder),
+``stuttering`` (as ``train``, but sends each request once more when it has its batch), ``late`` (reports its step only
+after Stop), ``torn`` (reports its step after it has said that it failed).
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 from swarm.job import parse_job
+from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
-from swarm.types import StepResult
+from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, Stop
 
 BOUND = time.monotonic() + 60
+METRICS = {"loss": 0.25}
 
 
 def main(mode: str, job_path: str, vllm: str = "127.0.0.1:1") -> None:
@@ -44,7 +47,8 @@ def main(mode: str, job_path: str, vllm: str = "127.0.0.1:1") -> None:
 
 def train(mode: str, driver: EngineEnd, rollout: EngineEnd, vllm: str) -> None:
     version = 0
-    rollout.send(ready(vllm, version))
+    requests = BatchRequests(rollout)
+    requests.ask([vllm], "m", version, version + 1)
     if mode == "lingering":
         driver.send(Finished(error="out of memory"))
         time.sleep(5)
@@ -53,18 +57,30 @@ def train(mode: str, driver: EngineEnd, rollout: EngineEnd, vllm: str) -> None:
         rollout.receive(timeout=1.0)  # by then the link's thread has sent the above
         os.kill(os.getpid(), signal.SIGSTOP)
     while time.monotonic() < BOUND:
+        before = requests.batch_id
         match rollout.receive(timeout=1.0):
-            case BatchReady() if mode == "failing":
-                driver.send(Finished(error="out of memory"))
-                return
-            case BatchReady(batch=batch):
+            case BatchReady() as message if requests.take(message):
                 version += 1
-                result = StepResult(step=version, batch_id=batch.batch_id, metrics={"loss": 0.25}, seconds=0.1)
-                rollout.send(StepDone(result=result))
+                if mode == "late":
+                    continue
+                if mode in ("failing", "torn"):
+                    driver.send(Finished(error="out of memory"))
+                    if mode == "torn":
+                        time.sleep(0.5)  # the server has heard of the failure by now
+                        requests.report(version, METRICS)
+                    return
+                if mode == "stuttering":
+                    rollout.send(request(vllm, version - 1, before))
+                requests.report(version, METRICS)
+                if mode == "stuttering":
+                    rollout.send(request(vllm, version - 1, before))
                 if mode == "one_step":
                     driver.send(Finished())
                     return
-                rollout.send(ready(vllm, version))
+                requests.ask([vllm], "m", version, version + 1)
+            case Stop() if mode == "late":
+                requests.report(version, METRICS)
+                return
             case Stop() if mode != "stubborn":
                 driver.send(Finished())
                 return
@@ -72,8 +88,10 @@ def train(mode: str, driver: EngineEnd, rollout: EngineEnd, vllm: str) -> None:
                 pass
 
 
-def ready(vllm: str, version: int) -> RolloutReady:
-    return RolloutReady(addresses=[vllm], model="m", policy_version=version, next_step=version + 1)
+def request(vllm: str, version: int, last_batch: str) -> RolloutReady:
+    return RolloutReady(
+        addresses=[vllm], model="m", policy_version=version, next_step=version + 1, last_batch=last_batch
+    )
 
 
 def leave_traces() -> None:

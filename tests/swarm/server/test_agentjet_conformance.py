@@ -69,11 +69,17 @@ class Swarm:
         await run(client.wait_for, "ENGINE.ROLLING")
         return client
 
-    def ready(self) -> None:
+    def ready(self, last_batch: str = "") -> None:
         address = self.url.removeprefix("http://")
         step = self.version + 1
         self.controller.rollout_ready(
-            RolloutReady(addresses=[address], model=ENGINE_MODEL, policy_version=self.version, next_step=step)
+            RolloutReady(
+                addresses=[address],
+                model=ENGINE_MODEL,
+                policy_version=self.version,
+                next_step=step,
+                last_batch=last_batch,
+            )
         )
 
     async def take(self) -> str:
@@ -84,7 +90,7 @@ class Swarm:
     def trained(self, batch_id: str) -> None:
         self.version += 1
         self.controller.step_done(StepResult(step=self.version, batch_id=batch_id, metrics={}, seconds=0.1))
-        self.ready()
+        self.ready(batch_id)
 
     async def until(self, state: EngineState) -> None:
         await eventually(lambda: self.controller.state is state)

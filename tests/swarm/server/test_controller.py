@@ -13,7 +13,15 @@ from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING
 from swarm.server.config import ServerConfig
 from swarm.server.controller import MAX_PENDING, Controller
 from swarm.server.episodes import Claim, ClaimWish, Grant
-from swarm.server.journal.records import BatchFailed, BatchTaken, EpisodeClaimed, EpisodeEnded, PastEnding, RunBegun
+from swarm.server.journal.records import (
+    BatchFailed,
+    BatchTaken,
+    EpisodeClaimed,
+    EpisodeEnded,
+    PastEnding,
+    RunBegun,
+    StepRecorded,
+)
 from swarm.states import EngineState
 from swarm.types import StepResult, TrainBatch
 from tests.swarm.server.memory import MemoryJournal
@@ -25,8 +33,14 @@ JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 LONG = 20.0
 
 
-def ready(version: int = 0) -> RolloutReady:
-    return RolloutReady(addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1)
+def ready(version: int = 0, last_batch: str = "") -> RolloutReady:
+    return RolloutReady(
+        addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1, last_batch=last_batch
+    )
+
+
+def done(batch: TrainBatch, step: int = 1) -> StepResult:
+    return StepResult(step=step, batch_id=batch.batch_id, metrics={}, seconds=1.0)
 
 
 def opened(journal: MemoryJournal | None = None, **config: float) -> Controller:
@@ -155,7 +169,7 @@ async def test_a_claim_waits_through_a_weight_sync() -> None:
     assert controller.state is EngineState.WEIGHT_SYNCING
     claimed = await waiting(controller, 2)
     controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
-    controller.rollout_ready(ready(1))
+    controller.rollout_ready(ready(1, batch.batch_id))
     assert len(await asyncio.wait_for(claimed, LONG)) == 2
     assert controller.policy_version == 1
 
@@ -209,12 +223,69 @@ async def test_the_batch_of_a_dead_engine_is_sent_again_as_it_was() -> None:
     controller.rollout_ready(ready())
     assert not queued.done(), "what began now would be cut off by the weight sync"
     assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
-    controller.rollout_ready(ready())
-    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch, "asked again without a step"
+    controller.rollout_ready(ready(0, batch.batch_id))
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch, "asked for another without a step"
     assert len(journal.of(BatchTaken)) == 1
-    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
-    controller.rollout_ready(ready(1))
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
     await asyncio.wait_for(queued, LONG)
+
+
+async def test_a_request_that_is_repeated_gets_the_answer_that_it_got() -> None:
+    controller = rolling()
+    batch = await out(controller)
+    assert controller.rollout_ready(ready()) is batch, "the answer may be lost"
+    assert controller.state is EngineState.WEIGHT_SYNCING
+    controller.step_done(done(batch))
+    assert controller.rollout_ready(ready(7)) is None, "it has been answered, and that batch is trained"
+    assert (controller.state, controller.policy_version) == (EngineState.WEIGHT_SYNCING, 0)
+    assert controller.rollout_ready(ready(1, batch.batch_id)) is None
+    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    assert controller.rollout_ready(ready()) is None
+    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    following = await out(controller)
+    assert following is not batch
+    assert controller.rollout_ready(ready()) is following, "who asks so late has not asked for it, but drops it"
+    assert controller.state is EngineState.WEIGHT_SYNCING
+
+
+async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
+    controller.offline("the engine process was killed by SIGKILL")
+    controller.step_done(done(batch))
+    assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
+    controller.engine_failed("out of memory")
+    assert not journal.of(BatchFailed), "the batch is not to blame for what came after its step"
+    controller.boot()
+    controller.rollout_ready(ready(1))
+    assert not controller.pool.batch_ready
+
+
+async def test_a_step_that_is_reported_while_its_batch_is_about_to_leave_again() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal, post_rolling_timeout=0.3)
+    feed = asyncio.create_task(controller.next_batch())
+    held = await claim(controller)
+    sample(controller.pool, held[0])
+    # no weight sync deletes it, so it holds up the batch whenever that is to leave
+    assert controller.pool.promise("me", "e", ends(*held), "transaction") == ""
+    finish(controller, await claim(controller, 2), "a")
+    finish(controller, await claim(controller, 1), "b")
+    finish(controller, await claim(controller, 1), "b")
+    batch = await asyncio.wait_for(feed, LONG)
+    controller.rollout_ready(ready(0, batch.batch_id))
+    feed = asyncio.create_task(controller.next_batch())
+    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
+    controller.step_done(done(batch))
+    await controller.wait_for_state([EngineState.ROLLING], LONG)
+    assert not feed.done()
+    finish(controller, await claim(controller, 2), "c")
+    finish(controller, await claim(controller, 2), "d")
+    following = await asyncio.wait_for(feed, LONG)
+    assert {group.task_id for group in following.groups} == {"c", "d"}
+    assert len(journal.of(StepRecorded)) == 1
 
 
 async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end() -> None:
@@ -222,8 +293,8 @@ async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end
     controller = rolling(journal, JOB.model_copy(update={"batch_attempts": 2}))
     batch = await out(controller)
     for attempt in (1, 2):
-        controller.engine_failed("CUDA out of memory")
         controller.offline("the engine failed")
+        controller.engine_failed("CUDA out of memory")
         controller.boot()
         controller.engine_failed("no such tokenizer")  # it had no batch: no evidence
         controller.rollout_ready(ready())
@@ -268,8 +339,8 @@ async def test_an_engine_that_asks_again_while_its_batch_waits_for_the_disk_gets
     batch = await asyncio.wait_for(feed, LONG)
     assert controller.state is EngineState.WEIGHT_SYNCING
     assert not controller.pool.batch_ready
-    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
-    controller.rollout_ready(ready(1))
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
     assert controller.state is EngineState.ROLLING
     assert not controller.pool.batch_ready
 
@@ -368,8 +439,8 @@ async def test_a_run_goes_on_unless_it_was_stopped_and_does_not_resume(resume: b
     journal = MemoryJournal()
     controller = rolling(journal)
     batch = await out(controller)
-    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
-    controller.rollout_ready(ready(1))
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
     claims = await claim(controller, 4)
     finish(controller, claims[:2], "complete")
     finish(controller, claims[2:3], "partial")
@@ -401,8 +472,8 @@ async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
     controller = rolling(job=JOB.model_copy(update=more))
     for number in range(1, steps + 1):
         batch = await out(controller)
-        controller.step_done(StepResult(step=number, batch_id=batch.batch_id, metrics={}, seconds=1.0))
-        controller.rollout_ready(ready(number))
+        controller.step_done(done(batch, number))
+        controller.rollout_ready(ready(number, batch.batch_id))
     controller.offline("crashed")
     assert controller.boot().resume is resumes
     assert controller.job.resume is False
@@ -417,10 +488,10 @@ async def test_new_weights_drop_what_is_stale() -> None:
     finish(controller, await claim(controller, 2), "b")
     finish(controller, claims[3:], "late")
     batch = await asyncio.wait_for(feed, LONG)
-    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0))
+    controller.step_done(done(batch))
     before = controller.pool.information().completed_episodes
     assert before > 0
-    controller.rollout_ready(ready(1))
+    controller.rollout_ready(ready(1, batch.batch_id))
     information = controller.pool.information()
     assert (information.completed_episodes, information.dropped_episodes) == (0, before)
 

@@ -32,8 +32,10 @@ OFFLINE, BOOTING, ROLLING = EngineState.OFFLINE, EngineState.BOOTING, EngineStat
 SYNCING = EngineState.WEIGHT_SYNCING
 
 
-def ready(version: int) -> RolloutReady:
-    return RolloutReady(addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1)
+def ready(version: int, last_batch: str = "") -> RolloutReady:
+    return RolloutReady(
+        addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1, last_batch=last_batch
+    )
 
 
 def rolling(journal: Journal, version: int = 0) -> Controller:
@@ -191,19 +193,26 @@ class ServerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state is SYNCING)
     @rule(repeated=st.booleans())
     def step(self, repeated: bool) -> None:
-        assert self.batch is not None
-        self.version += 1
-        result = StepResult(step=self.version, batch_id=self.batch.batch_id, metrics={}, seconds=1.0)
-        for _ in range(1 + repeated):
-            self.controller.step_done(result)
+        batch_id = self.report(1 + repeated)
         self.run(self.controller.synced())
+        stale = self.controller.pool.information().dropped_episodes
+        assert self.controller.rollout_ready(ready(self.version + 7, "of long ago")) is None
+        assert self.state is SYNCING
+        self.controller.rollout_ready(ready(self.version, batch_id))
+        self.lose_waiting(self.controller.pool.information().dropped_episodes - stale)
+
+    def report(self, times: int) -> str:
+        """The step of the batch that is out is done."""
+        assert self.batch is not None
+        batch_id = self.batch.batch_id
+        self.version += 1
+        for _ in range(times):
+            self.controller.step_done(StepResult(step=self.version, batch_id=batch_id, metrics={}, seconds=1.0))
         names = {t.episode_uuid for group in self.batch.groups for t in group.trajectories}
         assert not names & self.trained, "trained twice"
         self.trained |= names
         self.batch, self.failures = None, 0
-        stale = self.controller.pool.information().dropped_episodes
-        self.controller.rollout_ready(ready(self.version))
-        self.lose_waiting(self.controller.pool.information().dropped_episodes - stale)
+        return batch_id
 
     def lose_waiting(self, count: int) -> None:
         """Some of what waits was dropped: which, the collection knows."""
@@ -222,17 +231,20 @@ class ServerMachine(RuleBasedStateMachine):
         return {t.episode_uuid for g in batch.groups for t in g.trajectories} if batch else set()
 
     @precondition(lambda self: self.state is not OFFLINE)
-    @rule(reports=st.booleans())
-    def engine_dies(self, reports: bool) -> None:
+    @rule(reports=st.booleans(), did_its_step=st.booleans())
+    def engine_dies(self, reports: bool, did_its_step: bool) -> None:
+        had = self.state is SYNCING
+        self.controller.offline("died")
+        if had and did_its_step:
+            self.report(1)
+            had = False
         if reports:
-            had = self.state is SYNCING
             before = self.controller.pool.information().dropped_episodes
             self.controller.engine_failed("out of memory")
             self.failures += had
             if had and self.failures == JOB.batch_attempts:
                 self.batch, self.failures = None, 0
             self.lose_waiting(self.controller.pool.information().dropped_episodes - before)
-        self.controller.offline("died")
         self.run(self.controller.synced())
 
     @precondition(lambda self: self.numbers > 8)

@@ -19,7 +19,7 @@ from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.job import TrainJob
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
-from swarm.server.journal.records import BatchFailed, RunStopped
+from swarm.server.journal.records import BatchFailed, BatchTaken, RunStopped, StepRecorded
 from swarm.server.supervisor import Supervisor, check_model
 from swarm.states import EngineState
 from tests.swarm.server.memory import MemoryJournal
@@ -164,11 +164,50 @@ async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path)
                 finish(controller, await claim(controller, 2), "a")
                 finish(controller, await claim(controller, 2), "b")
             await reach(controller, EngineState.OFFLINE)
+            await supervisor.stop()
             assert "out of memory" in controller.status().engine.engine_status_detail
             assert [record.attempts for record in journal.of(BatchFailed)] == list(range(1, attempt + 1))
         assert controller.pool.collection.outstanding is not None
+        assert not journal.of(RunStopped)
         await supervisor.stop(for_good=True)
-        assert not journal.of(RunStopped), "there was nothing to stop"
+        assert len(journal.of(RunStopped)) == 1, "also a run whose engine has crashed is ended by a stop"
+        await supervisor.stop(for_good=True)
+        assert len(journal.of(RunStopped)) == 1
+
+
+@pytest.mark.parametrize("mode", ["late", "torn"])
+async def test_a_step_that_was_done_is_recorded_however_late_the_engine_says_so(tmp_path: Path, mode: str) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, mode, journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        finish(controller, await claim(controller, 2), "a")
+        finish(controller, await claim(controller, 2), "b")
+        await reach(controller, EngineState.WEIGHT_SYNCING)
+        if mode == "late":
+            # the engine says it after Stop
+            await supervisor.stop(for_good=True)
+        else:
+            # on one socket that it failed, on the other what it did before that
+            await reach(controller, EngineState.OFFLINE)
+            await supervisor.stop()
+        (batch,) = [record.batch for record in journal.of(BatchTaken)]
+        assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
+        assert not journal.of(BatchFailed)
+        assert controller.pool.collection.outstanding is None
+
+
+async def test_requests_that_come_again_too_late_change_nothing(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "stuttering", journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        for step in (1, 2):
+            finish(controller, await claim(controller, 2, LONG), "a")
+            finish(controller, await claim(controller, 2, LONG), "b")
+            assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
+        assert [record.result.step for record in journal.of(StepRecorded)] == [1, 2]
+        assert len(journal.of(BatchTaken)) == 2
 
 
 async def test_only_a_stop_on_purpose_ends_the_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def test_a_step_from_claim_to_record(rig: Rig) -> None:
     batch = await rig.controller.next_batch()
     assert (await scrape(rig))["swarm_pool_episodes", (("state", "in_batch"),)] == 4
     rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
-    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1, batch.batch_id))
     # one that is dropped, one that is given up, one that runs
     await (await rig.claim()).end("c")
     aborted = await rig.claim()

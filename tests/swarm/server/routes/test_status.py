@@ -66,7 +66,7 @@ async def test_a_monitor_sees_what_happened(rig: Rig) -> None:
     assert seen.journal is not None and seen.journal.commits > 0 and not seen.journal.error
     batch = await rig.controller.next_batch()
     rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
-    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1, batch.batch_id))
     seen = await status(rig)
     assert [step.step for step in seen.steps] == [1]
     assert seen.rates is not None and seen.rates.trained_tokens_per_second > 0

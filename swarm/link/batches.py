@@ -1,0 +1,67 @@
+"""The trainer's side of asking for batches: it asks, takes the answer, and reports the step.
+
+Invariant: a batch whose step was reported is never given out again, however often the server sends it; each request
+names the batch before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from swarm.link.messages import BatchReady, Message, RolloutReady, StepDone
+from swarm.types import StepResult, TrainBatch
+
+
+class Sender(Protocol):
+    """The part of :class:`~swarm.link.engine.EngineEnd` that this needs."""
+
+    def send(self, message: Message) -> None: ...
+
+
+class BatchRequests:
+    """One trainer's batches, one at a time.
+
+    Args:
+        link: the ``rollout`` end of the engine link.
+    """
+
+    def __init__(self, link: Sender) -> None:
+        self._link = link
+        self._got = ""
+        self._reported = ""
+        self._received_at = 0.0
+
+    @property
+    def batch_id(self) -> str:
+        """The batch that the current step trains on; empty before the first."""
+        return self._got
+
+    def ask(self, addresses: Sequence[str], model: str, policy_version: int, next_step: int) -> None:
+        """vLLM serves there, with weights of that version, and the trainer wants the batch of the next step; may be
+        repeated while it waits."""
+        self._link.send(
+            RolloutReady(
+                addresses=list(addresses),
+                model=model,
+                policy_version=policy_version,
+                next_step=next_step,
+                last_batch=self._got,
+            )
+        )
+
+    def take(self, message: BatchReady) -> TrainBatch | None:
+        """The batch to train, or ``None``: it was trained and reported before."""
+        batch = message.batch
+        if batch.batch_id == self._reported:
+            return None
+        self._got, self._received_at = batch.batch_id, time.monotonic()
+        return batch
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The step of the batch that was taken last is done; its seconds count from when the batch came."""
+        seconds = time.monotonic() - self._received_at
+        result = StepResult(step=step, batch_id=self._got, metrics=dict(metrics), seconds=seconds)
+        self._link.send(StepDone(result=result))
+        self._reported = self._got

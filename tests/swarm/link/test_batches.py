@@ -1,0 +1,41 @@
+"""What a trainer asks for, takes and reports."""
+
+from __future__ import annotations
+
+from swarm.link.batches import BatchRequests
+from swarm.link.messages import BatchReady, Message, RolloutReady, StepDone
+from tests.swarm.server.journal.build import batch as of
+
+
+class Sent(list[Message]):
+    def send(self, message: Message) -> None:
+        self.append(message)
+
+
+def batch(batch_id: str) -> BatchReady:
+    return BatchReady(batch=of(batch_id, task=["episode"]))
+
+
+def test_a_request_names_the_batch_before_it() -> None:
+    sent = Sent()
+    requests = BatchRequests(sent)
+    assert requests.batch_id == ""
+    requests.ask(["127.0.0.1:1"], "m", 0, 1)
+    assert requests.take(batch("one")) is not None
+    requests.report(1, {"loss": 0.5})
+    requests.ask(["127.0.0.1:1"], "m", 1, 2)
+    first, done, second = sent
+    assert isinstance(first, RolloutReady) and isinstance(second, RolloutReady) and isinstance(done, StepDone)
+    assert (first.last_batch, second.last_batch) == ("", "one")
+    assert (done.result.batch_id, done.result.step, done.result.metrics) == ("one", 1, {"loss": 0.5})
+    assert 0 <= done.result.seconds < 10
+
+
+def test_a_batch_that_was_reported_is_not_trained_again() -> None:
+    requests = BatchRequests(Sent())
+    assert requests.take(batch("one")) is not None
+    assert requests.take(batch("one")) is not None, "its step was not done"
+    requests.report(1, {})
+    assert requests.take(batch("one")) is None
+    assert requests.batch_id == "one"
+    assert requests.take(batch("two")) is not None
