@@ -63,6 +63,11 @@ class HookRunner:
         self._max_stray = max_threads
         self._stray: set[asyncio.Task[Done]] = set()
 
+    @property
+    def ends_sessions(self) -> bool:
+        """Whether there is a hook for the end of a session."""
+        return self._hooks.session_end is not None
+
     async def submit(self, request: UserRequest, context: HookContext) -> Submission:
         """Shape ``request`` into ``context.num_repeat`` request bodies of one task.
 

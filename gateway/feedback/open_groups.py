@@ -1,0 +1,147 @@
+"""Groups that are scored and not yet submitted, because what the user says, or the end of a session, may still count.
+
+Invariant: an open group keeps nobody waiting. It holds its episodes, so it is closed early when a claim finds none
+free, when too many are open (half of what the job lets run), when the batch goes to its step (a weight sync waits for
+running episodes, and deletes them), and at shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from swarm.errors import SwarmGatewayError
+from swarm.protocol import ServerStatus
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+_RETRY = 2.0
+
+
+class WatchesStatus(Protocol):
+    """The swarm client, as far as it is used here."""
+
+    def watching_status(
+        self, on_status: Callable[[ServerStatus], Awaitable[None]]
+    ) -> AbstractAsyncContextManager[ServerStatus]: ...
+
+
+class Hold:
+    """How long one group stays open; ``until`` and the like are on the event loop's clock."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._until = float("-inf")
+        self._changed = asyncio.Event()
+
+    @property
+    def until(self) -> float:
+        return self._until
+
+    @until.setter
+    def until(self, moment: float) -> None:
+        self._until = moment
+        self._changed.set()
+
+    def release(self, why: str) -> None:
+        """Close the group now, whatever ``until`` says; the first reason stands."""
+        self.why = self.why or why
+        self._changed.set()
+
+    async def over(self) -> None:
+        """Return when ``until`` has passed, or at the release."""
+        loop = asyncio.get_running_loop()
+        while not self.why and self._until > loop.time():
+            try:
+                async with asyncio.timeout_at(self._until):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            self._changed.clear()
+
+
+class OpenGroups:
+    """The open groups of one swarm server, oldest first.
+
+    Attributes:
+        closed: how many groups were closed, by why: ``window`` (nothing closed it early), ``room``, ``limit``,
+            ``sync``, ``shutdown``.
+    """
+
+    def __init__(self, client: WatchesStatus) -> None:
+        self._client = client
+        self._held: dict[Hold, None] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._rolling = True
+        self._limit: int | None = None
+        self._over = False
+        self.closed: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def keep(self, hold: Hold) -> None:
+        """Return when the group of ``hold`` is to be submitted."""
+        self._held[hold] = None
+        try:
+            if self._over:
+                hold.release("shutdown")
+            elif not self._rolling:
+                hold.release("sync")
+            elif self._watch is None:
+                self._watch = asyncio.create_task(self._follow(), name="watching the engine for open groups")
+            self._trim()
+            await hold.over()
+        finally:
+            del self._held[hold]
+            self.closed[hold.why or "window"] += 1
+            if not self._held:
+                self._stop_watching()
+
+    def make_room(self, groups: int = 1) -> None:
+        """Close the oldest ``groups``: a request waits for episodes. Their episodes are free once they are submitted."""
+        self._release_oldest(groups, "room")
+
+    def close(self) -> None:
+        """Close all, and keep none open from now on."""
+        self._over = True
+        self._release_oldest(len(self._held), "shutdown")
+
+    def _trim(self) -> None:
+        if self._limit is not None:
+            self._release_oldest(len(self._held) - self._limit, "limit")
+
+    def _release_oldest(self, count: int, why: str) -> None:
+        for hold in [hold for hold in self._held if not hold.why][: max(0, count)]:
+            hold.release(why)
+
+    async def _observe(self, status: ServerStatus) -> None:
+        self._rolling = status.engine.engine_status is EngineState.ROLLING
+        if (job := status.job) is not None:
+            self._limit = max(1, job.slots // job.num_repeat // 2)
+        if self._rolling:
+            self._trim()
+        else:
+            self._release_oldest(len(self._held), "sync")
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with self._client.watching_status(self._observe) as first:
+                    await self._observe(first)
+                    await asyncio.Event().wait()
+            except SwarmGatewayError as exc:
+                logger.warning("the swarm server does not tell its state to open groups: %s", exc.message)
+            await asyncio.sleep(_RETRY * random.uniform(0.5, 1.0))
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._rolling = True

@@ -1,0 +1,115 @@
+"""Digests of a conversation's messages, by which a request is known to go on from an answer that was delivered.
+
+Invariant: two conversations have one digest exactly when they say the same, whatever form a client gave to it when it
+sent an answer back (parts for a string, absent for null, other white space or field order in a call's arguments).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+#: Instructions are no part of what was said: applications put the time of day into them.
+_INSTRUCTIONS = frozenset({"system", "developer"})
+_BYTES = 16
+_START = b"\0" * _BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A conversation as digests.
+
+    Attributes:
+        digest: of all of it.
+        answers: per assistant message, oldest first, the digests of what stands before it and of that with it.
+        sizes: bytes per message, as JSON of what counts of it; 0 for instructions.
+    """
+
+    digest: bytes
+    answers: tuple[tuple[bytes, bytes], ...]
+    sizes: tuple[int, ...]
+
+
+def spoken(messages: Sequence[Mapping[str, Any]]) -> Spoken:
+    """The digests of ``messages``, in Chat Completions form."""
+    digest = _START
+    answers: list[tuple[bytes, bytes]] = []
+    sizes: list[int] = []
+    for message in messages:
+        if message.get("role") in _INSTRUCTIONS:
+            sizes.append(0)
+            continue
+        told = _bytes(_told(message))
+        before, digest = digest, _chained(digest, told)
+        sizes.append(len(told))
+        if message.get("role") == "assistant":
+            answers.append((before, digest))
+    return Spoken(digest, tuple(answers), tuple(sizes))
+
+
+def answered(digest: bytes, message: Mapping[str, Any]) -> tuple[bytes, int]:
+    """The digest of a conversation that goes on with the assistant's ``message``, and the bytes of that."""
+    told = _bytes(_told({**message, "role": "assistant"}))
+    return _chained(digest, told), len(told)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message's content: a string, or the text parts of a list."""
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def size_of(value: object) -> int:
+    """Bytes of ``value`` as JSON."""
+    return len(_bytes(value))
+
+
+def _chained(digest: bytes, told: bytes) -> bytes:
+    return hashlib.blake2b(digest + told, digest_size=_BYTES).digest()
+
+
+def _told(message: Mapping[str, Any]) -> list[Any]:
+    """What a message says: its role, text, calls, and parts that are no text."""
+    calls: Any = message.get("tool_calls")
+    told: list[Any] = [message.get("role"), text_of(message).strip()]
+    if isinstance(calls, list) and calls:
+        told.append([_call(call) for call in cast("list[Any]", calls)])
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        told += [part for part in cast("list[Any]", content) if not _is_text(part)]
+    return told
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("text"), str)
+
+
+def _call(call: object) -> list[Any]:
+    """Name and arguments; ids are the client's business."""
+    function: Any = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return [call]
+    named = cast("dict[str, Any]", function)
+    arguments: Any = named.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except ValueError:
+            arguments = arguments.strip()
+    return [named.get("name"), arguments]
+
+
+def _bytes(value: object) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # an integer of more than 64 bits, or deeper nesting than orjson follows
+        return json.dumps(value, sort_keys=True).encode()
