@@ -1,83 +1,75 @@
-"""OpenAI Chat Completions on the wire, as vLLM speaks it: request to internal form, answers to a body or to chunks.
+"""OpenAI Chat Completions on the wire, as vLLM speaks it: the internal form itself.
 
-Invariant: joined together, the deltas of a stream say exactly what the plain body would have said.
+Invariant: nothing is dropped in silence. What vLLM would ignore although it changes the answer is a 400 that names the
+field; fields that nobody here knows travel on, for vLLM to judge.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from adapters.dialects.fields import check_depth
+from adapters.dialects.chat_answers import chunks_of, completion_of
+from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.forms import Answer, LLMRequest, to_json
-from swarm.errors import RequestError
+from adapters.dialects.sse import COMMENT, DONE, encode_event
+from swarm.errors import SwarmGatewayError
 
-#: A word with the space before it; longer runs without space (Chinese, base64) go out in parts.
-_PIECE = re.compile(r"\s*\S{1,24}|\s+")
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
-#: Message fields that are streamed in pieces, in the order in which a model produces them.
-_TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")
-    role: str = Field(min_length=1)
-
-
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")
-    include_usage: bool | None = None
-
-
-class _Body(BaseModel):
-    """The fields whose type we vouch for; every other one is vLLM's to judge."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    model: str | None = None
-    messages: list[_Message] = Field(min_length=1)
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1)
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    seed: int | None = None
-    tools: list[dict[str, Any]] | None = None
+#: What vLLM knows nothing of, and the values that ask for nothing.
+_NOT_VLLMS: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "functions": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
 
 
 class ChatDialect:
     """``POST /v1/chat/completions``."""
 
+    path = "/v1/chat/completions"
+
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         """The internal form of a request body.
 
         Raises:
-            RequestError: a field is missing or of the wrong type, which ``param`` names; or the body nests more than
-                100 levels deep.
+            RequestError: a field is missing, of the wrong type, or nothing that vLLM would heed, which ``param`` names;
+                or the body nests more than 100 levels deep.
         """
         check_depth(data)
-        try:
-            body = _Body.model_validate(data)
-        except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            param = ".".join(str(part) for part in first["loc"])
-            raise RequestError(f"{param}: {first['msg']}", param=param) from exc
-        options = body.stream_options
-        if options is not None and not body.stream:
-            raise RequestError("stream_options is only allowed when stream is true", param="stream_options")
+        top = Fields(data)
+        messages = _messages(top)
+        top.objects("tools")
+        choices, stream, include_usage = delivery(top)
+        sampling(top)
+        for name, harmless in _NOT_VLLMS.items():
+            top.only(name, *harmless)
         return LLMRequest(
-            model=body.model,
-            messages=data["messages"],
-            choices=body.n or 1,
-            stream=bool(body.stream),
-            include_usage=bool(options and options.include_usage),
+            model=top.text("model"),
+            messages=messages,
+            choices=choices,
+            stream=stream,
+            include_usage=include_usage,
             body=data,
         )
+
+    def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of the answer: the completion itself."""
+        return dict(completion)
+
+    def stream(self, data: Mapping[str, Any]) -> ChatStream:
+        """Makes the bytes of a streamed answer to request ``data``."""
+        return ChatStream()
+
+    def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
+        """The error body for ``exc``."""
+        return exc.body()
 
     def sampling_body(self, body: dict[str, Any], model: str) -> bytes:
         """The JSON with which ``model`` samples one answer: ``body`` without what concerns the delivery of several.
@@ -88,115 +80,63 @@ class ChatDialect:
         return to_json({**{key: value for key, value in body.items() if key not in _DELIVERY}, "model": model})
 
     def completion(self, answers: Sequence[Answer], answer_id: str) -> dict[str, Any]:
-        """The ``chat.completion`` body with one choice per answer, in the given order."""
-        return {
-            "id": answer_id,
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": answers[0].model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": None, **answer.message},
-                    "logprobs": answer.logprobs,
-                    "finish_reason": answer.finish_reason,
-                    **answer.choice_extra,
-                }
-                for index, answer in enumerate(answers)
-            ],
-            "usage": total_usage(answers),
-            **answers[0].body_extra,
-        }
+        """See :func:`adapters.dialects.chat_answers.completion_of`."""
+        return completion_of(answers, answer_id)
 
     def chunks(
         self, answers: Sequence[Answer], answer_id: str, *, include_usage: bool, last: dict[str, Any] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """The ``chat.completion.chunk`` bodies of a stream, without the closing ``[DONE]``.
-
-        Args:
-            answers: one per choice, in the given order.
-            answer_id: the same in every chunk.
-            include_usage: end with a chunk without choices that carries the usage.
-            last: further top-level fields of the last chunk that has a choice.
-        """
-        head: dict[str, Any] = {
-            "id": answer_id,
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": answers[0].model,
-        }
-        tail: dict[str, Any] = {"usage": None} if include_usage else {}
-        first = answers[0].body_extra
-        for index, answer in enumerate(answers):
-            for delta, logprobs in _deltas(answer):
-                choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-                yield {**head, "choices": [choice], **tail, **first}
-                first = {}
-            finish = {
-                "index": index,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": answer.finish_reason,
-                **answer.choice_extra,
-            }
-            closing = (last or {}) if index == len(answers) - 1 else {}
-            yield {**head, "choices": [finish], **tail, **closing}
-        if include_usage:
-            yield {**head, "choices": [], "usage": total_usage(answers)}
+        """See :func:`adapters.dialects.chat_answers.chunks_of`."""
+        return chunks_of(answers, answer_id, include_usage=include_usage, last=last)
 
 
-def total_usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Usage of the delivered answers: the prompt counts once, completion tokens add up (OpenAI's rule for ``n``)."""
-    usage = dict(answers[0].usage)
-    if len(answers) > 1:
-        completion = sum(int(answer.usage.get("completion_tokens", 0)) for answer in answers)
-        usage["completion_tokens"] = completion
-        usage["total_tokens"] = int(usage.get("prompt_tokens", 0)) + completion
-    return usage
+class ChatStream:
+    """The bytes of a streamed chat completion: its chunks as they are."""
+
+    keepalive = COMMENT
+
+    def take(self, chunk: Mapping[str, Any]) -> bytes:
+        return encode_event(chunk)
+
+    def end(self) -> bytes:
+        return DONE
+
+    def fail(self, exc: SwarmGatewayError) -> bytes:
+        return encode_event(exc.body())
 
 
-def _deltas(answer: Answer) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """``(delta, logprobs)`` of one answer in order: role, reasoning, content, other fields, tool calls."""
-    message = answer.message
-    yield {"role": message.get("role", "assistant"), "content": ""}, None
-    for name in _TEXT_FIELDS:
-        text = message.get(name)
-        if not isinstance(text, str) or not text:
-            continue
-        if name == "content" and answer.logprobs is not None:
-            yield from _with_logprobs(text, answer.logprobs)
-            continue
-        for piece in _PIECE.findall(text):
-            yield {name: piece}, None
-    if answer.logprobs is not None and not message.get("content"):
-        yield {"content": ""}, answer.logprobs
-    rest = {
-        key: value
-        for key, value in message.items()
-        if key not in ("role", "tool_calls", *_TEXT_FIELDS) and value is not None
-    }
-    if rest:
-        yield rest, None
-    for position, call in enumerate(cast("list[dict[str, Any]]", message.get("tool_calls") or [])):
-        for delta in _tool_call_deltas(call, position):
-            yield {"tool_calls": [delta]}, None
+def delivery(top: Fields) -> tuple[int, bool, bool]:
+    """How many answers are asked for, whether as a stream, and whether that ends with the usage.
+
+    Raises:
+        RequestError: see :meth:`ChatDialect.parse`.
+    """
+    choices, stream, options = top.integer("n"), top.flag("stream") or False, top.inner("stream_options")
+    if choices is not None and choices < 1:
+        refuse(top.at("n"), "must be at least 1")
+    if options is not None and not stream:
+        refuse(top.at("stream_options"), "is only allowed when stream is true")
+    include_usage = options is not None and options.flag("include_usage") is True
+    return choices or 1, stream, include_usage
 
 
-def _with_logprobs(text: str, logprobs: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """One piece per token with its log-probability, where the tokens spell the text; else all in one piece."""
-    tokens = cast("list[dict[str, Any]]", logprobs.get("content") or [])
-    if "".join(str(token.get("token", "")) for token in tokens) != text:
-        yield {"content": text}, logprobs
-        return
-    for token in tokens:
-        yield {"content": token["token"]}, {"content": [token]}
+def sampling(top: Fields) -> None:
+    """Take the numbers that tell how to sample; every other field is vLLM's to judge.
+
+    Raises:
+        RequestError: one is no number.
+    """
+    for name in ("temperature", "top_p"):
+        top.number(name)
+    for name in ("max_tokens", "max_completion_tokens", "seed"):
+        top.integer(name)
 
 
-def _tool_call_deltas(call: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
-    """The call's id, type and name first, then its arguments in pieces."""
-    function = dict(call.get("function") or {})
-    arguments = function.pop("arguments", None)
-    yield {**call, "index": position, "function": {**function, "arguments": ""}}
-    if isinstance(arguments, str):
-        for piece in _PIECE.findall(arguments):
-            yield {"index": position, "function": {"arguments": piece}}
+def _messages(top: Fields) -> list[dict[str, Any]]:
+    messages = top.objects("messages")
+    if not messages:
+        refuse(top.at("messages"), "must be a list of at least one message")
+    for message in messages:
+        if not message.needed("role"):
+            refuse(message.at("role"), "must not be empty")
+    return [message.data for message in messages]

@@ -28,8 +28,9 @@ class Fields:
     def __init__(self, data: object, path: str = "") -> None:
         if not isinstance(data, dict):
             refuse(path, "must be an object")
-        self._data = cast("dict[str, Any]", data)
-        self._left = {key: value for key, value in self._data.items() if value is not None}
+        #: the object as it came
+        self.data = cast("dict[str, Any]", data)
+        self._left = {key: value for key, value in self.data.items() if value is not None}
         self.path = path
 
     def at(self, name: str) -> str:
@@ -84,13 +85,17 @@ class Fields:
     def whole(self, name: str) -> dict[str, Any] | None:
         """The object in field ``name`` as it is, for someone else to judge."""
         found = self.inner(name)
-        return None if found is None else found._data
+        return None if found is None else found.data
 
     def only(self, name: str, *harmless: Any) -> None:
         """Accept the field where its value changes nothing, and refuse any other value."""
         value = self.take(name)
         if value is not None and value not in harmless:
             refuse(self.at(name), f"{value!r:.60} cannot be carried to this model")
+
+    def left(self) -> dict[str, Any]:
+        """What nobody took."""
+        return dict(self._left)
 
     def done(self) -> None:
         """Refuse what is left."""

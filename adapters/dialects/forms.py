@@ -6,7 +6,7 @@ Invariant: fields that nobody here knows travel untouched, from the application 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,11 +22,13 @@ class LLMRequest:
 
     Attributes:
         model: the name the application gave, ``None`` when it left it out.
-        messages: the conversation in Chat Completions form, oldest first.
+        messages: the conversation in Chat Completions form, oldest first; a raw prompt is one message of the user, and
+            none where it is token ids.
         choices: how many answers it wants back (1 in most dialects).
         stream: whether the answer goes out as server-sent events.
         include_usage: whether a stream ends with a usage chunk.
-        body: the whole request in Chat Completions form, unknown fields included.
+        body: the whole request in Chat Completions form, unknown fields included; a raw prompt stands in it as
+            ``prompt`` (a text, or token ids) in place of ``messages``.
     """
 
     model: str | None
@@ -132,6 +134,21 @@ class Answer:
         """The content as text; empty for an answer that only calls tools."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
+
+
+def choices_of(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The choices of a ``chat.completion``.
+
+    Raises:
+        UpstreamError: it has none, or one without a message.
+    """
+    choices: Any = completion.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise _no_completion()
+    for choice in cast("list[Any]", choices):
+        if not isinstance(choice, dict) or not isinstance(cast("dict[str, Any]", choice).get("message"), dict):
+            raise _no_completion()
+    return cast("list[dict[str, Any]]", choices)
 
 
 def _no_completion() -> UpstreamError:

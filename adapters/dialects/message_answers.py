@@ -43,7 +43,7 @@ def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
     return _envelope(completion) | {"content": [_block(part) for part in parts], **stop, "usage": usage}
 
 
-class MessageStream:
+class MessageEvents:
     """Chat chunks in, events out; each event's ``type`` is also its name on the wire."""
 
     def __init__(self) -> None:

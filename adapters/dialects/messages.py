@@ -10,9 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from adapters.dialects.dialect import NamedEventStream
 from adapters.dialects.fields import Fields, check_depth, objects, refuse
 from adapters.dialects.forms import LLMRequest
-from adapters.dialects.message_answers import MessageStream, error_body, message_of
+from adapters.dialects.message_answers import MessageEvents, error_body, message_of
+from adapters.dialects.sse import encode_named
 from swarm.errors import SwarmGatewayError
 
 #: Fields that the chat form has under the same name (``top_k`` and ``chat_template_kwargs`` are vLLM's).
@@ -20,12 +22,15 @@ _SAME = ("temperature", "top_p", "top_k")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How a model is told that a tool failed: the chat form has no field for it.
 _FAILED = "Error: "
+_PING = encode_named("ping", {"type": "ping"})
 
 Message = dict[str, Any]
 
 
 class MessagesDialect:
-    """``POST /v1/messages``."""
+    """``POST /v1/messages``; a stream is kept alive as Anthropic does it, by pings."""
+
+    path = "/v1/messages"
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         """The internal form of a request body.
@@ -72,9 +77,13 @@ class MessagesDialect:
         """
         return message_of(completion)
 
-    def stream(self, data: Mapping[str, Any]) -> MessageStream:
-        """Makes the events of a streamed answer to request ``data``."""
-        return MessageStream()
+    def events(self) -> MessageEvents:
+        """Makes the events of a streamed answer."""
+        return MessageEvents()
+
+    def stream(self, data: Mapping[str, Any]) -> NamedEventStream:
+        """Makes the bytes of a streamed answer to request ``data``."""
+        return NamedEventStream(self.events(), _PING)
 
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
         """The error body for ``exc``."""

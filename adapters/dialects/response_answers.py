@@ -7,6 +7,7 @@ only once the whole answer was taken in.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,9 +23,11 @@ _REPEATED: dict[str, Any] = {
     "max_output_tokens": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "previous_response_id": None,
     "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
     "safety_identifier": None,
+    "store": False,
     "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
@@ -32,6 +35,8 @@ _REPEATED: dict[str, Any] = {
     "top_p": None,
     "user": None,
 }
+#: The codes of a failed response for what is the caller's; any other fault of theirs is their prompt's.
+_FAULTS = {429: "rate_limit_exceeded"}
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -47,7 +52,7 @@ def response_of(data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[
     return _ended(envelope, parts, choice.get("finish_reason"), completion.get("usage") or {})
 
 
-class ResponseStream:
+class ResponseEvents:
     """Chat chunks in, events out; each event's ``type`` is also its name on the wire."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -55,6 +60,8 @@ class ResponseStream:
         self._unfolding = Unfolding()
         self._envelope: dict[str, Any] = {}
         self._count = 0
+        #: the whole response, once the stream has ended
+        self.response: dict[str, Any] = {}
 
     def take(self, chunk: Mapping[str, Any]) -> list[Event]:
         """The events that a ``chat.completion.chunk`` brings.
@@ -62,10 +69,7 @@ class ResponseStream:
         Raises:
             UpstreamError: it makes no sense after those before it.
         """
-        events: list[Event] = []
-        if not self._envelope:
-            self._envelope = _envelope(self._data, chunk)
-            events = [{"type": f"response.{state}", "response": self._envelope} for state in ("created", "in_progress")]
+        events = self._begun(chunk)
         seen = self._unfolding
         for step in seen.take(chunk):
             events += self._events(step)
@@ -78,18 +82,27 @@ class ResponseStream:
             UpstreamError: no chunk told a finish reason.
         """
         seen = self._unfolding
-        response = _ended(self._envelope, seen.parts, seen.end(), seen.usage)
-        return self._numbered([{"type": f"response.{response['status']}", "response": response}])
+        self.response = _ended(self._envelope, seen.parts, seen.end(), seen.usage)
+        return self._numbered([{"type": f"response.{self.response['status']}", "response": self.response}])
 
     def fail(self, exc: SwarmGatewayError) -> list[Event]:
         """The events that end a stream which cannot go on."""
+        events = self._begun({})
         parts = self._unfolding.parts
+        code = "server_error" if exc.status >= 500 else _FAULTS.get(exc.status, "invalid_prompt")
         response = self._envelope | {
             "status": "failed",
-            "error": {"code": "server_error", "message": exc.message},
+            "error": {"code": code, "message": exc.message},
             "output": [_item(self._envelope, part, "incomplete" if part is parts[-1] else None) for part in parts],
         }
-        return self._numbered([{"type": "response.failed", "response": response}])
+        return self._numbered([*events, {"type": "response.failed", "response": response}])
+
+    def _begun(self, head: Mapping[str, Any]) -> list[Event]:
+        """The first events, unless they were given out; SDKs take no other before them."""
+        if self._envelope:
+            return []
+        self._envelope = _envelope(self._data, head)
+        return [{"type": f"response.{state}", "response": self._envelope} for state in ("created", "in_progress")]
 
     def _numbered(self, events: list[Event]) -> list[Event]:
         for event in events:
@@ -140,19 +153,17 @@ def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any
     """The response before anything is answered."""
     repeated = {name: default if data.get(name) is None else data[name] for name, default in _REPEATED.items()}
     return {
-        "id": "resp_" + str(head.get("id") or "").removeprefix("chatcmpl-"),
+        "id": "resp_" + str(head.get("id") or uuid.uuid4().hex).removeprefix("chatcmpl-"),
         "object": "response",
         "created_at": head.get("created") or int(time.time()),
-        "model": head.get("model"),
+        "model": head.get("model") or data.get("model"),
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
         "output": [],
         "usage": None,
         "background": False,
-        "previous_response_id": None,
         "service_tier": "default",
-        "store": False,
         "truncation": "disabled",
         **repeated,
     }

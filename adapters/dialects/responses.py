@@ -2,7 +2,7 @@
 
 Invariant: nothing is dropped in silence. What the chat form cannot say is a 400 that names the field; accepted without
 effect are only hints that change no answer (keys of prompt caches, ``encrypted_content``: reasoning travels in plain).
-Nothing is stored, so a conversation comes whole with each request.
+Nothing is stored here: a conversation comes whole with each request, or is put together before it comes here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from adapters.dialects.dialect import NamedEventStream
 from adapters.dialects.fields import Fields, check_depth, objects, refuse
 from adapters.dialects.forms import LLMRequest
-from adapters.dialects.response_answers import ResponseStream, response_of
+from adapters.dialects.response_answers import ResponseEvents, response_of
+from adapters.dialects.sse import COMMENT
 from swarm.errors import SwarmGatewayError
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -21,8 +23,31 @@ _STATUSES = ("completed", "incomplete", "in_progress")
 Message = dict[str, Any]
 
 
+class ResponseStream(NamedEventStream):
+    """The bytes of one streamed response."""
+
+    def __init__(self, events: ResponseEvents) -> None:
+        super().__init__(events, COMMENT)
+        self._made = events
+
+    @property
+    def response(self) -> dict[str, Any]:
+        """The whole response, once the stream has ended; empty before."""
+        return self._made.response
+
+
 class ResponsesDialect:
-    """``POST /v1/responses``."""
+    """``POST /v1/responses``.
+
+    Args:
+        stored: whether responses are kept by who uses this: ``store`` is then theirs to see to, and so is
+            ``previous_response_id``, whose items they have put into the ``input``.
+    """
+
+    path = "/v1/responses"
+
+    def __init__(self, *, stored: bool = False) -> None:
+        self._stored = stored
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         """The internal form of a request body.
@@ -32,8 +57,11 @@ class ResponsesDialect:
         """
         check_depth(data)
         top = Fields(data)
-        if top.take("previous_response_id") is not None:
+        previous, store = top.text("previous_response_id"), top.flag("store")
+        if previous is not None and not self._stored:
             refuse("previous_response_id", "responses are not stored here; send the conversation's items as 'input'")
+        if store and not self._stored:
+            refuse("store", "responses are not stored here")
         model, stream = top.text("model"), top.flag("stream") or False
         messages = _messages(top)
         body: dict[str, Any] = {"messages": messages}
@@ -61,9 +89,13 @@ class ResponsesDialect:
         """
         return response_of(data, completion)
 
-    def stream(self, data: Mapping[str, Any]) -> ResponseStream:
+    def events(self, data: Mapping[str, Any]) -> ResponseEvents:
         """Makes the events of a streamed answer to request ``data``."""
-        return ResponseStream(data)
+        return ResponseEvents(data)
+
+    def stream(self, data: Mapping[str, Any]) -> ResponseStream:
+        """Makes the bytes of a streamed answer to request ``data``."""
+        return ResponseStream(self.events(data))
 
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
         """The error body for ``exc``."""
@@ -76,7 +108,6 @@ def _without_effect(top: Fields) -> None:
     for hint in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):
         top.text(hint)
     top.only("service_tier", "auto", "default")
-    top.only("store", False)
     top.only("background", False)
     top.only("truncation", "disabled")
     top.only("top_logprobs", 0)

@@ -11,6 +11,8 @@ from typing import Any
 from adapters.dialects.jsons import encode
 
 DONE = b"data: [DONE]\n\n"
+#: says nothing, in any dialect
+COMMENT = b": keep-alive\n\n"
 
 
 def encode_event(data: Any) -> bytes:

@@ -5,40 +5,17 @@ Invariant: what is sampled and recorded is a chat call whatever the wire, and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from adapters.dialects.forms import LLMRequest
+from adapters.dialects import Dialect
 from adapters.dialects.jsons import decode, encode
-from adapters.dialects.sse import DONE, encode_event, encode_named
+from adapters.dialects.sse import DONE, encode_event
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import error_response
 
 Body = dict[str, Any]
-
-
-class Events(Protocol):
-    """Makes the events of one streamed answer; each names itself by its ``type``."""
-
-    def take(self, chunk: Mapping[str, Any]) -> list[Body]: ...
-
-    def end(self) -> list[Body]: ...
-
-    def fail(self, exc: SwarmGatewayError) -> list[Body]: ...
-
-
-class Dialect(Protocol):
-    """A wire format, translated without I/O; see :mod:`adapters.dialects`."""
-
-    def parse(self, data: Body) -> LLMRequest: ...
-
-    def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> Body: ...
-
-    def stream(self, data: Mapping[str, Any]) -> Events: ...
-
-    def error(self, exc: SwarmGatewayError) -> Body: ...
 
 
 class Wire(Protocol):
@@ -110,19 +87,15 @@ class DialectWire:
         return encode(self._dialect.answer(self._asked, decode(content)))
 
     def chunk(self, chunk: Body) -> bytes:
-        return _encoded(self._events.take(chunk))
+        return self._events.take(chunk)
 
     def end(self) -> bytes:
-        return _encoded(self._events.end())
+        return self._events.end()
 
     def cut(self, exc: SwarmGatewayError) -> bytes:
-        return _encoded(self._events.fail(exc))
+        return self._events.fail(exc)
 
     def refusal(self, exc: SwarmGatewayError) -> Response:
         plain = error_response(exc)
         kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
         return Response(encode(self._dialect.error(exc)), status_code=exc.status, headers=kept)
-
-
-def _encoded(events: Iterable[Body]) -> bytes:
-    return b"".join(encode_named(event["type"], event) for event in events)

@@ -87,6 +87,14 @@ def test_parse_fills_in_what_openai_leaves_optional() -> None:
         ({"max_tokens": {}}, "max_tokens"),
         ({"tools": [3]}, "tools.0"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"verbosity": "low"}, "verbosity"),
     ],
 )
 def test_parse_names_the_wrong_field(change: dict[str, Any], param: str) -> None:
@@ -97,7 +105,7 @@ def test_parse_names_the_wrong_field(change: dict[str, Any], param: str) -> None
 
 
 def test_parse_missing_messages() -> None:
-    with pytest.raises(RequestError, match="messages: Field required"):
+    with pytest.raises(RequestError, match="messages: must be a list"):
         CHAT.parse({"model": "tiny"})
 
 

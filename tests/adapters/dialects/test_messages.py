@@ -267,14 +267,14 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
 def test_any_stream_says_the_plain_message(
     data: st.DataObject, message: dict[str, Any], finish: str, stop: int | str | None
 ) -> None:
-    stream = DIALECT.stream({})
+    stream = DIALECT.events()
     events = [event for chunk in data.draw(chunks(message, finish, stop)) for event in stream.take(chunk)]
     assert not {"message_delta", "message_stop"} & {event["type"] for event in events}
     assert assembled([*events, *stream.end()]) == DIALECT.answer({}, completion(message, finish, stop))
 
 
 def test_a_stream_without_an_end_is_no_answer() -> None:
-    stream = DIALECT.stream({})
+    stream = DIALECT.events()
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
     with pytest.raises(UpstreamError, match="no end"):
         stream.end()
@@ -283,7 +283,7 @@ def test_a_stream_without_an_end_is_no_answer() -> None:
 def test_a_call_without_a_name_is_no_answer() -> None:
     delta = {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}
     with pytest.raises(UpstreamError, match="without an id or a name"):
-        DIALECT.stream({}).take({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        DIALECT.events().take({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_errors_have_anthropics_shape(exc: Any, kind: str) -> None:
     assert body["type"] == "error"
     assert (body["error"]["type"], body["error"]["message"]) == (kind, "x")
     assert body["error"]["param"] == exc.param
-    assert DIALECT.stream({}).fail(exc) == [body]
+    assert DIALECT.events().fail(exc) == [body]

@@ -207,7 +207,7 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @given(st.data(), messages(), st.sampled_from(["stop", "length", "tool_calls"]))
 def test_any_stream_says_the_plain_response(data: st.DataObject, message: dict[str, Any], finish: str) -> None:
     request = {"input": "hi", "temperature": 0.5}
-    stream = DIALECT.stream(request)
+    stream = DIALECT.events(request)
     events = [event for chunk in data.draw(chunks(message, finish)) for event in stream.take(chunk)]
     created, in_progress, *middle = events
     (last,) = stream.end()
@@ -220,7 +220,7 @@ def test_any_stream_says_the_plain_response(data: st.DataObject, message: dict[s
 
 
 def test_a_stream_that_fails_says_so() -> None:
-    stream = DIALECT.stream({})
+    stream = DIALECT.events({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
     with pytest.raises(UpstreamError, match="no end"):
         stream.end()
