@@ -12,8 +12,9 @@ from gateway.config import RouteSettings
 from gateway.fanout.episodes import Episodes
 from gateway.fanout.sampling import Sampler
 from gateway.fanout.submission import Submitter
+from gateway.sessions.turns import Closing
 from gateway.stats import Stats
-from reward_hooks import Feedback, HookRunner, Session
+from reward_hooks import HookRunner, Session
 from swarm.client import AsyncSwarmClient
 
 
@@ -55,11 +56,25 @@ class Link(Protocol):
         """The turns before this one, for ``Candidate.session``."""
         ...
 
-    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None) -> None:
-        """This message is the turn's answer; called once, when it goes out."""
+    @property
+    def holds(self) -> bool:
+        """Whether :meth:`closing` may wait: then a hook that cannot tell yet is asked again if feedback came."""
         ...
 
-    async def feedback(self) -> Feedback | None:
-        """What the user lets be known of the delivered answer until the window closes, for a last judgement of the
-        group; ``None``: nothing came, or there is no window. Never called before :meth:`delivered`."""
+    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, *, choices: int = 1) -> None:
+        """This message is the turn's answer, the best of ``choices``; called once, before the last of it goes out."""
+        ...
+
+    def scored(self, reward: float) -> None:
+        """The delivered answer got its reward after it was delivered."""
+        ...
+
+    def abandoned(self) -> None:
+        """The user hung up on the answer."""
+        ...
+
+    async def closing(self) -> Closing:
+        """Wait, behind the answer, until the group is to be submitted; at once where nothing is waited for. Called
+        after :meth:`delivered`, once per group. What it returns: ask the hook once more where there is feedback, and
+        add the credit to the best delivered answer's reward."""
         ...

@@ -105,7 +105,7 @@ class OpenGroups:
                 self._stop_watching()
 
     def make_room(self, groups: int = 1) -> None:
-        """Close the oldest ``groups``: a request waits for episodes. Their episodes are free once they are submitted."""
+        """Close the oldest ``groups``: a request waits for episodes, and theirs are free once they are submitted."""
         self._release_oldest(groups, "room")
 
     def close(self) -> None:
