@@ -42,13 +42,23 @@ class LiveAnswer:
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
-        """The whole body."""
-        return await self._response.read()
+        """The whole body.
+
+        Raises:
+            ConnectionBrokenError: it breaks off.
+        """
+        try:
+            return await self._response.read()
+        except aiohttp.ClientError as exc:
+            raise _broken(exc) from exc
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
-        async for part in self._response.content.iter_any():
-            yield part
+        """The body as it comes. Raises as :meth:`read`."""
+        try:
+            async for part in self._response.content.iter_any():
+                yield part
+        except aiohttp.ClientError as exc:
+            raise _broken(exc) from exc
 
 
 class HttpClient:
@@ -82,14 +92,18 @@ class HttpClient:
             return Answer(answer.status, answer.headers, await answer.read())
 
     @asynccontextmanager
-    async def posted(self, url: str, content: bytes, headers: Mapping[str, str]) -> AsyncGenerator[LiveAnswer]:
+    async def posted(
+        self, url: str, content: bytes, headers: Mapping[str, str], *, method: str = "POST"
+    ) -> AsyncGenerator[LiveAnswer]:
         """The answer from its headers on.
 
         Raises:
             ConnectionBrokenError: there is none, or it breaks off while it is read.
         """
         try:
-            async with self._session.post(url, data=content, headers=headers, allow_redirects=False) as response:
+            async with self._session.request(
+                method, url, data=content, headers=headers, allow_redirects=False
+            ) as response:
                 yield LiveAnswer(response)
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc
