@@ -1,102 +1,61 @@
-"""The gateway's ASGI app: routes, and in its lifespan everything that holds a connection."""
+"""The gateway's ASGI app: its addresses, and what every request passes before it gets there."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.background import Background
-from gateway.chat import ChatRoute, check_model
 from gateway.config import GatewayConfig
-from gateway.fallback import Fallback
-from gateway.fanout.episodes import Episodes, Serving
-from gateway.fanout.group import FanOut
-from gateway.fanout.sampling import Sampler
-from gateway.fanout.submission import Submitter
 from gateway.keys import ApiKeyMiddleware, KeyRing
-from gateway.stats import Stats
-from reward_hooks import HookRunner, Hooks, load_hooks
-from swarm.client import AsyncSwarmClient
-from swarm.client.policy import RetryPolicy
-from swarm.client.wire import tls_context
-from swarm.errors import UnavailableError
+from gateway.routes import admin, models, status
+from gateway.routing import Plan
+from gateway.runtime import ConfigSource, Gateway
+from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
 from swarm.http.guard import LoopbackGuard
 
-#: An idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=3.0)
-#: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
-_QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
-#: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
-_LAST_SECONDS = 15.0
+logger = logging.getLogger(__name__)
 
 
-class Gateway:
-    """What one running gateway consists of; made by the lifespan of :func:`create_app`."""
-
-    def __init__(self, config: GatewayConfig, hooks: Hooks) -> None:
-        self.config = config
-        self.stats = Stats()
-        self.background = Background(grace_seconds=min(config.submit_timeout_seconds, _LAST_SECONDS))
-        # an episode's address is the swarm server's own: no proxy of the environment leads there; reads have the
-        # deadline of the whole sample
-        self.engine_http = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False, verify=tls_context()
-        )
-        self.client = AsyncSwarmClient(
-            config.swarm_url or "", config.swarm_token.get_secret_value() or None, policy=_QUICK_RETRIES
-        )
-        self.episodes = Episodes(self.client, self.background)
-        fan_out = FanOut(
-            config,
-            self.episodes,
-            Sampler(self.engine_http),
-            HookRunner(hooks, config.hook_timeout_seconds),
-            Submitter(self.client),
-            self.background,
-            self.stats,
-        )
-        self.fallback_http: httpx.AsyncClient | None = None
-        fallback: Fallback | None = None
-        if config.upstream is not None:
-            self.fallback_http = httpx.AsyncClient(
-                timeout=httpx.Timeout(config.sample_timeout_seconds, connect=5.0), limits=_LIMITS
-            )
-            fallback = Fallback(self.fallback_http, config.upstream)
-        self.chat = ChatRoute(config, self.episodes, fan_out, fallback, self.stats)
-
-
-def create_app(config: GatewayConfig) -> Starlette:
+def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Starlette:
     """The app for one gateway.
 
+    Args:
+        config: what to serve.
+        source: reads the configuration anew, on SIGHUP and for ``POST /admin/reload``.
+
     Raises:
-        ConfigError: the hooks do not load; said here, before anything is started.
+        ConfigError: hooks do not load; said here, before anything is started.
     """
-    hooks = load_hooks(config.hooks or "")
+    plan = Plan.of(config)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
-        gateway = Gateway(config, hooks)
-        async with gateway.fallback_http or nullcontext(), gateway.engine_http, gateway.client, gateway.background:
-            yield {"gateway": gateway}
+        async with Gateway(plan, source) as gateway:
+            with _reloading_on_hangup(gateway, enabled=source is not None):
+                yield {"gateway": gateway}
 
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Chat(), methods=["POST"]),
-            Route("/v1/models", list_models),
-            Route("/v1/models/{name:path}", get_model),
-            Route("/health", health),
-            Route("/status", status),
+            Route("/v1/models", models.list_models),
+            Route("/v1/models/{name:path}", models.get_model),
+            Route("/health", status.health),
+            Route("/status", status.status),
+            Route("/admin/reload", admin.reload, methods=["POST"]),
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
@@ -106,6 +65,39 @@ def create_app(config: GatewayConfig) -> Starlette:
         exception_handlers={**EXCEPTION_HANDLERS, HTTPException: _on_http_exception},
         lifespan=lifespan,
     )
+
+
+@contextmanager
+def _reloading_on_hangup(gateway: Gateway, *, enabled: bool) -> Generator[None]:
+    """SIGHUP reads the configuration again, where this platform has it and this thread may hear it."""
+    if not enabled or not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reloads: set[asyncio.Task[None]] = set()
+
+    def begin() -> None:
+        task = asyncio.create_task(_reload(gateway))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, begin)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        for task in reloads:
+            task.cancel()
+
+
+async def _reload(gateway: Gateway) -> None:
+    try:
+        await gateway.reload()
+    except SwarmGatewayError:
+        # the log says what is wrong
+        return
+    except Exception:
+        logger.exception("the configuration was not reloaded")
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> Response:
@@ -123,60 +115,3 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
 class _Chat:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await scope["state"]["gateway"].chat(scope, receive, send)
-
-
-async def list_models(request: Request) -> Response:
-    """``GET /v1/models``: the one model that is trained and served, then the same under its aliases."""
-    serving = await _serving(request)
-    names = dict.fromkeys([serving.model, *_gateway(request).config.model_aliases])
-    return JSONResponse({"object": "list", "data": [_card(name, serving) for name in names]})
-
-
-async def get_model(request: Request) -> Response:
-    """``GET /v1/models/{name}``."""
-    serving = await _serving(request)
-    name = request.path_params["name"]
-    check_model(name, serving, _gateway(request).config)
-    return JSONResponse(_card(name, serving))
-
-
-async def health(request: Request) -> Response:
-    """``GET /health``: 200 as long as this process answers; the engine's last known state is said beside it."""
-    return JSONResponse({"status": "ok", **_engine(await _gateway(request).episodes.last_known())})
-
-
-async def status(request: Request) -> Response:
-    """``GET /status``: counts since the start."""
-    gateway = _gateway(request)
-    return JSONResponse(
-        {
-            **gateway.stats.as_dict(),
-            "background": len(gateway.background),
-            "control": gateway.config.control,
-            **_engine(await gateway.episodes.last_known()),
-        }
-    )
-
-
-def _gateway(request: Request) -> Gateway:
-    return request.state.gateway
-
-
-async def _serving(request: Request) -> Serving:
-    serving = await _gateway(request).episodes.serving()
-    if not serving.model:
-        raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
-    return serving
-
-
-def _card(name: str, serving: Serving) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway", "root": serving.model}
-
-
-def _engine(serving: Serving) -> dict[str, Any]:
-    return {
-        "engine": serving.engine or "unreachable",
-        "model": serving.model,
-        "num_repeat": serving.num_repeat,
-        "policy_version": serving.policy_version,
-    }

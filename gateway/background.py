@@ -33,6 +33,12 @@ class Background:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    async def settle(self, seconds: float) -> None:
+        """Return once nothing is under way, what was begun meanwhile included, at the latest after ``seconds``."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left)
+
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -44,9 +50,8 @@ class Background:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(set(self._tasks), timeout=self._grace)
+        await self.settle(self._grace)
+        late = set(self._tasks)
         for task in late:
             logger.error("%s was still under way at shutdown and is given up", task.get_name())
             task.cancel()

@@ -45,11 +45,13 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A whole answer: a ``chat.completion`` body, and the ``chat.completion.chunk`` bodies that say the same."""
+    """A whole answer: a ``chat.completion`` body, and the ``chat.completion.chunk`` bodies that say the same; ``close``
+    as of :class:`Live`."""
 
     completion: dict[str, Any]
     chunks: Callable[[], AsyncIterator[dict[str, Any]]]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    close: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """An upstream's own answer in the dialect that was asked: its status and bytes go out as they came."""
+    """An upstream's own answer in the dialect that was asked: its status and bytes go out as they came; ``close`` as of
+    :class:`Live`."""
 
     status: int
     headers: Mapping[str, str]

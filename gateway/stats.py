@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +38,10 @@ class Stats:
     hook_failures: Counter[str] = field(default_factory=Counter[str])
     fallbacks: Counter[str] = field(default_factory=Counter[str])
     errors: Counter[str] = field(default_factory=Counter[str])
+
+    def __add__(self, other: Stats) -> Stats:
+        """Both together."""
+        return Stats(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Stats)})
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -57,6 +57,11 @@ class Episodes:
         self._read_at = float("-inf")
         self._reading: asyncio.Task[Serving] | None = None
 
+    @property
+    def known(self) -> Serving:
+        """What the server said last; empty while it never did."""
+        return self._serving
+
     async def serving(self) -> Serving:
         """What is served now, at most two seconds old. While the server is silent: the last known model and group
         size, with ``engine`` ``None``."""

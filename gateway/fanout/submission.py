@@ -27,24 +27,24 @@ class Submitter:
         self._client = client
 
     async def submit(
-        self, task_id: str, outputs: Mapping[str, WorkflowOutput], timeout: float, stats: Stats
+        self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats
     ) -> DropReason | None:
         """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
 
         Args:
             task_id: of the group.
             outputs: by episode uuid.
-            timeout: seconds until it is given up.
+            seconds: until it is given up.
             stats: where the outcome is counted.
 
         Returns:
             ``None`` when acknowledged, else why not; then the episodes are aborted.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 reason = await self._offer(task_id, outputs)
         except TimeoutError:
-            logger.error("group %s is not trained: not acknowledged within %g s", task_id, timeout)
+            logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
             reason = DropReason.SUBMIT_TIMEOUT
         if reason is None:
             stats.trained += 1

@@ -1,0 +1,1 @@
+"""The addresses beside the dialects: models, health and status, and those of the operator."""

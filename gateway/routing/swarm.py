@@ -1,0 +1,78 @@
+"""Everything that talks to one swarm server, shared by the routes that lead to it.
+
+Invariant: a connection and a task that belong to the server live exactly as long as its ``async with``; submissions
+under way get their time first.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from gateway.background import Background
+from gateway.fanout.episodes import Episodes
+from gateway.fanout.sampling import Sampler
+from gateway.fanout.submission import Submitter
+from swarm.client import AsyncSwarmClient
+from swarm.client.policy import RetryPolicy
+from swarm.client.wire import tls_context
+
+#: An idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=3.0)
+#: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
+_QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
+#: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
+_LAST_SECONDS = 15.0
+
+
+class Swarm:
+    """One swarm server as one of the gateway's clients sees it.
+
+    Attributes:
+        url: its address.
+        client: control calls.
+        episodes: what it serves, and claims.
+        sampler: calls of an episode's own address.
+        submitter: hands rewards in.
+        background: what outlives the request that began it.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.background = Background(grace_seconds=_LAST_SECONDS)
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
+        # an episode's address is the swarm server's own: no proxy of the environment leads there; reads have the
+        # deadline of the whole sample
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False, verify=tls_context()
+        )
+        self.episodes = Episodes(self.client, self.background)
+        self.sampler = Sampler(self._http)
+        self.submitter = Submitter(self.client)
+        self._held = AsyncExitStack()
+
+    def status(self) -> dict[str, Any]:
+        """What is known of it, as JSON."""
+        serving = self.episodes.known
+        return {
+            "url": self.url,
+            "engine": serving.engine or "unreachable",
+            "model": serving.model,
+            "num_repeat": serving.num_repeat,
+            "policy_version": serving.policy_version,
+            "background": len(self.background),
+        }
+
+    async def __aenter__(self) -> Self:
+        await self._held.enter_async_context(self._http)
+        await self._held.enter_async_context(self.client)
+        await self._held.enter_async_context(self.background)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._held.__aexit__(exc_type, exc, tb)

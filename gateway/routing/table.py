@@ -1,0 +1,154 @@
+"""``RouteTable``: from a model name and a caller to a route.
+
+Invariant: a name leads to at most one route, and to none that the caller's key does not open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+from gateway.fallback import Upstream
+from gateway.forms import Caller
+from gateway.routing.route import Route
+from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+#: What an upstream gets to list its models.
+_LIST_SECONDS = 10.0
+
+
+class RouteTable:
+    """The routes of one configuration; ``default`` takes what names no model or an unknown one."""
+
+    def __init__(self, routes: Sequence[Route], default: Route | None) -> None:
+        self.routes = tuple(routes)
+        self._default = default
+        self._named = {name: route for route in routes for name in route.names}
+        self._by_served = [route for route in routes if route.answers_to_served and route.swarm is not None]
+
+    async def find(self, model: str | None, caller: Caller) -> Route:
+        """The route for ``model``.
+
+        Raises:
+            NotFoundError: there is none; says which names there are.
+            ForbiddenError: the caller's key does not open it.
+            UnavailableError: the name may be the model of one of several swarm servers that were never heard of.
+        """
+        route = self._named.get(model or "") or await self._find_served(model) or self._default
+        if route is None:
+            raise await self._unknown(model, caller)
+        if not _opens(caller, route):
+            raise ForbiddenError(
+                f"this key does not open the route {route.name!r}; it opens {_listed(caller.routes or ())}",
+                code="route_not_allowed",
+                param="model",
+            )
+        return route
+
+    async def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """Cards of the names that ``caller`` may ask for, and those of a default route that is a plain upstream.
+
+        Raises:
+            UnavailableError: nothing is known yet.
+        """
+        await self._hear()
+        cards = {
+            name: _card(name, route.served or name)
+            for route in self.routes
+            if _opens(caller, route)
+            for name in route.all_names
+        }
+        default = self._default
+        if default is not None and default.swarm is None and default.upstream is not None and _opens(caller, default):
+            for card in await _models_of(default.upstream):
+                cards.setdefault(str(card.get("id")), card)
+        if not cards and self._by_served:
+            raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
+        return list(cards.values())
+
+    async def model(self, name: str, caller: Caller) -> dict[str, Any]:
+        """The card of one name; errors as of :meth:`find` and :meth:`models`."""
+        for card in await self.models(caller):
+            if card["id"] == name:
+                return card
+        route = await self.find(name, caller)
+        return _card(name, route.served or name)
+
+    async def _find_served(self, model: str | None) -> Route | None:
+        if not model:
+            return self.routes[0] if len(self.routes) == 1 else None
+        if (route := self._serving(model)) is not None:
+            return route
+        if not self._by_served:
+            return None
+        await self._hear()
+        if (route := self._serving(model)) is not None:
+            return route
+        silent = [route for route in self._by_served if not route.served]
+        if self._default is None and len(silent) > 1:
+            urls = ", ".join(route.settings.swarm_url or "" for route in silent)
+            raise UnavailableError(
+                f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it"
+            )
+        # a swarm server that was never heard of may serve just this; its route waits for it, or falls back
+        return silent[0] if len(silent) == 1 else None
+
+    def _serving(self, model: str) -> Route | None:
+        return next((route for route in self._by_served if route.served == model), None)
+
+    async def _hear(self) -> None:
+        swarms = {route.swarm for route in self._by_served if route.swarm is not None}
+        await asyncio.gather(*(swarm.episodes.serving() for swarm in swarms))
+
+    async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
+        names = [name for route in self.routes if _opens(caller, route) for name in route.all_names]
+        if not model:
+            text = f"Name a model: this gateway serves {_listed(names)}."
+        else:
+            text = (
+                f"The model `{model}` does not exist. This gateway serves {_listed(names)}: ask for that, or add "
+                f"`{model}` to the gateway's model_aliases, or to the models of a route."
+            )
+        return NotFoundError(text, code="model_not_found", param="model")
+
+
+def _opens(caller: Caller, route: Route) -> bool:
+    return caller.routes is None or route.name in caller.routes
+
+
+async def _models_of(upstream: Upstream) -> list[dict[str, Any]]:
+    """What an upstream lists; nothing where it does not say, which must not hide the other routes."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_LIST_SECONDS):
+            listed = await upstream.forward("GET", "/v1/models", {}, b"")
+            try:
+                if isinstance(listed.body, bytes):
+                    body += listed.body
+                else:
+                    async for part in listed.body:
+                        body += part
+            finally:
+                if listed.close is not None:
+                    await listed.close()
+        data: Any = json.loads(body) if listed.status == 200 else None
+    except (SwarmGatewayError, TimeoutError, ValueError) as exc:
+        logger.warning("an upstream does not list its models: %s", exc or "timeout")
+        return []
+    cards = cast("dict[str, Any]", data).get("data") if isinstance(data, dict) else None
+    if not isinstance(cards, list):
+        return []
+    return [card for card in cast("list[Any]", cards) if isinstance(card, dict) and "id" in card]
+
+
+def _card(name: str, root: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway", "root": root}
+
+
+def _listed(names: Sequence[str] | frozenset[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "nothing"

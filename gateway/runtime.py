@@ -1,0 +1,95 @@
+"""``Gateway``: what one running gateway consists of, and how its configuration is exchanged.
+
+Invariant: a configuration that is wrong changes nothing; the one before it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from gateway.chat import ChatRoute
+from gateway.config import GatewayConfig
+from gateway.pipeline import Pipeline
+from gateway.routing import LiveRoutes, Plan
+from gateway.stats import Stats
+from swarm.errors import ConfigError, ConflictError
+
+logger = logging.getLogger(__name__)
+
+#: Reads the configuration anew.
+ConfigSource = Callable[[], GatewayConfig]
+#: What only a new process can change.
+_FIXED = ("host", "port", "tls")
+
+
+class Gateway:
+    """One running gateway; an async context.
+
+    Args:
+        plan: what to run first.
+        source: where :meth:`reload` reads the configuration; ``None`` where it was not given in a file.
+
+    Attributes:
+        routes: what is behind the model names.
+        pipeline: answers requests.
+        door: counts of all requests, those without a route included; what a route did is counted there.
+    """
+
+    def __init__(self, plan: Plan, source: ConfigSource | None = None) -> None:
+        self._source = source
+        self._reloading = asyncio.Lock()
+        self.routes = LiveRoutes(plan)
+        self.pipeline = Pipeline(self.routes)
+        self.door = Stats()
+        self.chat = ChatRoute(self.pipeline, self.routes, self.door)
+        self._held = AsyncExitStack()
+
+    @property
+    def config(self) -> GatewayConfig:
+        """What runs now."""
+        return self.routes.plan.config
+
+    async def reload(self) -> list[str]:
+        """Read the configuration again and serve by it from the next request on.
+
+        Returns:
+            What has changed and needs a restart to matter.
+
+        Raises:
+            ConfigError: it is wrong; the old one stays.
+            ConflictError: there is no file to read.
+        """
+        if self._source is None:
+            raise ConflictError("this gateway was started without a configuration file", code="nothing_to_reload")
+        async with self._reloading:
+            try:
+                # hooks are code of the operator's that may take its time
+                plan = await asyncio.to_thread(_plan, self._source)
+            except ConfigError as exc:
+                logger.error("the configuration was not reloaded, the old one stays: %s", exc.message)
+                raise
+            old = self.config
+            await self.routes.change(plan)
+        fixed = [name for name in _FIXED if getattr(plan.config, name) != getattr(old, name)]
+        logger.warning("the configuration is reloaded: routes %s", ", ".join(one.name for one in plan.routes))
+        if fixed:
+            logger.warning("the configuration: %s have changed, which needs a restart", ", ".join(fixed))
+        return fixed
+
+    async def __aenter__(self) -> Self:
+        await self._held.enter_async_context(self.routes)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._held.__aexit__(exc_type, exc, tb)
+
+
+def _plan(source: ConfigSource) -> Plan:
+    return Plan.of(source())
