@@ -11,7 +11,8 @@ import logging
 import math
 import re
 from binascii import hexlify
-from collections.abc import Awaitable, Iterable
+from codecs import BOM_UTF8
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -48,9 +49,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = header(scope["headers"], b"x-request-id")
-        if given is None or not _REQUEST_ID.fullmatch(given):
-            given = b"req_" + hexlify(random_bytes(16))
+        given = request_id(scope["headers"])
         scope.setdefault("state", {})["request_id"] = given.decode()
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -62,6 +61,14 @@ class RequestIdMiddleware:
             return send(message)
 
         await self.app(scope, receive, send_with_id)
+
+
+def request_id(headers: RawHeaders) -> bytes:
+    """The caller's ``x-request-id`` if it is well formed, else a new one."""
+    given = header(headers, b"x-request-id")
+    if given is None or not _REQUEST_ID.fullmatch(given):
+        given = b"req_" + hexlify(random_bytes(16))
+    return given
 
 
 def header(headers: RawHeaders, name: bytes) -> bytes | None:
@@ -130,11 +137,15 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     declared = header(request.scope["headers"], b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    body = await _body(request.receive, limit)
+    return parse_json(await _body(request.receive, limit))
+
+
+def parse_json(body: bytes | bytearray) -> dict[str, Any]:
+    """``body`` as a JSON object; raises like :func:`read_json`."""
     try:
-        text = body.decode("utf-8-sig")
+        text = body.decode("utf-8-sig" if body.startswith(BOM_UTF8) else "utf-8")
         data = _DECODER.decode(text)
-        if _SURROGATE.search(text):
+        if "\\u" in text and _SURROGATE.search(text):
             # half a surrogate pair is a string to Python, and an error to whoever encodes it later
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
@@ -178,8 +189,16 @@ def _too_large(limit: int) -> PayloadTooLargeError:
 
 
 async def read_model(request: Request, model: type[ModelT], limit: int) -> ModelT:
-    """The request body validated as ``model``; a validation error names the first wrong field in ``param``."""
-    data = await read_json(request, limit)
+    """The request body validated as ``model``.
+
+    Raises:
+        PayloadTooLargeError, RequestError: see :func:`read_json`; a wrong field, the first one, is named in ``param``.
+    """
+    return validated(model, await read_json(request, limit))
+
+
+def validated(model: type[ModelT], data: Mapping[str, Any]) -> ModelT:
+    """``data`` as ``model``; raises like :func:`read_model`."""
     try:
         return model.model_validate(data)
     except ValidationError as exc:
@@ -203,7 +222,11 @@ def bearer_bytes(headers: RawHeaders) -> bytes:
 
 def base_url(request: Request) -> str:
     """``str(request.base_url)``: the address under which this caller reached us, with a slash at its end."""
-    scope = request.scope
+    return base_url_of(request.scope)
+
+
+def base_url_of(scope: Mapping[str, Any]) -> str:
+    """:func:`base_url` of a request's ASGI scope."""
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     return _base_url(scope["scheme"], header(scope["headers"], b"host"), scope.get("server"), root)
 

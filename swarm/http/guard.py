@@ -31,7 +31,7 @@ class LoopbackGuard:
         self._enabled = enabled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = _foreign(scope["headers"]) if self._enabled and scope["type"] == "http" else None
+        error = foreign(scope["headers"]) if self._enabled and scope["type"] == "http" else None
         if error is None:
             await self.app(scope, receive, send)
         else:
@@ -54,7 +54,7 @@ class JsonBodies:
         if scope["type"] == "http" and _has_body(scope["headers"]):
             given = header(scope["headers"], b"content-type") or b""
             other = self._other_types.get(scope["path"])
-            if not (_is_json(given) if other is None else _media_type(given) == other):
+            if not (is_json(given) if other is None else _media_type(given) == other):
                 wanted = "JSON with `content-type: application/json`" if other is None else f"`content-type: {other}`"
                 message = f"content-type {given.decode('latin-1')!r}: send {wanted}"
                 await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
@@ -71,7 +71,8 @@ def is_loopback(host: str) -> bool:
         return host.lower().removesuffix(".") == "localhost"
 
 
-def _foreign(headers: RawHeaders) -> RequestError | None:
+def foreign(headers: RawHeaders) -> RequestError | None:
+    """Why :class:`LoopbackGuard` refuses a request with these headers; ``None``: it does not."""
     host = header(headers, b"host")
     # HTTP/1.0 may come without; a browser never does
     if host is not None and not _names_loopback(b"//" + host):
@@ -101,7 +102,8 @@ def _names_loopback(url: bytes) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _is_json(content_type: bytes) -> bool:
+def is_json(content_type: bytes) -> bool:
+    """Whether a ``content-type`` says JSON."""
     kind = _media_type(content_type)
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol over a transport that sends the head and the body of an answer in one system call.
+"""uvicorn's HTTP protocol over a transport that sends the head and the body of an answer in one system call, and with
+shortcuts past the application.
 
 Invariant: bytes leave in the order in which they were written, at the latest in the next turn of the event loop, and
 no more than :data:`GATHERED_BYTES` wait, so that the flow control of large bodies works as without it. No connection
@@ -8,18 +9,33 @@ makes us keep more of a request's head than :data:`HEAD_BYTES` and one read.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, cast
+
+from swarm.http.asgi import header
+from swarm.http.shortcuts import BODY_BYTES, Shortcut, Shortcuts, ShortRequest
 
 if TYPE_CHECKING:
 
     class _UvicornProtocol(asyncio.Protocol):
         transport: asyncio.Transport
+        server_state: Any
         cycle: Any
+        flow: Any
+        parser: Any
+        scope: dict[str, Any]
+        url: bytes
+        expect_100_continue: bool
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def on_headers_complete(self) -> None: ...
         def on_body(self, body: bytes) -> None: ...
+        def on_message_complete(self) -> None: ...
+        def on_response_complete(self) -> None: ...
 else:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as _UvicornProtocol
+
+logger = logging.getLogger(__name__)
 
 GATHERED_BYTES = 65536
 #: of a request's line, headers or trailers; httptools has no bound of its own, and its time grows with their square
@@ -52,6 +68,13 @@ class GatheringTransport:
         if self._size > GATHERED_BYTES:
             self._flush()
 
+    def send(self, data: bytes) -> None:
+        """Write what is complete, with what was written before it."""
+        if self._pending:
+            self.write(data)
+        elif not self._transport.is_closing():
+            self._transport.write(data)
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
@@ -69,10 +92,19 @@ class GatheringTransport:
 
 
 class GatheringProtocol(_UvicornProtocol):
-    """httptools where the platform has it, else h11, which bounds heads itself; see :class:`GatheringTransport`."""
+    """httptools where the platform has it, else h11, which bounds heads itself; see :class:`GatheringTransport`.
+
+    Args:
+        shortcuts: they are asked first, about POSTs of small bodies to their very path, without a query; not over h11.
+    """
 
     #: bytes since the parser last gave out a whole head or a part of a body
     _withheld = 0
+
+    def __init__(self, *args: Any, shortcuts: Shortcuts | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shortcuts = {path.encode(): (path, shortcut) for path, shortcut in (shortcuts or {}).items()}
+        self._shortcut: Shortcut | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         gathering = GatheringTransport(cast(asyncio.Transport, transport))
@@ -91,8 +123,54 @@ class GatheringProtocol(_UvicornProtocol):
 
         def on_headers_complete(self) -> None:
             self._withheld = 0
-            super().on_headers_complete()
+            found = self._shortcuts.get(self.url)
+            if found is None or not self._is_plain():
+                self._shortcut = None
+                super().on_headers_complete()
+                return
+            self.scope["path"], self._shortcut = found
+            self.scope["method"] = "POST"
+            self.cycle = ShortRequest(self.scope, self, self.parser.should_keep_alive())
 
         def on_body(self, body: bytes) -> None:
             self._withheld = 0
-            super().on_body(body)
+            if self._shortcut is None:
+                super().on_body(body)
+            else:
+                self.cycle.body += body
+
+        def on_message_complete(self) -> None:
+            shortcut, self._shortcut = self._shortcut, None
+            if shortcut is None:
+                super().on_message_complete()
+                return
+            request: ShortRequest = self.cycle
+            try:
+                taken = shortcut(request)
+            except Exception:
+                # out of here it would be taken for an error of the parser
+                logger.exception("the shortcut to %s failed", request.scope["path"])
+                taken = request.response_complete
+            if not taken:
+                # the parser is still at this request: uvicorn is told of it now
+                self.cycle = None
+                super().on_headers_complete()
+                super().on_body(request.body)
+                super().on_message_complete()
+
+        def _is_plain(self) -> bool:
+            """Whether the request is one for shortcuts, by its head, and the connection free for an answer."""
+            parser = self.parser
+            length = header(self.scope["headers"], b"content-length")
+            return (
+                (self.cycle is None or self.cycle.response_complete)
+                and length is not None
+                and length.isdigit()
+                and len(length) < 6
+                and 0 < int(length) <= BODY_BYTES
+                and parser.get_method() == b"POST"
+                and parser.get_http_version() == "1.1"
+                and not self.expect_100_continue
+                and not parser.should_upgrade()
+                and not self.flow.write_paused
+            )

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import socket
 from collections.abc import Callable
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError
 from swarm.http.protocol import GatheringProtocol
+from swarm.http.shortcuts import Shortcuts
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +53,15 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def uvicorn_config(app: ASGIApp, *, shutdown_seconds: int, log_level: str) -> uvicorn.Config:
+def uvicorn_config(
+    app: ASGIApp, *, shutdown_seconds: int, log_level: str, shortcuts: Shortcuts | None = None
+) -> uvicorn.Config:
     """How our servers serve: httptools where the platform has them, no access log, no server header."""
+    protocol = functools.partial(GatheringProtocol, shortcuts=shortcuts)
     return uvicorn.Config(
         app,
-        http=GatheringProtocol,
+        # it is only ever called
+        http=cast("type[GatheringProtocol]", protocol),
         lifespan="on",
         access_log=False,
         server_header=False,

@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
 from swarm.http.direct import DirectRoutes
 from swarm.http.guard import JsonBodies
-from swarm.server.auth import AuthMiddleware, TokenRing
+from swarm.server.auth import Admission, AuthMiddleware, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.dataplane.routes import DataPlane
@@ -37,6 +37,7 @@ from swarm.server.routes.episodes import EpisodeRoutes
 from swarm.server.routes.metrics import MetricsRoutes
 from swarm.server.routes.openapi import OpenApiRoutes
 from swarm.server.routes.prepared import PreparedRoutes
+from swarm.server.routes.shortcuts import EpisodeShortcuts
 from swarm.server.routes.status import StatusRoutes
 from swarm.server.snapshots import Snapshots
 from swarm.server.supervisor import Supervisor
@@ -57,7 +58,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         ConfigError: the run folder's ``tokens.json`` is damaged.
 
     ``app.state.controller`` and ``app.state.supervisor`` are for the one who serves the app, and
-    ``app.state.startup_error`` is why its lifespan did not start.
+    ``app.state.startup_error`` is why its lifespan did not start. ``app.state.shortcuts`` is for
+    :func:`~swarm.http.serve.uvicorn_config`.
     """
     controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
@@ -102,8 +104,9 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *OpenApiRoutes().routes(),
         *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
     ]
+    admission = Admission(ring, config.anonymous)
     guards = [
-        Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous),
+        Middleware(AuthMiddleware, admission=admission),
         Middleware(JsonBodies, other_types=CodeRoutes.BODY_TYPES),
     ]
     app = Starlette(
@@ -119,6 +122,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         lifespan=lifespan,
     )
     app.state.startup_error = None
+    app.state.shortcuts = EpisodeShortcuts(config, controller, meters, admission).table()
     app.state.controller = controller
     app.state.supervisor = supervisor
     app.state.data_plane = data_plane

@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.server.journal import Journal
+from swarm.server.journal import Journal, OnDisk
 from swarm.server.journal.records import BatchTaken, PastEnding, Record, Recovered
 from swarm.server.meters import Meters
 from swarm.server.routes.operations import OPERATIONS
@@ -44,6 +44,9 @@ class MeteredJournal:
         self._journal.append(*records)
         for record in records:
             self._meters.observe(record)
+
+    def on_disk(self, told: OnDisk) -> None:
+        self._journal.on_disk(told)
 
     async def synced(self) -> None:
         await self._journal.synced()

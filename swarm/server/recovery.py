@@ -15,6 +15,7 @@ from typing import Protocol
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
 from swarm.server.episodes import Episode, EpisodeGroup
+from swarm.server.journal import OnDisk
 from swarm.server.journal.records import ClaimedEpisode, PastEnding, Record, Recovered
 from swarm.server.pool import EpisodePool
 from swarm.states import EpisodeState
@@ -30,6 +31,8 @@ class JournalPort(Protocol):
     def recover(self) -> Recovered: ...
 
     def append(self, *records: Record) -> None: ...
+
+    def on_disk(self, told: OnDisk) -> None: ...
 
     async def synced(self) -> None: ...
 

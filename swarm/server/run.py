@@ -74,7 +74,7 @@ async def serve(
             on_ready(url_of(config.host, listener))
 
     server = _Server(
-        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
+        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level, shortcuts=app.state.shortcuts),
         ready,
         app.state.controller.close,
     )

@@ -1,7 +1,8 @@
 """Lets a request through to the control routes if its caller may use the route it names.
 
-Invariant: behind it ``scope["caller"]`` is always there, and holds the scope that :mod:`swarm.server.auth.scopes` asks
-for; of a request without a token that is decided by where it comes from, never by what it says.
+Invariant: behind :class:`Admission` ``scope["caller"]`` is always there, and holds the scope that
+:mod:`swarm.server.auth.scopes` asks for; of a request without a token that is decided by where it comes from, never by
+what it says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import ConfigError, ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import bearer_bytes, error_response
-from swarm.http.guard import LoopbackGuard, is_loopback
+from swarm.http.guard import foreign, is_loopback
 from swarm.server.auth.ring import TokenRing
 from swarm.server.auth.scopes import needed_scope
 from swarm.server.auth.token import Caller
@@ -27,41 +28,37 @@ ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
 
-class AuthMiddleware:
-    """Answer 401 to callers without a known token, and 403 to those whose token lacks the route's scope.
+class Admission:
+    """Decides who may use which control route.
 
     Args:
-        anonymous: see :class:`~swarm.server.config.ServerConfig`. Anonymous callers go through
-            :class:`~swarm.http.guard.LoopbackGuard`, for a web page can make a browser on this machine send requests.
+        ring: the tokens.
+        anonymous: see :class:`~swarm.server.config.ServerConfig`. Anonymous callers are held to what
+            :class:`~swarm.http.guard.LoopbackGuard` lets through, for a web page can make a browser on this machine
+            send requests.
     """
 
-    def __init__(self, app: ASGIApp, ring: TokenRing, anonymous: bool | None) -> None:
-        self.app = app
-        self._guarded = LoopbackGuard(app, enabled=True)
+    def __init__(self, ring: TokenRing, anonymous: bool | None) -> None:
         self._ring = ring
         self._anonymous = anonymous
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            caller, app = self._identify(scope)
-            self._check_scope(caller, scope)
-        except SwarmGatewayError as exc:
-            answer = error_response(exc)
-            if exc.status == 401:
-                answer.headers["www-authenticate"] = "Bearer"
-            await answer(scope, receive, send)
-            return
-        scope["caller"] = caller
-        await app(scope, receive, send)
+    def admit(self, scope: Scope) -> None:
+        """Put the caller of a request into its ``scope["caller"]``.
 
-    def _identify(self, scope: Scope) -> tuple[Caller, ASGIApp]:
+        Raises:
+            AuthenticationError: no known token.
+            ForbiddenError: the token lacks the route's scope.
+            RequestError: a foreign page's request without a token.
+        """
         key = bearer_bytes(scope["headers"])
         if not key and self._anonymous_may(scope):
-            return ANONYMOUS, self._guarded
-        return self._ring.authenticate(key), self.app
+            caller = ANONYMOUS
+            if (error := foreign(scope["headers"])) is not None:
+                raise error
+        else:
+            caller = self._ring.authenticate(key)
+        self._check_scope(caller, scope)
+        scope["caller"] = caller
 
     def _anonymous_may(self, scope: Scope) -> bool:
         if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
@@ -79,6 +76,26 @@ class AuthMiddleware:
             )
         if needed == "admin" and scope["method"] not in ("GET", "HEAD"):
             logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
+
+
+class AuthMiddleware:
+    """Answer 401 to callers without a known token, and otherwise as :class:`Admission` says."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self.app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._admission.admit(scope)
+            except SwarmGatewayError as exc:
+                answer = error_response(exc)
+                if exc.status == 401:
+                    answer.headers["www-authenticate"] = "Bearer"
+                await answer(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def check_exposure(config: ServerConfig) -> None:

@@ -28,7 +28,7 @@ def new_token() -> str:
 class Caller:
     """Who sent a request: the name of its token, for people and for the log, and what the token allows.
 
-    :class:`~swarm.server.auth.middleware.AuthMiddleware` puts it in ``scope["caller"]``.
+    :class:`~swarm.server.auth.middleware.Admission` puts it in ``scope["caller"]``.
     """
 
     name: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 import time
 from collections import deque
@@ -33,6 +34,12 @@ T = TypeVar("T")
 #: seconds that :meth:`Journal.close` gives a disk that fails
 _CLOSE_SECONDS = 10.0
 
+#: that a record may take to the disk before those who wait for it are let go
+SYNC_SECONDS = 10.0
+
+#: is told ``None``, or why it will not be told
+OnDisk = Callable[[UnavailableError | None], None]
+
 
 class JournalStats(Model):
     """How the journal does; seconds, bytes. ``error`` is empty unless the disk refuses what is pending."""
@@ -56,8 +63,10 @@ class Journal:
         self._writer = writer
         self._appended = 0
         self._oldest = 0.0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        #: how many records must be committed, until when (on the event loop's clock), and who is told
+        self._waiting: deque[tuple[int, float, OnDisk]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self._reader = connect_to_read(path)
         self._lookups = ThreadPoolExecutor(1, "swarm-journal-lookup")
         writer.start(self._committed)
@@ -114,25 +123,37 @@ class Journal:
         self._appended += len(records)
         self._writer.put(records)
 
-    async def synced(self, within: float = 10.0) -> None:
+    def on_disk(self, told: OnDisk) -> None:
+        """Call ``told`` when everything appended so far is on disk, or with an :class:`UnavailableError` when it is not
+        after :data:`SYNC_SECONDS` (``journal_unavailable``); it will be tried further. It may be called at once."""
+        if self._writer.committed >= self._appended:
+            told(None)
+            return
+        loop = self._loop = asyncio.get_running_loop()
+        self._waiting.append((self._appended, loop.time() + SYNC_SECONDS, told))
+        if self._deadline is None:
+            self._deadline = loop.call_later(SYNC_SECONDS, self._expire)
+        # the writer looks for waiters after it has committed: one of the two sees the other
+        self._wake()
+
+    async def synced(self) -> None:
         """Wait until everything appended so far is on disk.
 
         Raises:
-            UnavailableError: it is not after ``within`` seconds (``journal_unavailable``); it will be tried further.
+            UnavailableError: see :meth:`on_disk`.
         """
-        target = self._appended
-        if self._writer.committed >= target:
-            return
-        loop = self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((target, future))
-        # the writer looks for waiters after it has committed: one of the two sees the other
-        self._wake()
-        timer = loop.call_later(within, self._expire, future, within)
-        try:
-            await future
-        finally:
-            timer.cancel()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(error: UnavailableError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.on_disk(told)
+        await future
 
     async def past_ending(self, episode_uuid: str) -> PastEnding | None:
         """How an episode ended that memory has forgotten; ``None``: unknown.
@@ -162,6 +183,10 @@ class Journal:
         if self._lock.released:
             return
         done = await asyncio.to_thread(self._writer.stop, _CLOSE_SECONDS)
+        self._wake()
+        self._let_go(math.inf, "before the server ended")
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not done:
             logger.error("%d journal records could not be written: %s", self.pending, self._writer.error)
         self._lookups.shutdown()
@@ -184,19 +209,30 @@ class Journal:
     def _wake(self) -> None:
         committed = self._writer.committed
         while self._waiting and self._waiting[0][0] <= committed:
-            _, future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(None)
+            _tell(self._waiting.popleft()[2], None)
 
-    def _expire(self, future: asyncio.Future[None], within: float) -> None:
-        if not future.done():
-            why = f": {self._writer.error}" if self._writer.error else ""
-            future.set_exception(
-                UnavailableError(
-                    f"the journal did not reach the disk within {within:g} s{why}; repeat the request",
-                    code="journal_unavailable",
-                )
-            )
+    def _expire(self) -> None:
+        """Let those go who have waited for too long, and look again when the next one will have."""
+        self._deadline = None
+        loop = self._loop
+        assert loop is not None, "who waits has named the event loop"
+        self._let_go(loop.time(), f"within {SYNC_SECONDS:g} s")
+        if self._waiting:
+            self._deadline = loop.call_at(self._waiting[0][1], self._expire)
+
+    def _let_go(self, until: float, when: str) -> None:
+        why = f": {self._writer.error}" if self._writer.error else ""
+        while self._waiting and self._waiting[0][1] <= until:
+            message = f"the journal did not reach the disk {when}{why}; repeat the request"
+            _tell(self._waiting.popleft()[2], UnavailableError(message, code="journal_unavailable"))
+
+
+def _tell(told: OnDisk, error: UnavailableError | None) -> None:
+    try:
+        told(error)
+    except Exception:
+        # the others who wait are not to suffer for one of them
+        logger.exception("an answer to what the journal has written failed")
 
 
 def _files(path: Path) -> tuple[Path, Path]:

@@ -128,20 +128,11 @@ class EpisodeRoutes:
 
     async def agree_sync_weight(self, request: Request) -> Response:
         wanted = await read_model(request, AgreeSyncWeightRequest, self.config.max_body_bytes)
-        reason = self.controller.agree(wanted.client_uuid)
+        reason = await self.controller.agree(wanted.client_uuid)
         return answer(AgreeSyncWeightResponse(success=not reason, failure_reason=reason))
 
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
-        wish = ClaimWish(
-            client_uuid=wanted.client_uuid,
-            episode_type=wanted.episode_type,
-            idle_timeout=wanted.discard_episode_timeout,
-            max_seconds=wanted.max_episode_seconds or self.config.max_episode_seconds,
-            count=count,
-            as_group=as_group,
-            claim_key=wanted.idempotency_key or "",
-            throttle=wanted.throttle_policy,
-        )
+        wish = wish_for(wanted, self.config, count, as_group=as_group)
         came = time.monotonic()
         try:
             outcome = await self.controller.claim(wish, wanted.wait_seconds, request.receive)
@@ -152,9 +143,27 @@ class EpisodeRoutes:
         return outcome
 
 
+def wish_for(wanted: ClaimEpisodeRequest, config: ServerConfig, count: int = 1, *, as_group: bool = False) -> ClaimWish:
+    """What a body asks for."""
+    return ClaimWish(
+        client_uuid=wanted.client_uuid,
+        episode_type=wanted.episode_type,
+        idle_timeout=wanted.discard_episode_timeout,
+        max_seconds=wanted.max_episode_seconds or config.max_episode_seconds,
+        count=count,
+        as_group=as_group,
+        claim_key=wanted.idempotency_key or "",
+        throttle=wanted.throttle_policy,
+    )
+
+
+def not_trained(dropped: str) -> str | None:
+    """The ``error`` of an end that is accepted (``success``), though nothing of it is trained."""
+    return f"not trained: {dropped}" if dropped else None
+
+
 def _ended(dropped: str) -> Response:
-    # success: the end is accepted; the error then says why nothing of it is trained
-    return answer(SuccessResponse(success=True, error=f"not trained: {dropped}" if dropped else None))
+    return answer(SuccessResponse(success=True, error=not_trained(dropped)))
 
 
 def _episode_url(request: Request, claim: Claim) -> str:

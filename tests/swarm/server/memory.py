@@ -6,6 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from swarm.errors import UnavailableError
+from swarm.server.journal import OnDisk
 from swarm.server.journal.records import PastEnding, Record, Recovered
 
 RecordT = TypeVar("RecordT")
@@ -32,6 +33,11 @@ class MemoryJournal:
 
     def append(self, *records: Record) -> None:
         self.records += records
+
+    def on_disk(self, told: OnDisk) -> None:
+        assert self.gate.is_set(), "who must wait for the gate awaits synced()"
+        self.synced_records = len(self.records) if not self.failing else self.synced_records
+        told(UnavailableError("the disk is full", code="journal_unavailable") if self.failing else None)
 
     async def synced(self) -> None:
         count = len(self.records)

@@ -27,6 +27,8 @@ from tests.swarm.server.journal.build import batch, call, claimed, ended, refuse
 
 pytestmark = pytest.mark.anyio
 
+JOURNAL = "swarm.server.journal.journal"
+
 
 @pytest.fixture
 def anyio_backend() -> str:
@@ -43,6 +45,12 @@ async def journal(path: Path) -> AsyncGenerator[Journal]:
     journal = Journal.open(path)
     yield journal
     await journal.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who wait for the disk do not wait for long."""
+    monkeypatch.setattr(f"{JOURNAL}.SYNC_SECONDS", 0.3)
 
 
 @contextmanager
@@ -145,13 +153,16 @@ async def test_what_is_appended_together_is_written_together(path: Path, monkeyp
     assert not [size for size in sizes if size % 4], "a server killed now would know a part of a claimed group"
 
 
-async def test_a_full_disk_refuses_and_recovers_in_order(journal: Journal, path: Path) -> None:
+async def test_a_full_disk_refuses_and_recovers_in_order(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal.append(claimed("a"), claimed("b"))
     await journal.synced()
+    monkeypatch.setattr(f"{JOURNAL}.SYNC_SECONDS", 0.3)
     with full_disk(path):
         journal.append(ended("a", tokens=5000))
         with pytest.raises(UnavailableError) as caught:
-            await journal.synced(within=0.2)
+            await journal.synced()
         assert caught.value.code == "journal_unavailable"
         assert caught.value.should_retry
         journal.append(ended("b"))
@@ -161,6 +172,7 @@ async def test_a_full_disk_refuses_and_recovers_in_order(journal: Journal, path:
         assert stats.error in caught.value.message
         assert stats.error
         assert journal.recover().finished == []
+    monkeypatch.undo()
     await journal.synced()
     assert [one.episode_uuid for _, one in journal.recover().finished] == ["a", "b"]
     assert journal.stats().error == ""
@@ -183,6 +195,7 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
     await again.close()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,9 +208,9 @@ async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     with full_disk(path):
         journal.append(ended("a", tokens=5000))
         with pytest.raises(UnavailableError):
-            await journal.synced(within=0.5)
+            await journal.synced()
     journal.append(claimed("b"))
-    told = asyncio.create_task(journal.synced(within=1.0))
+    told = asyncio.create_task(journal.synced())
     await journal.close()
     with pytest.raises(UnavailableError):
         await told
@@ -207,6 +220,7 @@ async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     await again.close()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_record_that_cannot_be_written_is_an_error_that_is_told(
     journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,7 +229,7 @@ async def test_a_record_that_cannot_be_written_is_an_error_that_is_told(
     too_wide = call("a", "1").call.model_copy(update={"prompt_ids": [1 << 64]})
     journal.append(CallRecorded("a", too_wide), ended("a"))
     with pytest.raises(UnavailableError, match="OverflowError"):
-        await journal.synced(within=1.0)
+        await journal.synced()
     assert "OverflowError" in journal.stats().error
     assert journal.pending == 2
 
