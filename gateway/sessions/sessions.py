@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from gateway.background import Background
 from gateway.forms import Incoming
@@ -29,25 +30,25 @@ logger = logging.getLogger(__name__)
 
 EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
 
+#: What the hooks of all sessions get at shutdown.
+_LAST_SECONDS = 10.0
 #: Session hooks that run at once.
 _ENDING_AT_ONCE = 8
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 class Sessions:
-    """One per gateway, whatever its routes.
+    """One per gateway, whatever its routes; an async context that ends all of them.
 
     Args:
-        background: where hooks of sessions that end are called.
         max_sessions: conversations remembered.
         max_bytes: of their turns.
     """
 
-    def __init__(self, background: Background, *, max_sessions: int = 10_000, max_bytes: int = 64 * 1024**2) -> None:
-        self._background = background
+    def __init__(self, *, max_sessions: int = 10_000, max_bytes: int = 64 * 1024**2) -> None:
+        self._ending = Background(grace_seconds=_LAST_SECONDS)
         self._memory = Memory(max_sessions, max_bytes)
         self._places = asyncio.Semaphore(_ENDING_AT_ONCE)
-        self._ending: set[asyncio.Task[None]] = set()
         self.counts = Counts()
 
     def link(self, incoming: Incoming, route: Route) -> SessionLink | None:
@@ -134,17 +135,15 @@ class Sessions:
             self._end(conversation, "endpoint")
         return len(mine)
 
-    async def close(self, seconds: float) -> None:
-        """End all sessions; their hooks get ``seconds`` in all, then what they would have given is dropped."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
         for conversation in self._memory:
             self._end(conversation, "shutdown")
-        if self._ending:
-            _, late = await asyncio.wait(set(self._ending), timeout=seconds)
-            for task in late:
-                task.cancel()
-            if late:
-                logger.warning("the hooks of %d sessions were still to be asked at shutdown", len(late))
-                await asyncio.wait(late)
+        await self._ending.__aexit__(exc_type, exc, tb)
 
     def as_dict(self) -> dict[str, Any]:
         """For ``/status``."""
@@ -173,9 +172,7 @@ class Sessions:
             asyncio.get_running_loop().call_later(seconds, self._memory.forget, late)
         hooks = conversation.route.hooks
         if hooks is not None and hooks.ends_sessions and conversation.turns:
-            task = self._background.start(self._credit(conversation), f"ending session {conversation.session_id}")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending.start(self._credit(conversation), f"ending session {conversation.session_id}")
         else:
             _release(conversation)
 
@@ -208,13 +205,15 @@ class Counts:
     """What sessions did since the start.
 
     ``linked`` by how a request was known to go on; ``ended`` by why; ``credited`` and ``credit_dropped`` are rewards of
-    turns, given by session hooks, that reached their open group, or came too late for it.
+    turns, given by session hooks, that reached their open group, or came too late for it; ``feedback`` that was told
+    counts, or came too late to train.
     """
 
     def __init__(self) -> None:
         self.linked: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.signals: Counter[str] = Counter()
+        self.feedback: Counter[str] = Counter()
         self.hook_failures: Counter[str] = Counter()
         self.credited = 0
         self.credit_dropped = 0
@@ -225,6 +224,7 @@ class Counts:
             "linked": dict(self.linked),
             "ended": dict(self.ended),
             "signals": dict(self.signals),
+            "feedback": dict(self.feedback),
             "hook_failures": dict(self.hook_failures),
             "credited": self.credited,
             "credit_dropped": self.credit_dropped,

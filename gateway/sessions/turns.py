@@ -101,6 +101,12 @@ class DeliveredTurn:
             feedback[0] = best.model_copy(update={"signals": {**self.observed, **best.signals}})
         return feedback
 
+    def say(self, choice: int, feedback: Feedback) -> bool:
+        """Note what the caller says of a delivered answer; returns whether it replaces what was said before."""
+        replaces = choice in self.said
+        self.said[choice] = feedback
+        return replaces
+
     def observe(self, signal: str, strength: float) -> None:
         """Note what the user did; of one signal the strongest observation stands."""
         self.observed[signal] = max(strength, self.observed.get(signal, 0.0))
