@@ -25,10 +25,12 @@ class BatchRequests:
 
     Args:
         link: the ``rollout`` end of the engine link.
+        stays_awake: whether vLLM serves while the trainer computes.
     """
 
-    def __init__(self, link: Sender) -> None:
+    def __init__(self, link: Sender, *, stays_awake: bool = True) -> None:
         self._link = link
+        self._stays_awake = stays_awake
         self._got = ""
         self._reported = ""
         self._received_at = 0.0
@@ -48,6 +50,7 @@ class BatchRequests:
                 policy_version=policy_version,
                 next_step=next_step,
                 last_batch=self._got,
+                stays_awake=self._stays_awake,
             )
         )
 

@@ -53,6 +53,7 @@ class RolloutReady(Model):
     ``addresses`` are ``host:port`` of each replica's OpenAI server; ``model`` is the name vLLM serves under.
     ``last_batch`` is the id of the batch that the trainer got last in this life, empty before the first: the batch that
     was given after it is the answer to this request, so that a repetition gets that one again, and no other.
+    ``stays_awake`` tells that vLLM serves while the trainer computes; else it has to give its memory away meanwhile.
     """
 
     kind: Literal["rollout_ready"] = "rollout_ready"
@@ -61,6 +62,7 @@ class RolloutReady(Model):
     policy_version: int
     next_step: int
     last_batch: str = ""
+    stays_awake: bool = True
 
 
 class StepDone(Model):

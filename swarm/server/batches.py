@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable
 
 from swarm.job import TrainJob
 from swarm.server.collecting import Collection, Dropped, Failure
-from swarm.server.journal.records import BatchFailed, BatchTaken, EpisodesDropped, Recovered, StepRecorded
+from swarm.server.journal.records import (
+    BatchFailed,
+    BatchTaken,
+    ClientAgreed,
+    EpisodesDropped,
+    Recovered,
+    StepRecorded,
+)
 from swarm.types import StepResult, TrainBatch, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -45,7 +52,9 @@ class Batches:
     def restore(self, recovered: Recovered) -> None:
         """Fill in, after a restart, what waits and what was out."""
         self.quarantined, self.dropped, self.trained = recovered.quarantined, recovered.dropped, recovered.trained
-        self.drop(self.collection.restore(recovered.finished, recovered.outstanding))
+        self.drop(
+            self.collection.restore(recovered.finished, recovered.outstanding, recovered.losses, recovered.agreed)
+        )
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> None:
         """An episode has finished."""
@@ -59,6 +68,13 @@ class Batches:
             self.dropped += 1
         if alone:
             self.drop(self.collection.lose(task_id))
+
+    def agree(self, client_uuid: str) -> str:
+        """The client has no more for the next batch; why that does not count, or an empty string."""
+        reason = self.collection.agree(client_uuid)
+        if not reason:
+            self._append(ClientAgreed(client_uuid))
+        return reason
 
     def take(self) -> TrainBatch:
         """The next batch; one whose step was not recorded comes again, as it was.
@@ -94,13 +110,15 @@ class Batches:
         return self.drop(self.collection.advance(policy_version))
 
     def drop(self, dropped: Iterable[Dropped]) -> int:
-        """Count and record what will never be trained; returns how many episodes."""
+        """Count and record what will never be trained, and how that changed its groups; returns how many episodes."""
         count = 0
         for one in dropped:
             logger.warning("%d finished episodes are not trained: %s", len(one.episode_uuids), one.reason)
             self._append(EpisodesDropped(one.episode_uuids, one.reason, one.cause))
             count += len(one.episode_uuids)
         self.dropped += count
+        if losses := self.collection.take_losses():
+            self._append(*losses)
         return count
 
     def _new_collection(self, job: TrainJob) -> Collection:

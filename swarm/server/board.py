@@ -25,13 +25,15 @@ logger = logging.getLogger(__name__)
 class Serving:
     """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
 
-    ``gone`` is set when the engine that serves it goes OFFLINE; new weights of the same engine keep it.
+    ``gone`` is set when the engine that serves it goes OFFLINE; new weights of the same engine keep it. ``stays_awake``
+    tells that vLLM serves while the trainer computes.
     """
 
     addresses: tuple[str, ...]
     engine_model: str
     policy_version: int
     gone: asyncio.Event
+    stays_awake: bool = True
 
 
 class EngineBoard:

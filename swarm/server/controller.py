@@ -178,7 +178,9 @@ class Controller(EngineBoard):
         if message.last_batch != self._given:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
             return outstanding if outstanding is not None and outstanding.batch_id == self._sent else None
-        self._serving = Serving(tuple(message.addresses), message.model, message.policy_version, self._engine_gone)
+        self._serving = Serving(
+            tuple(message.addresses), message.model, message.policy_version, self._engine_gone, message.stays_awake
+        )
         self.pool.batches.advance(message.policy_version)
         if self._state is EngineState.WEIGHT_SYNCING and not self._sent and outstanding is not None:
             # the batch waits for the disk: were it taken back as well, the engine would get it twice
@@ -339,12 +341,13 @@ class Controller(EngineBoard):
         await self.synced()
         return mine
 
-    def agree(self, client_uuid: str) -> str:
+    async def agree(self, client_uuid: str) -> str:
         """The client has no more for the current batch; why that does not count, or an empty string."""
         if self._pool is None:
             return "there is no training job yet"
-        reason = self._pool.collection.agree(client_uuid)
+        reason = self._pool.batches.agree(client_uuid)
         self._watch()
+        await self.synced()
         return reason
 
     def pool_changed(self) -> None:

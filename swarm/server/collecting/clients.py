@@ -111,6 +111,15 @@ class Clients:
             self._agreements += 1
             self._active_agreed += 1
 
+    def restore_agreement(self, client_uuid: str) -> None:
+        """The client agreed before a restart; that is no sign of life."""
+        self.remember(client_uuid)
+        self._agreements += 1
+        client = self._clients.get(client_uuid)
+        if client is not None and not client.agreed:
+            client.agreed = True
+            self._active_agreed += client_uuid in self._active
+
     def end_agreements(self) -> None:
         """Another batch begins."""
         if self._agreements:

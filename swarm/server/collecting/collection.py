@@ -19,7 +19,7 @@ from swarm.server.collecting.methods import Group
 from swarm.server.collecting.rolling import RollingClock
 from swarm.server.collecting.shares import Shares
 from swarm.server.collecting.throttle import Throttle
-from swarm.server.journal.records import EndedHow, OutstandingBatch
+from swarm.server.journal.records import EndedHow, GroupLosses, OutstandingBatch
 from swarm.types import TrainBatch, Trajectory
 
 #: seconds without a sign of life after which nobody waits for a client
@@ -171,7 +171,11 @@ class Collection:
         return self._counted(self._groups.clear(reason))
 
     def restore(
-        self, finished: Iterable[tuple[str, Trajectory]], outstanding: OutstandingBatch | None
+        self,
+        finished: Iterable[tuple[str, Trajectory]],
+        outstanding: OutstandingBatch | None,
+        losses: Iterable[GroupLosses] = (),
+        agreed: Iterable[str] = (),
     ) -> list[Dropped]:
         """Fill an empty collection after a restart, with (client, trajectory) oldest first.
 
@@ -179,9 +183,21 @@ class Collection:
         """
         dropped = self._groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
         for client_uuid, trajectory in finished:
-            self._clients.remember(client_uuid)
+            if self._groups.by_agreement:
+                # it may be about to go on, and a batch that waits for all must not leave in the moment of the restart
+                self._clients.seen(client_uuid, train=False)
+            else:
+                self._clients.remember(client_uuid)
             dropped += self._groups.add(client_uuid, trajectory)
+        for one in losses:
+            dropped += self._groups.restore_losses(one)
+        for client_uuid in agreed:
+            self._clients.restore_agreement(client_uuid)
         return self._counted(dropped)
+
+    def take_losses(self) -> list[GroupLosses]:
+        """What has become, since this was asked last, of groups that lack members which can never come."""
+        return self._groups.take_losses()
 
     # ------------------------------------------------------------------ batches
 

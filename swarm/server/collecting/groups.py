@@ -16,6 +16,7 @@ from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.server.collecting.methods import MIN_GROUP, Group, Member, Tally, method_of
 from swarm.server.collecting.shares import Shares
+from swarm.server.journal.records import GroupLosses
 from swarm.types import TrainBatch, Trajectory
 
 #: Why finished episodes will never be trained; for counters.
@@ -74,6 +75,8 @@ class GroupStore:
         self._whole: dict[int, Group] = {}
         #: groups of which nothing but losses is known: they hold no trajectory, but will be dropped once whole
         self._losses: OrderedDict[str, Group] = OrderedDict()
+        #: by task, what has become of losses since :meth:`take_losses`
+        self._lost: dict[str, GroupLosses] = {}
         self._trainable = 0
         self._cache_full = False
         self._taken: Outstanding | None = None
@@ -147,9 +150,15 @@ class GroupStore:
         if group is None:
             group = self._losses[task_id] = self._new_group(task_id)
             if len(self._losses) > self.bound:
-                self._losses.popitem(last=False)
+                self._forget_losses(self._losses.popitem(last=False)[1])
         group.lost += 1
+        self._lost[task_id] = GroupLosses(task_id, group.lost, group.version)
         return self._settle(group)
+
+    def take_losses(self) -> list[GroupLosses]:
+        """What has become of the losses of groups since this was asked last."""
+        lost, self._lost = self._lost, {}
+        return list(lost.values())
 
     def advance(self, policy_version: int) -> list[Dropped]:
         """New weights are served: drop what is too old, a whole group with all of it, of others the old episodes.
@@ -165,7 +174,7 @@ class GroupStore:
         for group in [g for g in self._open.values() if any(map(self._stale, g.members))]:
             gone += self._shrink(group)
         for group in [g for g in self._losses.values() if self._old(g.version)]:
-            del self._losses[group.task_id]
+            self._forget_losses(self._losses.pop(group.task_id))
         if not gone:
             return []
         self._cache_full = False
@@ -200,7 +209,8 @@ class GroupStore:
         """Drop everything that waits, and the batch that is out."""
         dropped = [self._discard("cleared", reason)] if self._taken else []
         gone = [member for group in list(self.waiting()) for member in self._remove(group)]
-        self._losses.clear()
+        while self._losses:
+            self._forget_losses(self._losses.popitem()[1])
         self._cache_full = False
         return [*dropped, _dropped(gone, "cleared", reason)] if gone else dropped
 
@@ -261,7 +271,18 @@ class GroupStore:
         dropped = self._give_up()
         return [dropped] if dropped else []
 
+    def restore_losses(self, losses: GroupLosses) -> list[Dropped]:
+        """Take up, after a restart, what a group lacks whose members, if any, are here again."""
+        group = self._open.get(losses.task_id)
+        if group is None:
+            group = self._losses[losses.task_id] = self._new_group(losses.task_id)
+        group.lost, group.version = losses.lost, losses.version
+        return self._settle(group)
+
     # ------------------------------------------------------------------ inside
+
+    def _forget_losses(self, group: Group) -> None:
+        self._lost[group.task_id] = GroupLosses(group.task_id, 0, group.version)
 
     def _new_group(self, task_id: str) -> Group:
         self._numbers += 1
@@ -290,6 +311,8 @@ class GroupStore:
         else:
             self._open.pop(group.task_id, None)
             self._losses.pop(group.task_id, None)
+            if group.lost:
+                self._forget_losses(group)
             for client_uuid in group.clients:
                 self._shares.parted(client_uuid, group.task_id)
         self.episodes -= len(group.members)

@@ -15,11 +15,13 @@ from swarm.server.journal.records import (
     BatchFailed,
     BatchTaken,
     CallRecorded,
+    ClientAgreed,
     EpisodeClaimed,
     EpisodeEnded,
     EpisodeKeyAdded,
     EpisodeQuarantined,
     EpisodesDropped,
+    GroupLosses,
     Record,
     RunBegun,
     RunStopped,
@@ -89,7 +91,8 @@ class Move:
 @dataclass(slots=True)
 class Changes:
     """The rows that one transaction writes, in the order of the fields; ``cleared`` are the ids of episodes whose calls
-    and further keys are no longer needed."""
+    and further keys are no longer needed. ``losses`` (by task) and ``agreements`` come on top of what there was, unless
+    that is ``..._void``."""
 
     runs: dict[int, Row] = field(default_factory=dict[int, Row])
     claims: Rows = field(default_factory=list[Row])
@@ -103,6 +106,10 @@ class Changes:
     batches: dict[str, Row | None] = field(default_factory=dict[str, Row | None])
     attempts: dict[str, int] = field(default_factory=dict[str, int])
     steps: Rows = field(default_factory=list[Row])
+    losses_void: bool = False
+    losses: dict[str, Row | None] = field(default_factory=dict[str, Row | None])
+    agreements_void: bool = False
+    agreements: Rows = field(default_factory=list[Row])
 
 
 @dataclass(slots=True)
@@ -146,6 +153,11 @@ class Ledger:
                     changes.quarantines.append((clean(record.reason), episode.id))
             case EpisodesDropped():
                 self._drop(record.episode_uuids, record.reason, changes)
+            case GroupLosses(task_id, lost, version):
+                name = clean(task_id)
+                changes.losses[name] = (name, lost, version) if lost else None
+            case ClientAgreed(client_uuid):
+                changes.agreements.append((clean(client_uuid),))
             case BatchTaken():
                 self._take(record, changes)
             case BatchFailed():
@@ -253,6 +265,7 @@ class Ledger:
             # one batch is out at a time: that a second one was taken means that the first one came back
             self._move(self.batch, State.WAITING, changes)
             changes.batches[self.batch_id] = None
+        changes.agreements_void, changes.agreements = True, []
         members = [[group.task_id, [one.episode_uuid for one in group.trajectories]] for group in batch.groups]
         self.batch_id, self.batch = batch.batch_id, dict.fromkeys(taken)
         self._move(taken, State.OUT, changes, batch_id=batch.batch_id)
@@ -288,6 +301,8 @@ class Ledger:
         if self.run.id == 0 or record.run_id != self.run.run_id:
             self._drop([uuid for uuid, one in self.live.items() if one.state is not State.CLAIMED], _NEW_RUN, changes)
             self.run = Run(self.run.id + 1, record.run_id)
+            changes.losses_void, changes.losses = True, {}
+            changes.agreements_void, changes.agreements = True, []
         self.run.job_yaml = record.job_yaml
         self.run.stopped = False
         self._count(changes)

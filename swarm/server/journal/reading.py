@@ -11,7 +11,14 @@ from operator import itemgetter
 from typing import Any
 
 from swarm.server.journal.codec import clean, unpack_call, unpack_trajectory
-from swarm.server.journal.records import ClaimedEpisode, EpisodeClaimed, OutstandingBatch, PastEnding, Recovered
+from swarm.server.journal.records import (
+    ClaimedEpisode,
+    EpisodeClaimed,
+    GroupLosses,
+    OutstandingBatch,
+    PastEnding,
+    Recovered,
+)
 from swarm.types import ModelCall, StepResult, TrainBatch, TrainGroup, Trajectory
 
 #: endings and claims that memory starts with; older ones are looked up one by one
@@ -53,6 +60,8 @@ def recover(connection: sqlite3.Connection) -> Recovered:
             )
         ],
         outstanding=_outstanding(connection),
+        losses=[GroupLosses(*row) for row in query("SELECT task_id, lost, version FROM losses ORDER BY task_id")],
+        agreed=[name for (name,) in query("SELECT client_uuid FROM agreements ORDER BY client_uuid")],
         endings={row[6]: PastEnding(*row[:6]) for row in endings},
         claims=_claims(connection, min((row[8] for row in endings if row[7]), default=None)),
         steps=[_step(*row) for row in reversed(steps)],

@@ -104,6 +104,23 @@ class EpisodesDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLosses:
+    """Of the group that task ``task_id`` has begun, ``lost`` episodes ended without a trajectory; 0: that group is no
+    more. ``version`` is the policy version at its begin."""
+
+    task_id: str
+    lost: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAgreed:
+    """A client has no more for the next batch; that holds until :class:`BatchTaken` or another run."""
+
+    client_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchTaken:
     """Finished episodes went into a batch; it is out until :class:`StepRecorded` or :class:`EpisodesDropped`."""
 
@@ -134,6 +151,8 @@ Record = (
     | EpisodeQuarantined
     | EpisodeEnded
     | EpisodesDropped
+    | GroupLosses
+    | ClientAgreed
     | BatchTaken
     | BatchFailed
     | StepRecorded
@@ -173,7 +192,8 @@ class OutstandingBatch:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """Everything a server needs to go on; ``finished`` are the trajectories that wait for a batch, oldest first, each
-    with its client. ``endings`` are the latest, oldest first. Counts are of the current run."""
+    with its client. ``endings`` are the latest, oldest first; ``agreed`` are the clients that agree to train what
+    waits. Counts are of the current run."""
 
     run_id: str = ""
     job_yaml: str = ""
@@ -181,6 +201,8 @@ class Recovered:
     claimed: list[ClaimedEpisode] = field(default_factory=list[ClaimedEpisode])
     finished: list[tuple[str, Trajectory]] = field(default_factory=list[tuple[str, Trajectory]])
     outstanding: OutstandingBatch | None = None
+    losses: list[GroupLosses] = field(default_factory=list[GroupLosses])
+    agreed: list[str] = field(default_factory=list[str])
     endings: dict[str, PastEnding] = field(default_factory=dict[str, PastEnding])
     claims: dict[tuple[str, str], list[str]] = field(default_factory=dict[tuple[str, str], list[str]])
     steps: list[StepResult] = field(default_factory=list[StepResult])

@@ -15,7 +15,7 @@ from typing import IO
 from swarm.errors import ConfigError
 
 #: in ``user_version``; raised with every change of the tables
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: in ``application_id``, so that another program's database is not taken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -91,6 +91,13 @@ CREATE TABLE steps (
 );
 CREATE UNIQUE INDEX steps_batch ON steps (run, batch_id);
 """
+# of the batch that is being collected: groups that lack members which can never come, and clients that have no more
+_COLLECTING = """
+CREATE TABLE losses (task_id TEXT PRIMARY KEY, lost INTEGER NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE agreements (client_uuid TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+#: schema version -> what the next one adds to it
+_STEPS = {0: _TABLES, 1: _COLLECTING}
 
 
 class FolderLock:
@@ -161,9 +168,10 @@ def prepare(path: Path) -> sqlite3.Connection:
                 # takes effect only before the first table
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
-            if version == 0:
+            if version < SCHEMA_VERSION:
+                tables = "".join(_STEPS[step] for step in range(version, SCHEMA_VERSION))
                 connection.executescript(
-                    f"BEGIN; {_TABLES} PRAGMA application_id = {APPLICATION_ID};"
+                    f"BEGIN; {tables} PRAGMA application_id = {APPLICATION_ID};"
                     f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
                 )
         except BaseException:

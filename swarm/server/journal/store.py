@@ -53,6 +53,8 @@ _ENDS = _Bulk(
 )
 _TRAJECTORIES = _Bulk("INSERT OR IGNORE INTO trajectories (ended, data) VALUES", 2)
 _BATCHES = _Bulk("INSERT OR REPLACE INTO batches (batch_id, members, attempts) VALUES", 3)
+_LOSSES = _Bulk("INSERT OR REPLACE INTO losses (task_id, lost, version) VALUES", 3)
+_AGREEMENTS = _Bulk("INSERT OR IGNORE INTO agreements (client_uuid) VALUES", 1)
 _STEPS = _Bulk("INSERT OR IGNORE INTO steps (run, batch_id, step, seconds, metrics) VALUES", 5)
 
 
@@ -79,6 +81,14 @@ def write(connection: sqlite3.Connection, changes: Changes) -> None:
     for batch_id, attempts in changes.attempts.items():
         connection.execute("UPDATE batches SET attempts = ? WHERE batch_id = ?", (attempts, batch_id))
     _STEPS.run(connection, changes.steps)
+    for table, void in (("losses", changes.losses_void), ("agreements", changes.agreements_void)):
+        if void:
+            connection.execute(f"DELETE FROM {table}")
+    if changes.losses:
+        gone = [(task_id,) for task_id, row in changes.losses.items() if row is None]
+        connection.executemany("DELETE FROM losses WHERE task_id = ?", gone)
+        _LOSSES.run(connection, [row for row in changes.losses.values() if row is not None])
+    _AGREEMENTS.run(connection, changes.agreements)
 
 
 def _write_move(connection: sqlite3.Connection, move: Move) -> None:

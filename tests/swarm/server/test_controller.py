@@ -506,15 +506,15 @@ async def test_agreement_makes_a_batch() -> None:
     controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"}))
     feed = asyncio.create_task(controller.next_batch())
     claims = await claim(controller, 3)
-    assert "nothing to train" in controller.agree("me")
+    assert "nothing to train" in await controller.agree("me")
     finish(controller, claims[:2], "a")
-    assert controller.agree("me") == ""
+    assert await controller.agree("me") == ""
     await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
     controller.pool.collection.seen("another", train=True)
     finish(controller, claims[2:], "a")
     batch = await asyncio.wait_for(feed, LONG)
     assert [len(group.trajectories) for group in batch.groups] == [2], "decided is decided"
-    assert "no training job" in opened().agree("me")
+    assert "no training job" in await opened().agree("me")
 
 
 async def test_a_dead_client_does_not_hold_up_agreement() -> None:
@@ -525,7 +525,7 @@ async def test_a_dead_client_does_not_hold_up_agreement() -> None:
         feed = asyncio.create_task(controller.next_batch())
         controller.pool.collection.seen("dead", train=True)
         finish(controller, await claim(controller, 2), "a")
-        assert controller.agree("me") == ""
+        assert await controller.agree("me") == ""
         keep = asyncio.create_task(keep_agreeing(controller))
         await asyncio.wait_for(feed, LONG)
         keep.cancel()
@@ -535,7 +535,7 @@ async def test_a_dead_client_does_not_hold_up_agreement() -> None:
 
 async def keep_agreeing(controller: Controller) -> None:
     while True:
-        controller.agree("me")
+        await controller.agree("me")
         await asyncio.sleep(0.01)
 
 
@@ -575,7 +575,7 @@ async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agre
         controller.offline("crashed")
         controller.boot()
         controller.pool.collection.seen("dead", train=True)
-        assert controller.agree("me") == ""
+        assert await controller.agree("me") == ""
         await asyncio.sleep(0.2)
         feed = asyncio.create_task(controller.next_batch())
         controller.rollout_ready(ready())

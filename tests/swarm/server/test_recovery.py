@@ -112,6 +112,62 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     await journal.close()
 
 
+@pytest.mark.anyio
+async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_path: Path) -> None:
+    job = JOB.model_copy(update={"collection": "any_client_agree_sync_weight"})
+
+    async def server(journal: Journal) -> Controller:
+        controller = Controller(CONFIG)
+        controller.open(journal)
+        if not controller.has_job:
+            controller.sync_job(job)
+        return controller
+
+    journal = Journal.open(tmp_path / "journal.db")
+    before = await server(journal)
+    before.boot()
+    before.rollout_ready(ready(0))
+    grant = await granted(before, ClaimWish("me", count=2))
+    for claim in grant.claims:
+        sample(before.pool, claim)
+    await before.end("me", "a", ends(*grant.claims), as_group=True)
+    assert await before.agree("me") == ""
+    await journal.close()
+
+    journal = Journal.open(tmp_path / "journal.db")
+    after = await server(journal)
+    assert after.pool.batch_ready
+    after.boot()
+    after.rollout_ready(ready(0))
+    await asyncio.wait_for(after.next_batch(), 20)
+    await journal.close()
+
+    journal = Journal.open(tmp_path / "journal.db")
+    assert journal.recover().agreed == []
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_a_group_that_lacks_a_member_is_known_after_a_restart(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    before = rolling(journal, 7)
+    lost, good = (await granted(before, ClaimWish("me", count=2))).claims
+    assert "no completed" in await before.end("me", "a", ends(lost), as_group=False)
+    await journal.close()
+
+    journal = Journal.open(tmp_path / "journal.db")
+    after = rolling(journal, 7)
+    sample(after.pool, good)
+    await after.end("me", "a", ends(good), as_group=False)
+    information = after.pool.information()
+    assert (information.tasks, information.dropped_episodes) == ({}, 2), "its advantage would lack the lost answer"
+    await journal.close()
+
+    journal = Journal.open(tmp_path / "journal.db")
+    assert journal.recover().losses == []
+    await journal.close()
+
+
 @dataclass
 class Known:
     """What the client knows of one episode of its own."""

@@ -22,7 +22,7 @@ from swarm.errors import StateError
 from swarm.job import CollectionMethod
 from swarm.protocol import EpisodeType
 from swarm.server.collecting import Collection, Dropped
-from swarm.server.journal.records import EndedHow, OutstandingBatch
+from swarm.server.journal.records import EndedHow, GroupLosses, OutstandingBatch
 from swarm.types import TrainBatch
 from tests.swarm.server.collecting.conftest import Clock, job, trajectory
 
@@ -91,6 +91,8 @@ class CollectionMachine(RuleBasedStateMachine):
         self.forced = False
         self.signs: dict[str, float] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
+        #: what the journal was told of groups that lack members
+        self.losses: dict[str, GroupLosses] = {}
         self.clients_of: dict[str, str] = {}
 
     # ------------------------------------------------------------------ the model
@@ -395,8 +397,17 @@ class CollectionMachine(RuleBasedStateMachine):
         self.collection = Collection(self.job, TIMEOUT, self.clock)
         waiting = sorted(self.waiting(), key=lambda one: self.order(one.name))
         outstanding = OutstandingBatch(self.out, self.attempts) if self.out else None
-        self.open, self.whole, self.agreed, self.forced = [], [], set(), False
-        self.signs, self.counts = {one.client: -TIMEOUT for one in waiting}, Counter()
+        losses = [
+            GroupLosses(group.task, group.lost, group.version)
+            for group in sorted(self.open, key=lambda group: group.task)
+            if group.lost
+        ]
+        assert losses == sorted(self.losses.values(), key=lambda one: one.task_id)
+        self.open, self.whole, self.forced = [], [], False
+        # of a batch that waits for all it is not known who has died meanwhile
+        sign = self.clock.now if self.by_agreement else -TIMEOUT
+        self.signs = dict.fromkeys(self.agreed, -TIMEOUT) | {one.client: sign for one in waiting}
+        self.counts = Counter()
         # only the engine tells the version again
         version, self.version = self.version, 0
         for client, episode_type, hint in self.running:
@@ -408,11 +419,22 @@ class CollectionMachine(RuleBasedStateMachine):
             self.clients_of[name] = ""
         expected = [name for one in waiting for name in self.model_add(one)]
         finished = [(one.client, trajectory(one.task, one.name, one.reward, one.version)) for one in waiting]
-        self.check_dropped(self.collection.restore(finished, outstanding), expected)
+        for one in losses:
+            group = self.group(one.task_id)
+            group.lost, group.version = one.lost, one.version
+        self.check_dropped(self.collection.restore(finished, outstanding, losses, sorted(self.agreed)), expected)
         self.version = version
         assert self.collection.advance(version) == []
 
     # ------------------------------------------------------------------ what always holds
+
+    @invariant()
+    def losses_are_told(self) -> None:
+        for one in self.collection.take_losses():
+            self.losses[one.task_id] = one
+            if not one.lost:
+                del self.losses[one.task_id]
+        assert {task: one.lost for task, one in self.losses.items()} == {g.task: g.lost for g in self.open if g.lost}
 
     @invariant()
     def every_episode_is_in_one_place(self) -> None:

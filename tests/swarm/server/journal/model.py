@@ -9,11 +9,13 @@ from swarm.server.journal.records import (
     BatchTaken,
     CallRecorded,
     ClaimedEpisode,
+    ClientAgreed,
     EpisodeClaimed,
     EpisodeEnded,
     EpisodeKeyAdded,
     EpisodeQuarantined,
     EpisodesDropped,
+    GroupLosses,
     OutstandingBatch,
     PastEnding,
     Record,
@@ -45,6 +47,8 @@ class Reference:
     batch: TrainBatch | None = None
     attempts: int = 0
     steps: list = field(default_factory=list)
+    losses: dict[str, GroupLosses] = field(default_factory=dict)
+    agreed: set[str] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=lambda: {"quarantined": 0, "dropped": 0, "trained": 0})
 
     def those(self, state: str) -> list[str]:
@@ -60,6 +64,7 @@ class Reference:
                     for uuid in self.those("waiting") + self.those("out"):
                         self.episodes[uuid].state = "dropped"
                     self.batch, self.steps = None, []
+                    self.losses, self.agreed = {}, set()
                     self.counts = dict.fromkeys(self.counts, 0)
                 self.run_id, self.job_yaml, self.stopped = run_id, job_yaml, False
             case RunStopped(run_id):
@@ -91,7 +96,14 @@ class Reference:
                         self.counts["dropped"] += 1
                 if not self.those("out"):
                     self.batch = None
+            case GroupLosses(task_id, lost):
+                self.losses[task_id] = record
+                if not lost:
+                    del self.losses[task_id]
+            case ClientAgreed(client_uuid):
+                self.agreed.add(client_uuid)
             case BatchTaken(batch):
+                self.agreed = set()
                 self.batch, self.attempts = batch, 0
                 for group in batch.groups:
                     for trajectory in group.trajectories:
@@ -143,6 +155,8 @@ class Reference:
             ],
             finished=[(end.client_uuid, end.trajectory) for end in finished if end and end.trajectory],
             outstanding=outstanding,
+            losses=[self.losses[task_id] for task_id in sorted(self.losses)],
+            agreed=sorted(self.agreed),
             endings=endings,
             claims=claims,
             steps=list(self.steps),

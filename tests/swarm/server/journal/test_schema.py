@@ -56,6 +56,20 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         Journal.open(path)
 
 
+def test_an_older_journal_gets_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    connection = prepare(path)
+    connection.executescript("DROP TABLE losses; DROP TABLE agreements; PRAGMA user_version = 1;")
+    connection.close()
+    for _ in range(2):
+        journal = Journal.open(path)
+        assert journal.recover().agreed == []
+        asyncio.run(journal.close())
+    connection = prepare(path)
+    assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+    connection.close()
+
+
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     connection = sqlite3.connect(path)
