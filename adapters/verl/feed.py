@@ -37,11 +37,12 @@ class BatchFeed:
     Args:
         link: the ``rollout`` end of the engine link.
         model: the name under which vLLM serves the policy.
+        stays_awake: whether vLLM serves while the trainer computes.
     """
 
-    def __init__(self, link: EngineEnd, model: str) -> None:
+    def __init__(self, link: EngineEnd, model: str, *, stays_awake: bool) -> None:
         self._link = link
-        self._requests = BatchRequests(link)
+        self._requests = BatchRequests(link, stays_awake=stays_awake)
         self._model = model
         self._replicas: Replicas | None = None
         self._uids: list[str] = []

@@ -60,7 +60,8 @@ class TaskRunner:
         trainer: Any = None
         succeeded = False
         try:
-            feed = BatchFeed(self._link, model_name)
+            awake = not config.actor_rollout_ref.rollout.free_cache_engine
+            feed = BatchFeed(self._link, model_name, stays_awake=awake)
             with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder), _announce_vllm(self._link):
                 trainer = SwarmTrainer(config, self._link, feed, folder)
                 trainer.init()

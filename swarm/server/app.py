@@ -37,6 +37,7 @@ from swarm.server.routes.episodes import EpisodeRoutes
 from swarm.server.routes.metrics import MetricsRoutes
 from swarm.server.routes.openapi import OpenApiRoutes
 from swarm.server.routes.prepared import PreparedRoutes
+from swarm.server.routes.serving import ServingRoutes
 from swarm.server.routes.shortcuts import EpisodeShortcuts
 from swarm.server.routes.status import StatusRoutes
 from swarm.server.snapshots import Snapshots
@@ -103,6 +104,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *MetricsRoutes(monitor).routes(),
         *OpenApiRoutes().routes(),
         *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
+        *ServingRoutes(data_plane).routes(),
     ]
     admission = Admission(ring, config.anonymous)
     guards = [

@@ -32,6 +32,13 @@ ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
         "/can_continue_episode": "claim",
         "/is_episode_claimed": "claim",
         "/agree_sync_weight": "claim",
+        # the engine without an episode: whoever may run episodes can sample from it anyway
+        "/v1/chat/completions": "claim",
+        "/v1/completions": "claim",
+        "/v1/embeddings": "claim",
+        "/v1/models": "read",
+        "/tokenize": "claim",
+        "/detokenize": "claim",
         # it tells the ids of everyone's episodes, and whoever knows an episode's id may end it
         "/get_episode_buffer": "admin",
         "/sync_train_config": "admin",

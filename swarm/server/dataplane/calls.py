@@ -1,6 +1,7 @@
-"""The episodes that one call is for: what counts as their call, and what they are told of it.
+"""Whom one call is for: episodes, which it is counted and recorded for, or nobody.
 
-Invariant: a call in flight keeps all its episodes alive, and ends with the first of them that is over.
+Invariant: a call in flight keeps all its episodes alive, and ends with the first of them that is over; a call for
+nobody leaves no trace.
 """
 
 from __future__ import annotations
@@ -9,17 +10,111 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
+from swarm.protocol import EpisodeType
 from swarm.server.concurrency import first_of
 from swarm.server.controller import Controller
 from swarm.server.episodes import Episode
+from swarm.states import EngineState
 from swarm.types import ModelCall
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: what the caller of a sleeping engine is told to wait, in seconds
+_ASLEEP_SECONDS = 5.0
+
+
+class Party(Protocol):
+    """Whom a call is for; a context manager for as long as the call is in flight."""
+
+    @property
+    def owners(self) -> Sequence[object]:
+        """Who stays on the replica that the call goes to."""
+        ...
+
+    @property
+    def episode_type(self) -> EpisodeType | None:
+        """Of its episodes; ``None`` without any."""
+        ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def record(self, choice: int, call: ModelCall) -> None:
+        """Keep what was sampled for one of them."""
+        ...
+
+    def quarantine(self, choice: int, problem: TokenTruthError) -> None:
+        """Never train one of them, unless it is over anyway."""
+        ...
+
+    def quarantine_all(self, problem: TokenTruthError) -> None:
+        """Train none of them."""
+        ...
+
+    async def synced(self) -> None:
+        """Return when what was recorded is on disk; raises :class:`UnavailableError` if it is not in time."""
+        ...
+
+    def check(self) -> None:
+        """Raise why the call cannot be made, if it cannot."""
+        ...
+
+    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
+        """The result of ``work``, which is cancelled when an episode ends or the engine that serves it is gone.
+
+        Raises:
+            SwarmGatewayError: why the episode is over, or that no engine serves.
+        """
+        ...
+
+
+class Nobody:
+    """A call that is for no episode: never recorded, never trained."""
+
+    episode_type: EpisodeType | None = None
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.owners: Sequence[object] = (self,)
+
+    def __enter__(self) -> Nobody:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def record(self, choice: int, call: ModelCall) -> None:
+        pass
+
+    def quarantine(self, choice: int, problem: TokenTruthError) -> None:
+        pass
+
+    def quarantine_all(self, problem: TokenTruthError) -> None:
+        pass
+
+    async def synced(self) -> None:
+        pass
+
+    def check(self) -> None:
+        """Raise :class:`UnavailableError` if no engine serves, or if it sleeps while it trains."""
+        controller = self._controller
+        if not controller.serving.stays_awake and controller.state is EngineState.WEIGHT_SYNCING:
+            raise UnavailableError(
+                "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
+            )
+
+    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
+        async def gone() -> T:
+            await engine_gone.wait()
+            raise UnavailableError("the engine went away while it served the call", code="engine_offline")
+
+        return await first_of(work, gone())
 
 
 class Members:
@@ -33,6 +128,8 @@ class Members:
 
     def __init__(self, controller: Controller, episodes: Sequence[Episode], quarantined: Counter[str]) -> None:
         self.episodes = episodes
+        self.owners: Sequence[object] = episodes
+        self.episode_type: EpisodeType | None = episodes[0].episode_type
         self._controller = controller
         self._pool = controller.pool
         self._quarantined = quarantined
@@ -48,23 +145,20 @@ class Members:
         self._controller.pool_changed()
 
     def record(self, choice: int, call: ModelCall) -> None:
-        """Keep what was sampled for one of them."""
         self._pool.record(self.episodes[choice], call)
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
-        """Never train one of them, unless it is over anyway; the first reason stays and is counted."""
+        """The first reason stays and is counted."""
         episode = self.episodes[choice]
         if not episode.quarantine_reason and not episode.over.is_set():
             self._quarantined[problem.code or "token_truth"] += 1
             self._pool.quarantine(episode, problem.message)
 
     def quarantine_all(self, problem: TokenTruthError) -> None:
-        """Train none of them."""
         for choice in range(len(self.episodes)):
             self.quarantine(choice, problem)
 
     async def synced(self) -> None:
-        """Return when what was recorded is on disk; raises :class:`UnavailableError` if it is not in time."""
         await self._controller.synced()
 
     def check(self) -> None:
@@ -74,12 +168,6 @@ class Members:
                 raise self._over_error(episode)
 
     async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
-        """The result of ``work``, which is cancelled when an episode ends or the engine that serves it is gone.
-
-        Raises:
-            SwarmGatewayError: why the episode is over, or that no engine serves.
-        """
-
         async def closed(episode: Episode) -> T:
             await episode.over.wait()
             raise self._over_error(episode)

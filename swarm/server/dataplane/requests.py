@@ -111,7 +111,11 @@ class ChatCall:
 
 
 def prepare(
-    body: Mapping[str, Any], episode_type: EpisodeType, job: TrainJob, engine_model: str, group_size: int | None = None
+    body: Mapping[str, Any],
+    episode_type: EpisodeType | None,
+    job: TrainJob,
+    engine_model: str,
+    group_size: int | None = None,
 ) -> ChatCall:
     """Read the caller's chat body and build vLLM's.
 
@@ -120,7 +124,7 @@ def prepare(
 
     Args:
         body: as the caller sent it.
-        episode_type: train episodes sample as the trainer assumes, eval episodes as the caller asks.
+        episode_type: train episodes sample as the trainer assumes, eval episodes and calls for none as the caller asks.
         job: gives the served name, lengths and temperature.
         engine_model: the name under which vLLM serves.
         group_size: of a call that samples one answer for each episode of a group.
@@ -155,8 +159,9 @@ def prepare(
     )
     ours: dict[str, Any] = {
         "model": engine_model,
+        # an answer that is aborted is continued from them
         "return_token_ids": True,
-        "logprobs": True,
+        "logprobs": wants.logprobs or episode_type is not None,
         # null would make vLLM leave the log-probabilities out
         "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
         # with a reasoning parser, hiding the reasoning would hide the token ids as well

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import MessagesDialect, ResponsesDialect
+from adapters.dialects import Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
 from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, read_json
@@ -28,11 +28,11 @@ from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.dataplane import replicas
-from swarm.server.dataplane.calls import Members
+from swarm.server.dataplane.calls import Members, Nobody, Party
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream
-from swarm.server.dataplane.wires import ChatWire, Dialect, DialectWire, Wire
+from swarm.server.dataplane.wires import ChatWire, DialectWire, Wire
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ POLICY_VERSION = "x-swarm-policy-version"
 #: of a group's plain answer: how many tokens each choice has, in order; its usage tells only their sum
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
 #: nginx's status for a caller that left; nobody reads it
-_CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,17 @@ class DataPlane:
     async def responses(self, request: Request) -> Response:
         return await self._speak(request, ResponsesDialect())
 
+    async def unrecorded_chat_completions(self, request: Request) -> Response:
+        """The engine's own answer, for no episode; who may ask is for the route to say."""
+        return await self._chat(request, Nobody(self.controller), ChatWire())
+
     async def models(self, request: Request) -> Response:
         self._open(request)
         name = self.controller.job.model_name
         card = {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def while_open(self, members: Members, engine_gone: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    async def while_open(self, members: Party, engine_gone: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.
 
         Raises:
@@ -108,18 +112,18 @@ class DataPlane:
         except SwarmGatewayError as exc:
             return wire.refusal(exc)
 
-    async def _chat(self, request: Request, members: Members, wire: Wire, group_size: int | None = None) -> Response:
+    async def _chat(self, request: Request, members: Party, wire: Wire, group_size: int | None = None) -> Response:
         body = wire.request(await read_json(request, self.config.max_body_bytes))
         # reading the body took time: an episode may be over by now
         members.check()
         controller = self.controller
         serving = controller.serving
-        call = prepare(body, members.episodes[0].episode_type, controller.job, serving.engine_model, group_size)
+        call = prepare(body, members.episode_type, controller.job, serving.engine_model, group_size)
         session = ChatSession(
             upstream=self.upstream,
             route=replicas.Route(
                 self.upstream.replicas,
-                members.episodes,
+                members.owners,
                 lambda: replicas.prefix_of(body),
                 lambda: controller.serving.addresses,
             ),
@@ -135,7 +139,7 @@ class DataPlane:
                 work = self.while_open(members, serving.gone, session.complete())
                 done = await until_gone(request.receive, work)
         except ClientGoneError:
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         headers = {POLICY_VERSION: str(done.version)}
         if group_size is not None:
             headers[COMPLETION_TOKENS] = ",".join(map(str, done.tokens))
@@ -161,7 +165,7 @@ class _EventStream(Response):
     """A streamed answer whose status is decided by its first chunk."""
 
     def __init__(
-        self, plane: DataPlane, members: Members, engine_gone: asyncio.Event, session: ChatSession, wire: Wire
+        self, plane: DataPlane, members: Party, engine_gone: asyncio.Event, session: ChatSession, wire: Wire
     ) -> None:
         super().__init__()
         self._plane = plane

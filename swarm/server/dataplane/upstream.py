@@ -10,18 +10,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import aiohttp
-
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import UpstreamError
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
 from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
 from swarm.server.dataplane.replicas import Replicas
 
 #: vLLM's server drops idle connections after 5 s; reusing one in that moment would fail
 _KEEPALIVE_SECONDS = 4.0
-_CONNECT_SECONDS = 5.0
-_PROBE = aiohttp.ClientTimeout(total=5.0)
+_PROBE_SECONDS = 5.0
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
 
@@ -30,14 +28,15 @@ class Upstream:
     """A client of vLLM's replicas; :meth:`close` it."""
 
     def __init__(self) -> None:
-        self._opened: aiohttp.ClientSession | None = None
+        # calls are bounded by the deadline around them: silence is normal while weights are synced; and a proxy set for
+        # the outside world must not see the engine's traffic
+        self._http = HttpClient(keepalive=_KEEPALIVE_SECONDS)
         #: where the calls go
         self.replicas = Replicas(self._answers)
 
     async def close(self) -> None:
         await self.replicas.close()
-        if self._opened is not None:
-            await self._opened.close()
+        await self._http.close()
 
     async def post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON answer to ``body``.
@@ -65,47 +64,33 @@ class Upstream:
         """
         async with self._posted(url, body) as response:
             decoder = SseDecoder()
-            async for data in response.content.iter_any():
+            async for data in response.parts():
                 for event in decoder.feed(data):
                     if event == "[DONE]":
                         return
                     yield _chunk(event)
         raise TransientError("vLLM's stream broke off")
 
-    @property
-    def _client(self) -> aiohttp.ClientSession:
-        # not in __init__: a session belongs to the event loop that runs when it is made
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-                # calls are bounded by the deadline around them: silence is normal while weights are synced
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                # a proxy set for the outside world must not see the engine's traffic
-                trust_env=False,
-            )
-        return self._opened
-
     @asynccontextmanager
-    async def _posted(self, url: str, body: dict[str, Any]) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def _posted(self, url: str, body: dict[str, Any]) -> AsyncGenerator[LiveAnswer]:
         """vLLM's 200; an answer that is not read to its end takes its connection with it, and so ends the call there.
 
         Raises:
             UpstreamRefusalError, TransientError: any other answer, or a connection that breaks, also while it is read.
         """
         try:
-            async with self._client.post(url, data=encode(body), headers=_JSON, allow_redirects=False) as response:
+            async with self._http.posted(url, encode(body), _JSON) as response:
                 if response.status != 200:
                     raise _failure(response.status, await response.read())
                 yield response
-        except aiohttp.ClientError as exc:
-            raise _broken(exc) from exc
+        except ConnectionBrokenError as exc:
+            kind = UnreachableError if exc.unsent else TransientError
+            raise kind(f"the connection to vLLM failed: {exc}") from exc
 
     async def _answers(self, address: str) -> bool:
         try:
-            async with self._client.get(f"http://{address}/health", timeout=_PROBE, allow_redirects=False) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            return (await self._http.get(f"http://{address}/health", _PROBE_SECONDS)).status == 200
+        except ConnectionBrokenError:
             return False
 
 
@@ -123,12 +108,6 @@ def _chunk(event: str) -> dict[str, Any]:
             raise UpstreamRefusalError(code, {"error": shaped["error"]})
         raise TransientError(f"vLLM failed: {event[:500]}")
     return shaped
-
-
-def _broken(exc: aiohttp.ClientError) -> TransientError:
-    unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-    kind = UnreachableError if unsent else TransientError
-    return kind(f"the connection to vLLM failed: {type(exc).__name__}: {exc}")
 
 
 def _failure(status: int, content: bytes) -> UpstreamError:

@@ -15,6 +15,7 @@ from swarm import protocol
 from swarm.protocol import EngineStatus, ServerStatus
 from swarm.server.routes.agentjet import TRAINER_PATHS
 from swarm.server.routes.dialects import MessagesRequest, ResponsesRequest
+from swarm.server.routes.serving import RELAYED_PATHS
 from swarm.states import EngineState
 
 Method = Literal["GET", "POST"]
@@ -110,6 +111,15 @@ _STATUS_QUERY = (
 _NO_JOB = (409, "there is no training job yet")
 _BACKLOG = (503, "the journal or the engine cannot take it now; `retry-after` says when to come back")
 _NOT_YOURS = (404, "no such episode, or it is another client's")
+
+_CALL_REFUSALS = (
+    (409, "the episode is over; the code says how it ended"),
+    (422, "the engine refuses the request"),
+    (429, "too many calls at once"),
+    (502, "the engine failed the call, and so did its repetitions"),
+    (503, "no engine serves now; `retry-after` says when to come back"),
+    (504, "the call took longer than the server allows"),
+)
 
 CONTROL: tuple[Operation, ...] = (
     Operation("GET", "/status", "Everything that a monitor shows", answer=ServerStatus, query=_STATUS_QUERY),
@@ -259,15 +269,30 @@ CONTROL: tuple[Operation, ...] = (
         Operation("POST", path, "Refused: for AgentJet's own trainer", refusals=((409, "always"),))
         for path in TRAINER_PATHS
     ),
-)
-
-_CALL_REFUSALS = (
-    (409, "the episode is over; the code says how it ended"),
-    (422, "the engine refuses the request"),
-    (429, "too many calls at once"),
-    (502, "the engine failed the call, and so did its repetitions"),
-    (503, "no engine serves now; `retry-after` says when to come back"),
-    (504, "the call took longer than the server allows"),
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "The engine without an episode: as vLLM's, recorded and trained never",
+        request=ChatCompletionRequest,
+        answer=OpenAIBody,
+        refusals=_CALL_REFUSALS,
+        stream=True,
+    ),
+    *(
+        Operation(
+            "POST",
+            path,
+            "As vLLM's, but for the name of the model",
+            request=OpenAIBody,
+            answer=OpenAIBody,
+            refusals=((404, "the engine has no such address"), *_CALL_REFUSALS),
+            stream=path == "/v1/completions",
+        )
+        for path in RELAYED_PATHS
+    ),
+    Operation(
+        "GET", "/v1/models", "The model that is served", answer=ModelList, refusals=((503, "there is no training job"),)
+    ),
 )
 
 DATA: tuple[Operation, ...] = (

@@ -18,7 +18,7 @@ from swarm.link.messages import RolloutReady
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
-from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, beside, serving
+from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_response_length=100, temperature=0.9)
 
@@ -109,8 +109,8 @@ def overrides() -> dict[str, Any]:
 async def rig(tmp_path: Path, overrides: dict[str, Any]) -> AsyncGenerator[Rig]:
     vllm = ScriptedVllm()
     app = create_app(ServerConfig(run_dir=tmp_path, **{"post_rolling_timeout": 5.0} | overrides))
-    async with serving(beside(app, vllm)) as url:
-        address = url.removeprefix("http://")
+    async with serving(vllm.app) as vllm_url, serving(app) as url:
+        address = vllm_url.removeprefix("http://")
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, verify=False) as client:
             # answered once the lifespan has begun
             await client.get("/health")

@@ -20,7 +20,7 @@ from swarm.server.controller import Controller
 from swarm.states import EngineState
 from swarm.types import StepResult
 from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient
-from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, beside, serving
+from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
 from tests.swarm.test_agentjet import composed
 
 pytestmark = pytest.mark.anyio
@@ -49,10 +49,11 @@ async def eventually(condition: Callable[[], bool]) -> None:
 class Swarm:
     """A server without an engine process: the test is its trainer."""
 
-    def __init__(self, app: Starlette, url: str, vllm: ScriptedVllm) -> None:
+    def __init__(self, app: Starlette, url: str, vllm: ScriptedVllm, vllm_url: str) -> None:
         self.controller: Controller = app.state.controller
         self.url = url
         self.vllm = vllm
+        self.vllm_address = vllm_url.removeprefix("http://")
         self.version = 0
         self.clients: list[AgentJetClient] = []
 
@@ -70,11 +71,10 @@ class Swarm:
         return client
 
     def ready(self, last_batch: str = "") -> None:
-        address = self.url.removeprefix("http://")
         step = self.version + 1
         self.controller.rollout_ready(
             RolloutReady(
-                addresses=[address],
+                addresses=[self.vllm_address],
                 model=ENGINE_MODEL,
                 policy_version=self.version,
                 next_step=step,
@@ -100,10 +100,10 @@ class Swarm:
 async def served(tmp_path: Path, **config: Any) -> AsyncGenerator[Swarm]:
     vllm = ScriptedVllm()
     app = create_app(ServerConfig(run_dir=tmp_path / "run", **{"post_rolling_timeout": 5.0} | config))
-    async with serving(beside(app, vllm)) as url:
+    async with serving(vllm.app) as vllm_url, serving(app) as url:
         async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
             await http.get("/health")
-        swarm = Swarm(app, url, vllm)
+        swarm = Swarm(app, url, vllm, vllm_url)
         try:
             yield swarm
         finally:

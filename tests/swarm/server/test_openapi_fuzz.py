@@ -27,7 +27,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.routes.operations import OPERATIONS
 from tests.swarm.server.conftest import JOB, ready
-from tests.swarm.server.vllm import ScriptedVllm, beside, serving
+from tests.swarm.server.vllm import ScriptedVllm, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -136,14 +136,14 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
     vllm = ScriptedVllm()
     config = ServerConfig(run_dir=tmp_path, post_rolling_timeout=0.0, max_episode_seconds=60)
     app = create_app(config, engine_command=(sys.executable, "-c", "raise SystemExit(1)"))
-    async with serving(beside(app, vllm)) as url:
+    async with serving(vllm.app) as vllm_url, serving(app) as url:
         async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
             await http.get("/health")
         controller: Controller = app.state.controller
         # slots for every episode that is claimed and left alone, and no batch ever
         controller.sync_job(JOB.model_copy(update={"batch_size": 200_000}))
         controller.boot()
-        controller.rollout_ready(ready(url.removeprefix("http://")))
+        controller.rollout_ready(ready(vllm_url.removeprefix("http://")))
         statuses = await asyncio.to_thread(fuzz, url)
     assert set(statuses) == {f"{one.method} {one.path}" for one in OPERATIONS}
     # it was not all refused at the door

@@ -20,7 +20,7 @@ from swarm.states import EngineState
 from swarm.types import ModelCall
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.server.conftest import JOB, Rig, ready
-from tests.swarm.server.vllm import ScriptedVllm, beside, serving
+from tests.swarm.server.vllm import ScriptedVllm, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -233,11 +233,12 @@ async def server(run_dir: Path) -> AsyncGenerator[Rig]:
     vllm = ScriptedVllm()
     app = create_app(ServerConfig(run_dir=run_dir))
     async with (
-        serving(beside(app, vllm)) as url,
+        serving(vllm.app) as vllm_url,
+        serving(app) as url,
         httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, verify=False) as client,
     ):
         await client.get("/health")
-        rig = Rig(app, vllm, url.removeprefix("http://"), client)
+        rig = Rig(app, vllm, vllm_url.removeprefix("http://"), client)
         rig.controller.sync_job(JOB)
         rig.controller.boot()
         rig.controller.rollout_ready(ready(rig.vllm_address))

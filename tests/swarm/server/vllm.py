@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from swarm.http.serve import bind
 
@@ -178,6 +178,9 @@ class ScriptedVllm:
                 Route("/health", lambda request: Response(), methods=["GET"]),
                 Route("/v1/chat/completions", self._answer, methods=["POST"]),
                 Route("/v1/completions", self._answer, methods=["POST"]),
+                Route("/v1/embeddings", self._answer, methods=["POST"]),
+                Route("/tokenize", self._answer, methods=["POST"]),
+                Route("/detokenize", self._answer, methods=["POST"]),
             ]
         )
 
@@ -201,16 +204,6 @@ class ScriptedVllm:
         step = self.script.popleft() if self.script else self.default
         reply = step(body)
         return reply if isinstance(reply, Response) else await reply
-
-
-def beside(app: Starlette, vllm: ScriptedVllm) -> ASGIApp:
-    """Both behind one socket: vLLM's paths begin with ``/v1/``, the swarm server has none of these."""
-
-    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-        target = vllm.app if scope["type"] == "http" and scope["path"].startswith("/v1/") else app
-        await target(scope, receive, send)
-
-    return dispatch
 
 
 @contextlib.asynccontextmanager

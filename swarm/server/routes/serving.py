@@ -1,0 +1,126 @@
+"""The engine without episodes: ``/v1/...`` as vLLM answers it, for callers with a token of the scope ``claim``.
+
+Invariant: nothing that is sampled here is recorded or trained, and it is sampled as the caller asks; nobody waits for
+an engine that sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from adapters.dialects.jsons import encode
+from adapters.dialects.sse import DONE, encode_event
+from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.http.asgi import error_response, read_json
+from swarm.server.concurrency import ClientGoneError, until_gone
+from swarm.server.dataplane import replicas
+from swarm.server.dataplane.calls import Nobody
+from swarm.server.dataplane.relaying import RelayedCall
+from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, POLICY_VERSION, DataPlane
+
+#: vLLM's addresses that are passed on as they are.
+RELAYED_PATHS = ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+
+
+@dataclass(frozen=True)
+class ServingRoutes:
+    """``/v1/chat/completions``, ``/v1/models`` and :data:`RELAYED_PATHS`."""
+
+    plane: DataPlane
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", self.plane.unrecorded_chat_completions, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            *(Route(path, self.relay, methods=["POST"]) for path in RELAYED_PATHS),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        controller = self.plane.controller
+        if not controller.has_job:
+            raise UnavailableError("there is no training job yet", code="engine_offline")
+        card = {"id": controller.job.model_name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def relay(self, request: Request) -> Response:
+        plane, controller = self.plane, self.plane.controller
+        asked = await read_json(request, plane.config.max_body_bytes)
+        nobody = Nobody(controller)
+        nobody.check()
+        serving = controller.serving
+        call = RelayedCall(
+            upstream=plane.upstream,
+            route=replicas.Route(
+                plane.upstream.replicas, nobody.owners, lambda: _prefix(asked), lambda: controller.serving.addresses
+            ),
+            path=request.url.path,
+            body=asked | {"model": serving.engine_model},
+            model_name=controller.job.model_name,
+            attempts=plane.config.call_attempts,
+        )
+        version = str(controller.policy_version)
+        if asked.get("stream") is True:
+            return _RelayedStream(plane, nobody, call, version)
+        try:
+            answer = await until_gone(request.receive, plane.while_open(nobody, serving.gone, call.complete()))
+        except ClientGoneError:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
+
+
+class _RelayedStream(Response):
+    """Events as vLLM sends them; the status is decided by the first."""
+
+    def __init__(self, plane: DataPlane, nobody: Nobody, call: RelayedCall, version: str) -> None:
+        super().__init__()
+        self._plane = plane
+        self._nobody = nobody
+        self._call = call
+        self._version = version
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = self._plane.controller.serving.gone
+        try:
+            await until_gone(receive, self._plane.while_open(self._nobody, gone, self._send(send)))
+            tail = DONE
+        except ClientGoneError:
+            return
+        except SwarmGatewayError as exc:
+            if not self._started:
+                await error_response(exc)(scope, receive, send)
+                return
+            tail = encode_event(exc.body())
+        await self._start(send)
+        await send({"type": "http.response.body", "body": tail, "more_body": False})
+
+    async def _send(self, send: Send) -> None:
+        events: AsyncGenerator[dict[str, Any]]
+        async with aclosing(self._call.stream()) as events:
+            async for event in events:
+                await self._start(send)
+                await send({"type": "http.response.body", "body": encode_event(event), "more_body": True})
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (POLICY_VERSION.encode(), self._version.encode()),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def _prefix(body: dict[str, Any]) -> bytes:
+    """The beginning of what is to be read, as far as it is text."""
+    prompt = body.get("prompt") or body.get("input") or ""
+    return str(prompt)[:64].encode(errors="replace")[:64]
