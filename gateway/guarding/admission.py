@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.config import RouteSettings
-from gateway.forms import Caller, Decided, Outcome, Relayed
+from gateway.forms import Caller, Outcome
 from swarm.errors import OverloadedError
 
 #: Of each request that ends, the share in the average of how long requests are served.
@@ -82,9 +82,7 @@ class Place:
         self.kept = False
 
     def keep(self, outcome: Outcome) -> Outcome:
-        """Hold the place until ``outcome`` is closed, if it is one that streams; what is whole needs none any more."""
-        if isinstance(outcome, Decided) or (isinstance(outcome, Relayed) and isinstance(outcome.body, bytes)):
-            return outcome
+        """Hold the place until ``outcome`` is closed."""
         self.kept = True
         inner = outcome.close
 

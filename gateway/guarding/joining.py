@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.forms import Decided, Incoming, Outcome, Relayed
+from gateway.forms import Decided, Incoming, Live, Outcome, Relayed
 from gateway.guarding.admission import Guarded
 from gateway.guarding.following import Followed, Follower
 from gateway.guarding.retries import Key, Mark
@@ -89,9 +89,8 @@ class Joining:
         open_to = [flight for flight in known if flight.open_to(mark)]
         if not mark.attempt and not mark.keyed:
             # whoever asks anew has had the answers before, or does not want them
-            for flight in list(known):
-                if flight.answered and flight not in open_to:
-                    self.forget(flight)
+            for flight in [flight for flight in known if flight.answered and flight not in open_to]:
+                self.forget(flight)
         # first those that nobody waits for, then the youngest
         found = min(reversed(open_to), key=lambda flight: flight.wanted, default=None)
         if found is not None and found.wanted and mark.attempt and not mark.keyed and self._pay(mark):
@@ -156,19 +155,26 @@ class _Flight:
     def __init__(self, mark: Mark, produce: Callable[[], Awaitable[Outcome]], joining: Joining) -> None:
         self.mark = mark
         self.callers = 0
-        #: answered whole, and well: worth remembering
-        self.answered = False
+        #: answered whole and well: worth remembering
+        self._well = False
+        self._over = False
         self._attempt = mark.attempt
         self._delivered = False
         self._produce = produce
         self._joining = joining
         self._decided = asyncio.Event()
+        self._alone = asyncio.Event()
         self._outcome: Outcome | None = None
         self._followed: Followed[Any] | None = None
         self._error: Exception | None = None
         self._cancelled = False
         self._grace: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether it is over and was answered well."""
+        return self._over and self._well
 
     @property
     def wanted(self) -> bool:
@@ -214,34 +220,39 @@ class _Flight:
             self._joining.owe(mark)
             assert self._error is not None
             raise self._error
-        if self._followed is None:
-            self.callers -= 1
-            self._delivered = True
-            if not self.answered:
-                self._joining.owe(mark)
-            return self._outcome
-        return self._follow(self._outcome, self._followed, mark, started)
+        return self._copy(self._outcome, mark, started)
 
-    def _follow(self, outcome: Outcome, followed: Followed[Any], mark: Mark, started: float) -> Outcome:
-        follower: Follower[Any] = followed.follow()
+    def _copy(self, outcome: Outcome, mark: Mark, started: float) -> Outcome:
+        """``outcome`` for one caller."""
+        followed = self._followed
+        follower: Follower[Any] | None = None if followed is None else followed.follow()
         here = True
 
         async def close() -> None:
             nonlocal here
             if here:
                 here = False
-                follower.leave()
-                self._delivered = self._delivered or followed.over
+                if follower is not None:
+                    follower.leave()
+                self._delivered = self._delivered or followed is None or followed.over
                 self._left(mark, started)
 
+        if follower is None:
+            if not self._well:
+                self._joining.owe(mark)
+            return replace(outcome, close=close)
         if isinstance(outcome, Relayed):
             return replace(outcome, body=follower, close=close)
+        assert isinstance(outcome, Live)
         return replace(outcome, chunks=follower, close=close)
 
     def _left(self, mark: Mark, started: float) -> None:
         self.callers -= 1
         assert self._task is not None
         if self.callers or self._task.done():
+            return
+        if self._outcome is not None and self._followed is None:
+            self._alone.set()
             return
         loop = asyncio.get_running_loop()
         grace = mark.grace(loop.time() - started) if self._followed is None or self._followed.open else 0.0
@@ -263,25 +274,27 @@ class _Flight:
         finally:
             if self._grace is not None:
                 self._grace.cancel()
+            self._over = True
             self._decided.set()
             self._joining.landed(self)
 
     async def _carry(self, outcome: Outcome) -> None:
-        """Hand ``outcome`` out; read on what streams."""
-        stream = _stream(outcome)
-        if stream is None:
-            self._outcome = outcome
-            self.answered = not isinstance(outcome, Relayed) or outcome.status < 400
-            self._decided.set()
-            return
-        self._followed = Followed[Any]()
-        self._outcome = outcome
-        self._decided.set()
+        """Hand ``outcome`` out, and hold it while somebody is at it; read on what streams."""
         try:
-            await self._followed.read(stream)
-            self.answered = self._followed.error is None and self._followed.open
+            stream = _stream(outcome)
+            self._outcome = outcome
+            if stream is None:
+                self._well = not isinstance(outcome, Relayed) or outcome.status < 400
+                self._decided.set()
+                if self.callers:
+                    await self._alone.wait()
+            else:
+                followed = self._followed = Followed[Any]()
+                self._decided.set()
+                await followed.read(stream)
+                self._well = followed.error is None and followed.open
         finally:
-            if not isinstance(outcome, Decided) and outcome.close is not None:
+            if outcome.close is not None:
                 await outcome.close()
 
 
