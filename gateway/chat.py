@@ -55,7 +55,7 @@ class ChatRoute:
                 headers={name: value for name, value in request.headers.items() if not _SECRET_HEADER.search(name)},
                 caller=scope["state"].get("caller") or Caller(),
                 path=scope["path"],
-                raw=b"",
+                raw=_dump(data),
                 request_id=scope["state"]["request_id"],
             )
             exchange = Exchange(

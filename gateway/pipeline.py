@@ -6,8 +6,8 @@ closed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Generator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 from adapters.dialects import ChatDialect
@@ -15,9 +15,11 @@ from gateway.fanout.episodes import Waiting
 from gateway.fanout.group import FanOut, GroupResult
 from gateway.fanout.sampling import EpisodeLostError
 from gateway.forms import Decided, Incoming, Outcome
-from gateway.routing import LiveRoutes, Route
-from gateway.stats import DropReason
-from swarm.errors import OverloadedError, SwarmGatewayError, UnavailableError, UpstreamError
+from gateway.guarding import Admission, Joining
+from gateway.routing import LiveRoutes, Route, RouteTable
+from gateway.sessions import Sessions
+from gateway.stats import DropReason, Stats
+from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
 #: Each lost group was aborted, so repeating costs samples but never trains twice.
 _GROUPS_PER_REQUEST = 3
@@ -26,8 +28,11 @@ _GROUPS_PER_REQUEST = 3
 class Pipeline:
     """Answers requests by the routes that are live; one per gateway, safe for concurrent requests."""
 
-    def __init__(self, routes: LiveRoutes) -> None:
+    def __init__(self, routes: LiveRoutes, admission: Admission, joining: Joining, sessions: Sessions) -> None:
         self._routes = routes
+        self._admission = admission
+        self._joining = joining
+        self._sessions = sessions
 
     async def answer(self, incoming: Incoming) -> Outcome:
         """The outcome of one request; its ``close`` must be called once it is delivered or given up.
@@ -38,23 +43,24 @@ class Pipeline:
             UnavailableError, UpstreamError: neither swarm nor upstream could answer.
         """
         async with AsyncExitStack() as held:
-            table = held.enter_context(self._routes.hold())
+            table = held.enter_context(self._routes.table.held())
             route = await table.find(incoming.call.model, incoming.caller)
-            stats = route.stats
-            stats.requests += 1
-            try:
-                if stats.in_flight >= route.settings.max_in_flight:
-                    message = f"{stats.in_flight} requests are being served, which is the limit"
-                    raise OverloadedError(message, retry_after=1.0)
-                stats.in_flight += 1
-                held.callback(_leave, route)
-                outcome = await self._produce(incoming, route)
-            except SwarmGatewayError as exc:
-                stats.errors[exc.code or exc.type] += 1
-                raise
+            held.enter_context(_counted(route.stats))
+            outcome = await self._joining.run(incoming, route, lambda: self._admitted(incoming, route, table))
             if outcome.close is not None:
                 held.push_async_callback(outcome.close)
             return replace(outcome, close=held.pop_all().aclose)
+
+    async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
+        # who joins another's work may leave before that work ends: it holds its routes and its place itself
+        async with AsyncExitStack() as held:
+            held.enter_context(table.held())
+            place = await held.enter_async_context(self._admission.place(route, incoming.caller, len(incoming.raw)))
+            outcome = place.keep(await self._produce(incoming, route))
+            if outcome.close is not None:
+                held.push_async_callback(outcome.close)
+                outcome = replace(outcome, close=held.pop_all().aclose)
+            return outcome
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
         if route.swarm is None:
@@ -70,8 +76,17 @@ class Pipeline:
             return await route.upstream.relay(incoming, reason)
 
 
-def _leave(route: Route) -> None:
-    route.stats.in_flight -= 1
+@contextmanager
+def _counted(stats: Stats) -> Generator[None]:
+    stats.requests += 1
+    stats.in_flight += 1
+    try:
+        yield
+    except SwarmGatewayError as exc:
+        stats.errors[exc.code or exc.type] += 1
+        raise
+    finally:
+        stats.in_flight -= 1
 
 
 async def _best(route: Route, incoming: Incoming) -> Decided:

@@ -14,8 +14,10 @@ from typing import Self
 
 from gateway.chat import ChatRoute
 from gateway.config import GatewayConfig
+from gateway.guarding import Admission, Joining
 from gateway.pipeline import Pipeline
 from gateway.routing import LiveRoutes, Plan
+from gateway.sessions import Sessions
 from gateway.stats import Stats
 from swarm.errors import ConfigError, ConflictError
 
@@ -37,6 +39,8 @@ class Gateway:
     Attributes:
         routes: what is behind the model names.
         pipeline: answers requests.
+        sessions: their conversations.
+        admission, joining: what stands between requests and harm.
         door: counts of all requests, those without a route included; what a route did is counted there.
     """
 
@@ -44,7 +48,10 @@ class Gateway:
         self._source = source
         self._reloading = asyncio.Lock()
         self.routes = LiveRoutes(plan)
-        self.pipeline = Pipeline(self.routes)
+        self.sessions = Sessions()
+        self.admission = Admission()
+        self.joining = Joining()
+        self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)
         self.door = Stats()
         self.chat = ChatRoute(self.pipeline, self.routes, self.door)
         self._held = AsyncExitStack()
@@ -83,6 +90,8 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         await self._held.enter_async_context(self.routes)
+        await self._held.enter_async_context(self.sessions)
+        await self._held.enter_async_context(self.joining)
         return self
 
     async def __aexit__(

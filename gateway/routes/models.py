@@ -12,14 +12,14 @@ from gateway.runtime import Gateway
 async def list_models(request: Request) -> Response:
     """The names that lead to a route, in OpenAI's form."""
     gateway: Gateway = request.state.gateway
-    with gateway.routes.hold() as table:
+    with gateway.routes.table.held() as table:
         return JSONResponse({"object": "list", "data": await table.models(_caller(request))})
 
 
 async def get_model(request: Request) -> Response:
     """One of them."""
     gateway: Gateway = request.state.gateway
-    with gateway.routes.hold() as table:
+    with gateway.routes.table.held() as table:
         return JSONResponse(await table.model(request.path_params["name"], _caller(request)))
 
 

@@ -20,14 +20,14 @@ from gateway.stats import Stats
 async def health(request: Request) -> Response:
     """200 as long as this process answers; the engine's last known state is said beside it."""
     gateway: Gateway = request.state.gateway
-    with gateway.routes.hold() as table:
+    with gateway.routes.table.held() as table:
         return JSONResponse({"status": "ok", **await _engine(table)})
 
 
 async def status(request: Request) -> Response:
     """Counts since the start: of all, of each route and of each swarm server."""
     gateway: Gateway = request.state.gateway
-    with gateway.routes.hold() as table:
+    with gateway.routes.table.held() as table:
         engine = await _engine(table)
         total = sum(gateway.routes.stats.values(), start=Stats())
         # what came to no route is known to the door alone

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from gateway.background import Background
 from gateway.config import UpstreamConfig
-from gateway.fallback import Upstream
+from gateway.guarding import Upstream
 from gateway.routing.plan import Plan, PlannedRoute
 from gateway.routing.route import Route
 from gateway.routing.swarm import Swarm
@@ -32,15 +32,12 @@ _SwarmKey = tuple[str, str]
 _UpstreamKey = tuple[UpstreamConfig, float]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Generation:
-    """One plan's table and how many requests are on it."""
+    """One plan and its table."""
 
-    def __init__(self, plan: Plan, table: RouteTable) -> None:
-        self.plan = plan
-        self.table = table
-        self.users = 0
-        self.unused = asyncio.Event()
-        self.unused.set()
+    plan: Plan
+    table: RouteTable
 
     @property
     def lingering_seconds(self) -> float:
@@ -71,7 +68,7 @@ class LiveRoutes:
 
     @property
     def table(self) -> RouteTable:
-        """The routes now; a request takes them by :meth:`hold`."""
+        """The routes now; who goes on using them holds them (:meth:`RouteTable.held`)."""
         return self._current.table
 
     @property
@@ -83,19 +80,6 @@ class LiveRoutes:
     def swarms(self) -> list[Swarm]:
         """Of the current routes, and of older ones while they are used."""
         return list(self._swarms.values())
-
-    @contextmanager
-    def hold(self) -> Generator[RouteTable]:
-        """The routes now, which stay connected until this is left."""
-        generation = self._current
-        generation.users += 1
-        generation.unused.clear()
-        try:
-            yield generation.table
-        finally:
-            generation.users -= 1
-            if not generation.users:
-                generation.unused.set()
 
     async def change(self, plan: Plan) -> None:
         """Let requests from now on go by ``plan``; returns at once, old connections are closed behind."""
@@ -138,7 +122,7 @@ class LiveRoutes:
         )
 
     async def _retire(self, old: _Generation) -> None:
-        await old.unused.wait()
+        await old.table.unused()
         async with self._changing:
             self._older.remove(old)
             kept = [planned for generation in (*self._older, self._current) for planned in generation.plan.routes]

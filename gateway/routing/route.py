@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.background import Background
 from gateway.config import RouteSettings
-from gateway.fallback import Upstream
+from gateway.guarding import Upstream
 from gateway.routing.swarm import Swarm
 from gateway.stats import Stats
 from reward_hooks import HookRunner

@@ -16,6 +16,7 @@ from gateway.background import Background
 from gateway.fanout.episodes import Episodes
 from gateway.fanout.sampling import Sampler
 from gateway.fanout.submission import Submitter
+from gateway.feedback import OpenGroups
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.client.wire import tls_context
@@ -37,6 +38,7 @@ class Swarm:
         episodes: what it serves, and claims.
         sampler: calls of an episode's own address.
         submitter: hands rewards in.
+        open_groups: scored groups that wait for feedback.
         background: what outlives the request that began it.
     """
 
@@ -52,6 +54,7 @@ class Swarm:
         self.episodes = Episodes(self.client, self.background)
         self.sampler = Sampler(self._http)
         self.submitter = Submitter(self.client)
+        self.open_groups = OpenGroups(self.client)
         self._held = AsyncExitStack()
 
     def status(self) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class Swarm:
             "num_repeat": serving.num_repeat,
             "policy_version": serving.policy_version,
             "background": len(self.background),
+            "open_groups": len(self.open_groups),
         }
 
     async def __aenter__(self) -> Self:
@@ -75,4 +79,5 @@ class Swarm:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self.open_groups.close()
         await self._held.__aexit__(exc_type, exc, tb)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
-from gateway.fallback import Upstream
 from gateway.forms import Caller
+from gateway.guarding import Upstream
 from gateway.routing.route import Route
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
@@ -27,9 +28,28 @@ class RouteTable:
 
     def __init__(self, routes: Sequence[Route], default: Route | None) -> None:
         self.routes = tuple(routes)
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
         self._default = default
         self._named = {name: route for route in routes for name in route.names}
         self._by_served = [route for route in routes if route.answers_to_served and route.swarm is not None]
+
+    @contextmanager
+    def held(self) -> Generator[RouteTable]:
+        """The routes stay connected until this is left."""
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield self
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    async def unused(self) -> None:
+        """Return once nobody holds it."""
+        await self._unused.wait()
 
     async def find(self, model: str | None, caller: Caller) -> Route:
         """The route for ``model``.

@@ -368,7 +368,7 @@ async def test_more_requests_at_once_than_allowed_are_429(swarm: Swarm, open_gat
         return JSONResponse(completion("x"))
 
     swarm.answer = waits
-    async with open_gateway(max_in_flight=1) as http, asyncio.TaskGroup() as group:
+    async with open_gateway(max_in_flight=1, max_queued=0) as http, asyncio.TaskGroup() as group:
         first = group.create_task(http.post(CHAT, json=BODY))
         await swarm.until(lambda: swarm.sampling == 4)
         second = await http.post(CHAT, json=BODY)
