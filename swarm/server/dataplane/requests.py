@@ -64,13 +64,17 @@ _CONTINUED = (
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What the caller asked to see; the rest of what we ask vLLM for is taken out of the answer."""
+    """What the caller asked to see; the rest of what we ask vLLM for is taken out of the answer.
+
+    ``pieces`` asks for the text length of each token, see :func:`swarm.server.dataplane.pieces.pieces_of`.
+    """
 
     stream: bool
     token_ids: bool
     logprobs: bool
     usage_chunk: bool
     reasoning: bool
+    pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,8 @@ def prepare(
     job: TrainJob,
     engine_model: str,
     group_size: int | None = None,
+    *,
+    pieces: bool = False,
 ) -> ChatCall:
     """Read the caller's chat body and build vLLM's.
 
@@ -128,6 +134,7 @@ def prepare(
         job: gives the served name, lengths and temperature.
         engine_model: the name under which vLLM serves.
         group_size: of a call that samples one answer for each episode of a group.
+        pieces: whether a plain answer is to tell the text length of each token.
 
     Raises:
         RequestError: no messages, a ``stream`` that is no boolean, several answers per call in a train episode, or of a
@@ -156,6 +163,7 @@ def prepare(
         logprobs=body.get("logprobs") is True,
         usage_chunk=options.get("include_usage") is True,
         reasoning=body.get("include_reasoning") is not False,
+        pieces=pieces,
     )
     ours: dict[str, Any] = {
         "model": engine_model,

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
 from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
-from swarm.http.asgi import bearer, read_json
+from swarm.http.asgi import bearer, header, read_json
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
@@ -39,6 +39,8 @@ T = TypeVar("T")
 POLICY_VERSION = "x-swarm-policy-version"
 #: of a group's plain answer: how many tokens each choice has, in order; its usage tells only their sum
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
+#: of a plain call: its choices are to tell the text length of each token as ``pieces``, where that is known
+PIECES = b"x-swarm-pieces"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
@@ -118,7 +120,8 @@ class DataPlane:
         members.check()
         controller = self.controller
         serving = controller.serving
-        call = prepare(body, members.episode_type, controller.job, serving.engine_model, group_size)
+        pieces = header(request.scope["headers"], PIECES) == b"1"
+        call = prepare(body, members.episode_type, controller.job, serving.engine_model, group_size, pieces=pieces)
         session = ChatSession(
             upstream=self.upstream,
             route=replicas.Route(
