@@ -1,0 +1,123 @@
+"""Conversations for tests: requests of a scripted application, routes without a network behind them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from adapters.dialects import ChatDialect
+from gateway.config import RouteSettings
+from gateway.feedback import OpenGroups
+from gateway.forms import Caller, Incoming
+from gateway.sessions import SessionLink, Sessions
+from reward_hooks import HookContext, HookRunner, Hooks, Session
+from swarm.job import TrainJob
+from swarm.protocol import EngineStatus, ServerStatus
+from swarm.states import EngineState
+
+Messages = list[dict[str, Any]]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+class StatusOfNobody:
+    """A swarm server that says once how it is, and then what the test says."""
+
+    def __init__(self, groups: int = 8) -> None:
+        self.state = EngineState.ROLLING
+        self.job = TrainJob(model="tiny", num_repeat=2, batch_size=groups)
+        self._observers: list[Callable[[ServerStatus], Awaitable[None]]] = []
+        self.watched = 0
+
+    def _status(self) -> ServerStatus:
+        return ServerStatus(engine=EngineStatus(engine_status=self.state), job=self.job)
+
+    @asynccontextmanager
+    async def watching_status(
+        self, on_status: Callable[[ServerStatus], Awaitable[None]]
+    ) -> AsyncIterator[ServerStatus]:
+        self.watched += 1
+        self._observers.append(on_status)
+        try:
+            yield self._status()
+        finally:
+            self._observers.remove(on_status)
+
+    async def enter(self, state: EngineState) -> None:
+        self.state = state
+        for observer in list(self._observers):
+            await observer(self._status())
+
+
+@dataclass
+class FakeSwarm:
+    open_groups: OpenGroups
+
+
+def no_reward(task: Any, candidates: Any, context: HookContext) -> list[float]:
+    raise AssertionError("a session scores no group")
+
+
+@dataclass
+class FakeRoute:
+    name: str = "route"
+    settings: RouteSettings = field(default_factory=lambda: RouteSettings(hooks="length"))
+    swarm: FakeSwarm | None = field(default_factory=lambda: FakeSwarm(OpenGroups(StatusOfNobody())))
+    hooks: HookRunner | None = field(default_factory=lambda: HookRunner(Hooks(reward=no_reward)))
+
+
+def route(
+    on_session_end: Callable[[Session, HookContext], list[float]] | None = None, name: str = "route", **settings: Any
+) -> FakeRoute:
+    return FakeRoute(
+        name=name,
+        settings=RouteSettings(hooks="length", **settings),
+        hooks=HookRunner(Hooks(reward=no_reward, session_end=on_session_end)),
+    )
+
+
+def incoming(messages: Messages, key: str = "app", headers: dict[str, str] | None = None, **body: Any) -> Incoming:
+    data = {"model": "tiny", "messages": messages, **body}
+    return Incoming(
+        call=ChatDialect().parse(data),
+        headers=headers or {},
+        caller=Caller(key),
+        path="/v1/chat/completions",
+        raw=json.dumps(data).encode(),
+        request_id="r",
+    )
+
+
+_NUMBERS = itertools.count()
+
+
+def ask(sessions: Sessions, to: FakeRoute, messages: Messages, **request: Any) -> SessionLink:
+    link = sessions.link(incoming(messages, **request), to)
+    assert link is not None
+    return link
+
+
+def say(
+    sessions: Sessions, to: FakeRoute, messages: Messages, answer: str, reward: float | None = 0.5, **request: Any
+) -> SessionLink:
+    """One request and its answer; the messages grow by both."""
+    link = ask(sessions, to, messages, **request)
+    message = assistant(answer)
+    link.delivered(f"chatcmpl-{next(_NUMBERS)}", message, reward)
+    messages.append(message)
+    return link
+
+
+def texts(link: SessionLink) -> list[str]:
+    """The answers of the turns that hooks are shown."""
+    return [turn.message["content"] for turn in link.session.turns] if link.session is not None else []

@@ -1,0 +1,372 @@
+"""Sessions: who goes on from what, what hooks are shown, and when a conversation is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.sessions import Sessions
+from reward_hooks import HookContext, Session
+from swarm.errors import HookError, RequestError
+from tests.gateway.sessions.talk import Messages, ask, assistant, incoming, route, say, texts, user
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def sessions() -> AsyncIterator[Sessions]:
+    async with Sessions() as one:
+        yield one
+
+
+# ------------------------------------------------------------------ linking
+
+
+async def test_a_request_with_an_answer_in_it_goes_on_from_that(sessions: Sessions) -> None:
+    to, talk = route(), [user("hi")]
+    first = say(sessions, to, talk, "Hello.", reward=0.25)
+    assert first.session is None
+    talk.append(user("and now?"))
+    second = say(sessions, to, talk, "Now this.")
+    talk.append(user("thanks"))
+    third = ask(sessions, to, talk)
+    assert texts(second) == ["Hello."] and texts(third) == ["Hello.", "Now this."]
+    assert third.session is not None
+    [turn, _] = third.session.turns
+    assert (turn.reward, turn.request["messages"]) == (0.25, [user("hi")])
+    assert sessions.as_dict()["linked"] == {"answer": 2} and sessions.as_dict()["open"] == 1
+
+
+async def test_a_changed_system_prompt_breaks_no_conversation(sessions: Sessions) -> None:
+    to = route()
+    say(sessions, to, [{"role": "system", "content": "It is 12:00."}, user("hi")], "Hello.")
+    later = [{"role": "system", "content": "It is 12:01."}, user("hi"), assistant("Hello."), user("and?")]
+    assert texts(ask(sessions, to, later)) == ["Hello."]
+
+
+async def test_calls_and_their_results_are_turns_of_one_session(sessions: Sessions) -> None:
+    to, asked = route(), user("what is 1+1?")
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    answer = assistant(None, tool_calls=[call])
+    ask(sessions, to, [asked]).delivered("chatcmpl-calls", answer, 1.0)
+    result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    link = ask(sessions, to, [asked, answer, result])
+    assert link.session is not None and link.session.turns[0].message == answer
+    # a loop of calls is not the user going on
+    assert link.session.turns[0].feedback is None
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"key": "another app"}, {"to": "another route"}, {"user": "another user"}], ids=str
+)
+async def test_nobody_goes_on_from_what_another_was_answered(sessions: Sessions, elsewhere: dict[str, Any]) -> None:
+    talk = [user("hi")]
+    say(sessions, route(), talk, "Hello.")
+    talk.append(user("and?"))
+    request = {name: value for name, value in elsewhere.items() if name != "to"}
+    assert ask(sessions, route(name=elsewhere.get("to", "route")), talk, **request).session is None
+
+
+async def test_a_session_that_is_named_is_entered_by_its_name_only(sessions: Sessions) -> None:
+    to, talk = route(), [user("hi")]
+    say(sessions, to, talk, "Hello.", headers={"x-swarm-session": "mine"})
+    talk.append(user("and?"))
+    assert ask(sessions, to, talk).session is None
+    assert texts(ask(sessions, to, talk, headers={"x-swarm-session": "mine"})) == ["Hello."]
+    assert ask(sessions, to, talk, headers={"x-swarm-session": "mine"}, key="another").session is None
+
+
+async def test_a_named_session_goes_on_without_its_history(sessions: Sessions) -> None:
+    to = route()
+    say(sessions, to, [user("hi")], "Hello.", metadata={"session_id": "s"})
+    second = say(sessions, to, [user("and?")], "Well.", metadata={"session_id": "s"})
+    third = ask(sessions, to, [user("so?")], metadata={"session_id": "s"})
+    assert (texts(second), texts(third)) == (["Hello."], ["Hello.", "Well."])
+    assert third.session is not None and third.session.session_id == "s"
+    # what is not known is not said: it may be a new question
+    assert third.session.turns[0].feedback is None
+
+
+async def test_conversations_that_say_the_same_stay_two(sessions: Sessions) -> None:
+    to = route()
+    one, other = [user("hi")], [user("hi")]
+    say(sessions, to, one, "Hello.", reward=0.1)
+    say(sessions, to, other, "Hello.", reward=0.2)
+    one.append(user("about cats"))
+    other.append(user("about dogs"))
+    say(sessions, to, one, "Cats purr.")
+    say(sessions, to, other, "Dogs bark.")
+    one.append(user("more"))
+    other.append(user("more"))
+    assert texts(ask(sessions, to, one)) == ["Hello.", "Cats purr."]
+    assert texts(ask(sessions, to, other)) == ["Hello.", "Dogs bark."]
+    assert len({link.session_id for link in (ask(sessions, to, one).session, ask(sessions, to, other).session)}) == 2  # type: ignore[union-attr]
+
+
+async def test_without_a_swarm_there_is_no_session(sessions: Sessions) -> None:
+    to = route()
+    to.swarm = None
+    assert sessions.link(incoming([user("hi")]), to) is None
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-swarm-session": "x" * 257}, {"x-swarm-session-end": "maybe"}], ids=lambda one: next(iter(one))
+)
+async def test_a_header_without_sense_is_refused_by_name(sessions: Sessions, headers: dict[str, str]) -> None:
+    with pytest.raises(RequestError) as caught:
+        ask(sessions, route(), [user("hi")], headers=headers)
+    assert caught.value.param == next(iter(headers))
+
+
+async def test_an_unanswered_request_leaves_nothing(sessions: Sessions) -> None:
+    ask(sessions, route(), [user("hi")])
+    assert len(sessions.as_dict()) and sessions.as_dict()["open"] == 0
+
+
+# ------------------------------------------------------------------ signals
+
+
+def shown(link: Any, turn: int = -1) -> dict[str, float]:
+    feedback = link.session.turns[turn].feedback
+    return feedback.signals if feedback is not None else {}
+
+
+async def test_the_user_goes_on(sessions: Sessions) -> None:
+    to, talk = route(), [user("hi")]
+    say(sessions, to, talk, "Hello.")
+    talk.append(user("tell me about cats"))
+    assert shown(ask(sessions, to, talk)) == {"continued": 1.0}
+
+
+async def test_the_user_asks_anew(sessions: Sessions) -> None:
+    to, talk = route(), [user("hi")]
+    say(sessions, to, talk, "Hello.")
+    talk.append(user("tell me about cats"))
+    first = say(sessions, to, list(talk), "Cats bark.")
+    again = say(sessions, to, list(talk), "Cats purr.")
+    # the answer that was asked for anew is none of the turns before its successor
+    assert texts(first) == texts(again) == ["Hello."]
+    turn = first._turn  # pyright: ignore[reportPrivateUsage]
+    assert turn is not None and turn.observed == {"regenerated": 1.0}
+
+
+async def test_the_user_changes_the_question(sessions: Sessions) -> None:
+    to, talk = route(), [user("hi")]
+    say(sessions, to, talk, "Hello.")
+    first = say(sessions, to, [*talk, user("tell me about big cats")], "Tigers.")
+    ask(sessions, to, [*talk, user("tell me about small cats")])
+    turn = first._turn  # pyright: ignore[reportPrivateUsage]
+    assert turn is not None and turn.observed == {"edited": pytest.approx(0.8)}
+
+
+async def test_another_request_beside_it_is_no_edit(sessions: Sessions) -> None:
+    """An application asks for a title of the conversation."""
+    to, talk = route(), [user("hi")]
+    say(sessions, to, talk, "Hello.")
+    first = say(sessions, to, [*talk, user("tell me about big cats")], "Tigers.")
+    ask(sessions, to, [*talk, user("Write a title of five words for this conversation.")])
+    turn = first._turn  # pyright: ignore[reportPrivateUsage]
+    assert turn is not None and turn.observed == {}
+
+
+async def test_the_user_changes_the_answer(sessions: Sessions) -> None:
+    to = route()
+    say(sessions, to, [user("write me a poem")], "Roses are red, violets are blue, sugar is sweet")
+    mine = assistant("Roses are red, violets are violet, sugar is sweet")
+    link = ask(sessions, to, [user("write me a poem"), mine, user("go on")])
+    assert shown(link)["edited"] > 0.8
+
+
+async def test_another_answer_to_the_same_question_is_another_conversation(sessions: Sessions) -> None:
+    to = route()
+    say(sessions, to, [user("hi")], "Hello.")
+    assert ask(sessions, to, [user("hi"), assistant("Good day to you!"), user("and?")]).session is None
+
+
+async def test_the_user_repeats_the_question(sessions: Sessions) -> None:
+    to, talk = route(), [user("what is the capital of France?")]
+    say(sessions, to, talk, "A big city.")
+    talk.append(user("What is the capital of France"))
+    link = ask(sessions, to, talk)
+    assert shown(link)["repeated"] > 0.9
+    talk[-1] = user("yes")
+    say(sessions, to, talk, "Paris.")
+    talk.append(user("yes"))
+    assert "repeated" not in shown(ask(sessions, to, talk))
+
+
+async def test_the_user_goes_back_and_leaves_later_answers(sessions: Sessions) -> None:
+    to, start = route(), [user("hi")]
+    say(sessions, to, start, "Hello.")
+    path = [*start, user("about cats")]
+    say(sessions, to, path, "Cats purr.")
+    path.append(user("more"))
+    left = say(sessions, to, path, "They sleep.")
+    ask(sessions, to, [*start, user("about cats")])
+    turn = left._turn  # pyright: ignore[reportPrivateUsage]
+    assert turn is not None and turn.observed == {"abandoned": 1.0}
+
+
+async def test_a_first_question_asked_twice_says_nothing_unless_it_is_one_user(sessions: Sessions) -> None:
+    to = route()
+    nobody = say(sessions, to, [user("hi")], "Hello.")
+    ask(sessions, to, [user("hi")])
+    somebody = say(sessions, to, [user("hi")], "Hello.", user="u1")
+    ask(sessions, to, [user("hi")], user="u1")
+    seen = [link._turn.observed for link in (nobody, somebody) if link._turn]  # pyright: ignore[reportPrivateUsage]
+    assert seen == [{}, {"regenerated": 1.0}]
+
+
+async def test_a_user_who_hangs_up_has_abandoned_the_answer(sessions: Sessions) -> None:
+    to, talk = route(), [user("hi")]
+    link = say(sessions, to, talk, "Hello.")
+    link.abandoned()
+    assert shown(ask(sessions, to, [*talk, user("back again")]))["abandoned"] == 1.0
+
+
+# ------------------------------------------------------------------ ends
+
+
+class Ended:
+    """A session hook that notes whom it was asked about, and gives each turn its number."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.seen = asyncio.Event()
+
+    def __call__(self, session: Session, context: HookContext) -> list[float]:
+        self.sessions.append(session)
+        return [float(number + 1) for number, _ in enumerate(session.turns)]
+
+
+async def credits(link: Any) -> float:
+    return (await link.closing()).credit
+
+
+async def test_an_idle_session_is_over_and_its_reward_reaches_the_open_groups(sessions: Sessions) -> None:
+    hook = Ended()
+    to, talk = route(hook, session_idle_seconds=0.05), [user("hi")]
+    links = [say(sessions, to, talk, "Hello.", reward=0.25)]
+    talk.append(user("and?"))
+    links.append(say(sessions, to, talk, "Well.", reward=None))
+    assert all(link.holds for link in links)
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*(credits(link) for link in links)) == [1.0, 2.0]
+    [session] = hook.sessions
+    assert [turn.reward for turn in session.turns] == [0.25, None]
+    assert (sessions.counts.ended, sessions.counts.credited) == ({"idle": 1}, 2)
+
+
+async def test_a_header_ends_the_session(sessions: Sessions) -> None:
+    hook = Ended()
+    to, talk = route(hook), [user("hi")]
+    link = say(sessions, to, talk, "Hello.", headers={"x-swarm-session-end": "true"})
+    async with asyncio.timeout(10):
+        assert await credits(link) == 1.0
+    assert sessions.counts.ended == {"header": 1}
+    assert ask(sessions, to, [*talk, user("and?")]).session is None
+
+
+async def test_the_application_ends_its_session(sessions: Sessions) -> None:
+    hook = Ended()
+    to = route(hook)
+    link = say(sessions, to, [user("hi")], "Hello.", headers={"x-swarm-session": "s"})
+    assert sessions.end("s", "another app") == 0
+    assert sessions.end("s", "app") == 1
+    assert sessions.end("s", "app") == 0
+    async with asyncio.timeout(10):
+        assert await credits(link) == 1.0
+
+
+async def test_shutdown_ends_every_session() -> None:
+    hook = Ended()
+    to = route(hook)
+    async with Sessions() as sessions:
+        links = [say(sessions, to, [user(f"number {number}")], "Hello.") for number in range(20)]
+    assert len(hook.sessions) == 20
+    assert await asyncio.gather(*(credits(link) for link in links)) == [1.0] * 20
+
+
+async def test_a_reward_that_comes_after_its_group_is_dropped_and_counted(sessions: Sessions) -> None:
+    hook = Ended()
+    to = route(hook, session_window_seconds=0.0)
+    link = say(sessions, to, [user("hi")], "Hello.", headers={"x-swarm-session": "s"})
+    assert not link.holds
+    assert await credits(link) == 0.0
+    async with asyncio.timeout(10):
+        sessions.end("s", "app")
+        while not sessions.counts.credit_dropped:
+            await asyncio.sleep(0)
+    assert sessions.counts.credited == 0
+
+
+async def test_without_a_session_hook_nothing_waits(sessions: Sessions) -> None:
+    link = say(sessions, route(), [user("hi")], "Hello.")
+    assert not link.holds
+    async with asyncio.timeout(10):
+        assert await credits(link) == 0.0
+
+
+async def test_a_hook_that_fails_gives_nothing_and_keeps_no_group(sessions: Sessions) -> None:
+    def fails(session: Session, context: HookContext) -> list[float]:
+        raise HookError("cannot tell", code="cannot_tell")
+
+    link = say(sessions, route(fails), [user("hi")], "Hello.", headers={"x-swarm-session-end": "true"})
+    async with asyncio.timeout(10):
+        assert await credits(link) == 0.0
+    assert sessions.counts.hook_failures == {"cannot_tell": 1}
+
+
+async def test_a_turn_added_after_the_end_begins_another_session(sessions: Sessions) -> None:
+    hook = Ended()
+    to, talk = route(hook), [user("hi")]
+    say(sessions, to, talk, "Hello.", headers={"x-swarm-session": "s"})
+    talk.append(user("and?"))
+    late = ask(sessions, to, talk, headers={"x-swarm-session": "s"})
+    sessions.end("s", "app")
+    late.delivered("chatcmpl-late", assistant("Well."), 1.0)
+    assert sessions.end("s", "app") == 1
+    async with asyncio.timeout(10):
+        assert await credits(late) == 1.0
+    assert [len(session.turns) for session in hook.sessions] == [1, 1]
+
+
+# ------------------------------------------------------------------ bounds
+
+
+async def test_the_longest_silent_conversations_leave_first_and_end_properly() -> None:
+    hook = Ended()
+    to = route(hook)
+    async with Sessions(max_sessions=2) as sessions:
+        first, second = [user("one")], [user("two")]
+        say(sessions, to, first, "1")
+        say(sessions, to, second, "2")
+        ask(sessions, to, [*first, user("go on")])
+        link = say(sessions, to, [user("three")], "3")
+        assert (sessions.as_dict()["open"], sessions.counts.ended) == (2, {"evicted": 1})
+        assert ask(sessions, to, [*second, user("go on")]).session is None
+        assert texts(ask(sessions, to, [*first, user("go on")])) == ["1"]
+        assert link.holds
+    assert sessions.counts.ended == {"evicted": 1, "shutdown": 2}
+    assert sessions.as_dict()["bytes"] == 0
+
+
+async def test_a_conversation_is_kept_in_the_size_of_its_last_request(sessions: Sessions) -> None:
+    to = route()
+    tools = [{"type": "function", "function": {"name": "t", "description": "x" * 10_000}}]
+    talk: Messages = []
+    for number in range(30):
+        talk.append(user(f"{number} " + "word " * 200))
+        say(sessions, to, talk, "answer " * 100, tools=tools)
+    last = len(incoming(talk, tools=tools).raw)
+    assert last <= sessions.as_dict()["bytes"] + 5_000 and sessions.as_dict()["bytes"] < 1.5 * last
+
+
+async def test_bytes_are_bounded() -> None:
+    async with Sessions(max_bytes=50_000) as sessions:
+        for number in range(20):
+            say(sessions, route(), [user(f"{number} " + "x" * 10_000)], "ok")
+        assert sessions.as_dict()["bytes"] <= 50_000 and sessions.as_dict()["open"] == 4
