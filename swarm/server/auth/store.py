@@ -1,17 +1,11 @@
 """``tokens.json`` in the run folder: the named tokens of one swarm server, as digests.
 
-Invariant: the file is replaced as a whole, readable by its owner only, by one writer at a time; a reader sees the old
-tokens or the new ones.
+Invariant: as of :mod:`swarm.files`; a name belongs to one token.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import secrets
-import stat
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, Self
@@ -19,6 +13,7 @@ from typing import Literal, Self
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
+from swarm.files import exclusively, read_private, replace_private
 from swarm.job import describe_validation
 from swarm.server.auth.token import TokenScope, digest, new_token
 from swarm.types import Model
@@ -26,7 +21,6 @@ from swarm.types import Model
 FILE_NAME = "tokens.json"
 #: names allowed: they stand in logs and on command lines
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-_MAX_BYTES = 1024 * 1024
 
 
 class StoredToken(Model):
@@ -68,18 +62,9 @@ class TokenFile:
         Raises:
             ConfigError: the file cannot be read, is damaged, or others may write it.
         """
-        try:
-            with self.path.open("rb") as reader:
-                mode = os.fstat(reader.fileno()).st_mode
-                text = reader.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
+        text = read_private(self.path, "tokens")
+        if text is None:
             return []
-        except OSError as exc:
-            raise ConfigError(f"cannot read the tokens in {self.path}: {exc.strerror}") from exc
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(f"others may write {self.path} and so give themselves tokens: chmod 600 it")
-        if len(text) > _MAX_BYTES:
-            raise ConfigError(f"{self.path} is larger than {_MAX_BYTES} bytes: that is no file of tokens")
         try:
             return _Contents.model_validate_json(text).tokens
         except ValidationError as exc:
@@ -93,7 +78,7 @@ class TokenFile:
         """
         token = new_token()
         now = datetime.now(UTC)
-        with self._exclusively():
+        with exclusively(self.path, "tokens"):
             others = self.read()
             if any(other.name == name and other.state(now) == "active" for other in others):
                 raise ConfigError(f"there is a token {name!r} already: revoke it first, or choose another name")
@@ -116,7 +101,7 @@ class TokenFile:
         Raises:
             ConfigError: there is no token of that name, or the file cannot be read or written.
         """
-        with self._exclusively():
+        with exclusively(self.path, "tokens"):
             tokens = self.read()
             found = next((token for token in tokens if token.name == name), None)
             if found is None:
@@ -127,33 +112,8 @@ class TokenFile:
                 self._write([found if token.name == name else token for token in tokens])
         return found
 
-    @contextlib.contextmanager
-    def _exclusively(self) -> Generator[None]:
-        """Keep other writers out; readers need not wait, the file is replaced as a whole."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path.with_name(f"{FILE_NAME}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise ConfigError(f"cannot write tokens in {self.path.parent}: {exc.strerror}") from exc
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
-
     def _write(self, tokens: Sequence[StoredToken]) -> None:
-        partial = self.path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
-        try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as writer:
-                writer.write(_Contents(tokens=list(tokens)).model_dump_json(indent=2) + "\n")
-                writer.flush()
-                os.fsync(writer.fileno())
-            partial.replace(self.path)
-        except OSError as exc:
-            raise ConfigError(f"cannot write {self.path}: {exc.strerror}") from exc
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_private(self.path, _Contents(tokens=list(tokens)).model_dump_json(indent=2) + "\n")
 
 
 def _reason(exc: ValidationError | OverflowError) -> str:
