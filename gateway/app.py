@@ -19,10 +19,12 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.config import GatewayConfig
+from gateway.feedback.endpoint import give_feedback
 from gateway.keys import ApiKeyMiddleware, KeyRing
 from gateway.routes import admin, models, status
 from gateway.routing import Plan
 from gateway.runtime import ConfigSource, Gateway
+from gateway.sessions.endpoint import end_session
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
 from swarm.http.guard import LoopbackGuard
@@ -53,6 +55,8 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
             Route("/v1/chat/completions", _Chat(), methods=["POST"]),
             Route("/v1/models", models.list_models),
             Route("/v1/models/{name:path}", models.get_model),
+            Route("/v1/feedback", give_feedback, methods=["POST"]),
+            Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
             Route("/health", status.health),
             Route("/status", status.status),
             Route("/admin/reload", admin.reload, methods=["POST"]),

@@ -95,7 +95,7 @@ async def _best(route: Route, incoming: Incoming) -> Decided:
     fan_out = FanOut(
         route.settings, swarm.episodes, swarm.sampler, route.hooks, swarm.submitter, route.background, route.stats
     )
-    waited = Waiting(route.settings)
+    waited = Waiting(route.settings, route.window_seconds)
     for left in reversed(range(_GROUPS_PER_REQUEST)):
         serving = await swarm.episodes.wait_for_job(waited)
         try:
@@ -105,7 +105,7 @@ async def _best(route: Route, incoming: Incoming) -> Decided:
             if not left:
                 raise
             # sampling has taken its time; the wait for the next group is a new one
-            waited = Waiting(route.settings)
+            waited = Waiting(route.settings, route.window_seconds)
             await waited.after(exc)
     raise AssertionError("unreachable")
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: Reads the configuration anew.
 ConfigSource = Callable[[], GatewayConfig]
 #: What only a new process can change.
-_FIXED = ("host", "port", "tls")
+_FIXED = ("host", "port", "tls", "max_sessions", "session_memory_bytes")
 
 
 class Gateway:
@@ -48,7 +48,7 @@ class Gateway:
         self._source = source
         self._reloading = asyncio.Lock()
         self.routes = LiveRoutes(plan)
-        self.sessions = Sessions()
+        self.sessions = Sessions(max_sessions=plan.config.max_sessions, max_bytes=plan.config.session_memory_bytes)
         self.admission = Admission()
         self.joining = Joining()
         self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)

@@ -55,6 +55,9 @@ class GatewayConfig(RouteSettings):
     keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
 
+    max_sessions: int = Field(default=10_000, ge=1, description="conversations remembered; the longest silent leave")
+    session_memory_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="of requests and answers in them")
+
     model_aliases: list[ModelName] = Field(
         default=[], description="further names of the default route, such as the one an application already asks for"
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gateway.background import Background
 from gateway.config import RouteSettings
+from gateway.feedback import OpenGroups
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.states import EngineState
@@ -50,9 +51,10 @@ class Serving:
 class Episodes:
     """Claims groups from one swarm server and knows its model and group size."""
 
-    def __init__(self, client: AsyncSwarmClient, background: Background) -> None:
+    def __init__(self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups) -> None:
         self._client = client
         self._background = background
+        self._open_groups = open_groups
         self._serving = Serving()
         self._read_at = float("-inf")
         self._reading: asyncio.Task[Serving] | None = None
@@ -104,8 +106,7 @@ class Episodes:
             serving = await self.serving()
             wait = min(_POLL_SECONDS, waited.left(down=serving.engine in _DOWN_STATES))
             try:
-                # cancelled, the client lets the poll finish and hands its episodes back
-                return await self._client.claim_group(count, wait, discard_episode_timeout=waited.idle_seconds)
+                return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
                 self._read_at = float("-inf")
                 await waited.after(exc)
@@ -114,6 +115,18 @@ class Episodes:
                 raise UnavailableError(
                     f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
                 ) from exc
+
+    async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
+        """One claim. Cancelled, the client lets its poll finish and hands the episodes back."""
+        if len(self._open_groups):
+            try:
+                return await self._client.claim_group(count, 0.0, discard_episode_timeout=idle_seconds)
+            except UnavailableError as exc:
+                if exc.code != "no_episodes":
+                    raise
+            # a group that waits for feedback must not keep a user waiting
+            self._open_groups.make_room()
+        return await self._client.claim_group(count, wait, discard_episode_timeout=idle_seconds)
 
     def abort(self, episodes: Sequence[EpisodeEndpoint]) -> None:
         """Give the episodes back, in the background."""
@@ -143,17 +156,27 @@ class Episodes:
 
 
 class Waiting:
-    """How long one request has waited for the swarm, with a backoff between its attempts."""
+    """How long one request has waited for the swarm, with a backoff between its attempts.
 
-    def __init__(self, settings: RouteSettings) -> None:
+    Args:
+        settings: of its route.
+        window: seconds for which its group may stay open once it is judged.
+    """
+
+    def __init__(self, settings: RouteSettings, window: float) -> None:
         self._started = asyncio.get_running_loop().time()
         self._settings = settings
+        self._window = window
         self._pause = _RETRY_FIRST
 
     @property
     def idle_seconds(self) -> float:
-        """How long an episode may idle between its last call and its end, while hooks run and rewards are submitted."""
-        return self._settings.hook_timeout_seconds + self._settings.submit_timeout_seconds + 30.0
+        """How long an episode may idle between its last call and its end, while hooks run, feedback is waited for and
+        rewards are submitted."""
+        settings = self._settings
+        # a hook may be asked twice: which answer is the best, and again once there is feedback
+        judging = settings.hook_timeout_seconds * (2 if self._window else 1)
+        return judging + self._window + settings.submit_timeout_seconds + 30.0
 
     def left(self, *, down: bool) -> float:
         """Seconds left of the bound for a server that is down, or for one that is merely busy."""

@@ -46,6 +46,10 @@ class Route(Protocol):
     def stats(self) -> Stats: ...
     @property
     def background(self) -> Background: ...
+    @property
+    def window_seconds(self) -> float:
+        """How long a judged group may stay open; 0: not at all."""
+        ...
 
 
 class Link(Protocol):

@@ -52,6 +52,7 @@ async def status(request: Request) -> Response:
                     }
                     for route in table.routes
                 },
+                "sessions": gateway.sessions.as_dict(),
                 "swarms": [swarm.status() for swarm in swarms],
             }
         )

@@ -53,12 +53,18 @@ class Route:
         return list(dict.fromkeys([*own, *self.names]))
 
     @property
+    def window_seconds(self) -> float:
+        """How long a judged group may stay open for feedback and for the end of its session; 0: not at all."""
+        waits = self.hooks is not None and self.hooks.ends_sessions
+        return max(self.settings.feedback_window_seconds, self.settings.session_window_seconds if waits else 0.0)
+
+    @property
     def lingering_seconds(self) -> float:
         """The longest that work of an answered request goes on."""
         settings = self.settings
         return (
             settings.sample_timeout_seconds
-            + settings.feedback_window_seconds
+            + self.window_seconds
             + 2 * settings.hook_timeout_seconds
             + settings.submit_timeout_seconds
         )

@@ -51,10 +51,10 @@ class Swarm:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False, verify=tls_context()
         )
-        self.episodes = Episodes(self.client, self.background)
+        self.open_groups = OpenGroups(self.client)
+        self.episodes = Episodes(self.client, self.background, self.open_groups)
         self.sampler = Sampler(self._http)
         self.submitter = Submitter(self.client)
-        self.open_groups = OpenGroups(self.client)
         self._held = AsyncExitStack()
 
     def status(self) -> dict[str, Any]:

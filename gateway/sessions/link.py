@@ -45,7 +45,7 @@ class SessionLink:
     @property
     def holds(self) -> bool:
         """Whether :meth:`closing` may wait, so that a hook which cannot tell yet may be asked again then."""
-        return self._sessions.window(self.route) > 0
+        return self.route.window_seconds > 0
 
     def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, *, choices: int = 1) -> None:
         """This message is the answer (the best of ``choices``); call it once, before the last of it goes out.

@@ -70,10 +70,6 @@ class Sessions:
             self._goes_on(place.conversation)
         return SessionLink(self, incoming, route, scope, said, place)
 
-    def window(self, route: Route) -> float:
-        """Seconds for which a group of ``route`` may stay open at most; 0: it is submitted at once."""
-        return max(route.settings.feedback_window_seconds, _session_window(route))
-
     def remember(
         self, link: SessionLink, completion_id: str, message: dict[str, Any], reward: float | None, choices: int
     ) -> DeliveredTurn:

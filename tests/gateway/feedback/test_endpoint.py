@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import anyio.lowlevel
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -62,7 +63,7 @@ async def delivered(door: Door, to: Any = None, choices: int = 1) -> AsyncIterat
     link = ask(door.sessions, to or route(feedback_window_seconds=1000), [user("hi")])
     link.delivered("chatcmpl-a1", assistant("Hello."), 0.5, choices=choices)
     closing = asyncio.create_task(link.closing())
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     try:
         yield closing
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import anyio.lowlevel
 import pytest
 
 from gateway.feedback import Hold, OpenGroups
@@ -39,7 +40,7 @@ class Bench:
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(10):
             while not condition():
-                await asyncio.sleep(0)
+                await anyio.lowlevel.checkpoint()
 
 
 @pytest.fixture

@@ -70,10 +70,15 @@ def no_reward(task: Any, candidates: Any, context: HookContext) -> list[float]:
 
 @dataclass
 class FakeRoute:
-    name: str = "route"
-    settings: RouteSettings = field(default_factory=lambda: RouteSettings(hooks="length"))
+    name: str
+    settings: RouteSettings
+    hooks: HookRunner | None
     swarm: FakeSwarm | None = field(default_factory=lambda: FakeSwarm(OpenGroups(StatusOfNobody())))
-    hooks: HookRunner | None = field(default_factory=lambda: HookRunner(Hooks(reward=no_reward)))
+
+    @property
+    def window_seconds(self) -> float:
+        session = self.settings.session_window_seconds if self.hooks and self.hooks.ends_sessions else 0.0
+        return max(self.settings.feedback_window_seconds, session)
 
 
 def route(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from gateway.sessions import Sessions
@@ -299,7 +300,7 @@ async def test_a_reward_that_comes_after_its_group_is_dropped_and_counted(sessio
     async with asyncio.timeout(10):
         sessions.end("s", "app")
         while not sessions.counts.credit_dropped:
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     assert sessions.counts.credited == 0
 
 
