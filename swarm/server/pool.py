@@ -26,6 +26,7 @@ from swarm.server.journal.records import (
     Recovered,
 )
 from swarm.server.running import RunningEpisodes
+from swarm.server.together import Together
 from swarm.server.trajectories import trajectory_of
 from swarm.states import EngineState, EpisodeEvent, next_episode
 from swarm.types import ModelCall, Trajectory
@@ -53,13 +54,14 @@ class EpisodePool:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._job = job
-        self._append = append
+        #: what is held by it goes to the journal together
+        self.journal = Together(append)
         self._clock = clock
         self._wall = wall
         self._engine = EngineState.OFFLINE
         self._running = RunningEpisodes()
         self._endings = Endings()
-        self.batches = Batches(job, append, client_timeout, clock)
+        self.batches = Batches(job, self.journal, client_timeout, clock)
 
     @property
     def collection(self) -> Collection:
@@ -121,14 +123,14 @@ class EpisodePool:
         if not admission.granted:
             return Refusal(admission.reason, holds_place=False)
         grant, records = self._running.begin(wish, self._engine, self._clock(), self._wall())
-        self._append(*records)
+        self.journal(*records)
         self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.count)
         return grant
 
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
         """What an earlier claim got, with keys that open what of it still runs."""
         grant, records = self._running.grant_again(episode_uuids, as_group=as_group)
-        self._append(*records)
+        self.journal(*records)
         return grant
 
     # ------------------------------------------------------------------ calls
@@ -169,17 +171,24 @@ class EpisodePool:
             episode.active_in.end_call(episode.client_uuid)
 
     def record(self, episode: Episode, call: ModelCall) -> None:
-        """Keep what a completed call sampled, unless the episode is over."""
+        """Tell the journal what a completed call sampled, unless the episode is over; it counts from :meth:`keep` on.
+
+        Should the episode end before, its caller never gets the answer, and nothing of it is trained.
+        """
+        if not episode.over.is_set():
+            self.journal(CallRecorded(episode.episode_uuid, call))
+
+    def keep(self, episode: Episode, call: ModelCall) -> None:
+        """What :meth:`record` was told is on disk: it belongs to the episode, unless that is over."""
         if not episode.over.is_set():
             episode.calls.append(call)
-            self._append(CallRecorded(episode.episode_uuid, call))
 
     def quarantine(self, episode: Episode, reason: str) -> None:
         """Never train this episode; the first reason stays."""
         if not episode.quarantine_reason and not episode.over.is_set():
             logger.warning("episode %s is quarantined: %s", episode.episode_uuid, reason)
             episode.quarantine_reason = reason
-            self._append(EpisodeQuarantined(episode.episode_uuid, reason))
+            self.journal(EpisodeQuarantined(episode.episode_uuid, reason))
 
     # ------------------------------------------------------------------ ends
 
@@ -226,16 +235,17 @@ class EpisodePool:
         ]
         # of a repetition that overlaps in part, what was dropped the first time drops the rest as well
         failures = [reason for reason in (*reasons, *(o for o in outcomes if isinstance(o, str))) if reason]
-        for (episode, end), outcome in zip(fresh, outcomes, strict=True):
-            if episode.episode_type == "eval":
-                self._finish(episode, task_id, end, end_key, "")
-            elif isinstance(outcome, str) or (as_group and failures):
-                quarantined = bool(episode.quarantine_reason)
-                self._finish(episode, task_id, end, end_key, outcome if isinstance(outcome, str) else failures[0])
-                self.batches.lose(task_id, quarantined=quarantined, alone=not as_group)
-            else:
-                self._finish(episode, task_id, end, end_key, outcome)
-                self.batches.add(client_uuid, outcome)
+        with self.journal.hold():
+            for (episode, end), outcome in zip(fresh, outcomes, strict=True):
+                if episode.episode_type == "eval":
+                    self._finish(episode, task_id, end, end_key, "")
+                elif isinstance(outcome, str) or (as_group and failures):
+                    quarantined = bool(episode.quarantine_reason)
+                    self._finish(episode, task_id, end, end_key, outcome if isinstance(outcome, str) else failures[0])
+                    self.batches.lose(task_id, quarantined=quarantined, alone=not as_group)
+                else:
+                    self._finish(episode, task_id, end, end_key, outcome)
+                    self.batches.add(client_uuid, outcome)
         return failures[0] if failures else ""
 
     def promise(self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], transaction: str) -> str:
@@ -369,7 +379,7 @@ class EpisodePool:
     ) -> None:
         episode.state = next_episode(episode.state, event, self._engine)
         ended = ended or EpisodeEnded(episode.episode_uuid, episode.client_uuid, how, self._wall())
-        self._append(ended)
+        self.journal(ended)
         self._running.remove(episode)
         self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, ended.drop_reason, ended.end_key))
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)

@@ -76,14 +76,16 @@ class TrainingRun:
         if self._pool is None:
             self._pool = EpisodePool(job, self._journal.append, self._client_timeout)
             self._run_id = new_uuid()
-        elif another:
-            self._begin(job, "another job was synced")
-        else:
-            self._pool.continue_run(job)
+        # together: a crash in between would leave a run without its episodes, or set one going that was stopped
+        with self._pool.journal.hold():
+            if not another:
+                self._pool.continue_run(job)
+            elif self._job is not None:
+                self._begin(job, "another job was synced")
+            self._pool.journal(RunBegun(self._run_id, dump_job(job)))
+            if self._stopped:
+                self._pool.journal(RunStopped(self._run_id))
         self._job = job
-        begun = RunBegun(self._run_id, dump_job(job))
-        # together: a crash in between would set a run going again that was stopped on purpose
-        self._journal.append(*([begun, RunStopped(self._run_id)] if self._stopped else [begun]))
         return another
 
     def start(self) -> TrainJob:
@@ -98,10 +100,11 @@ class TrainingRun:
         """
         job = self.job
         if self._stopped:
-            if not job.resume:
-                self._begin(job, "another training run began")
-            self._stopped = False
-            self._journal.append(RunBegun(self._run_id, dump_job(job)))
+            with self.pool.journal.hold():
+                if not job.resume:
+                    self._begin(job, "another training run began")
+                self._stopped = False
+                self.pool.journal(RunBegun(self._run_id, dump_job(job)))
         # a checkpoint in the folder may be of an earlier run: only one that this run must have written counts
         save_freq = job.overrides.get("trainer.save_freq", job.save_freq)
         if isinstance(save_freq, int) and 0 < save_freq <= max((step.step for step in self.steps), default=0):
@@ -112,7 +115,7 @@ class TrainingRun:
         """The run was stopped on purpose or has done all its steps."""
         if not self._stopped:
             self._stopped = True
-            self._journal.append(RunStopped(self._run_id))
+            self.pool.journal(RunStopped(self._run_id))
 
     def step_done(self, result: StepResult) -> bool:
         """Record a finished step, with our own metrics of its batch, which is consumed; False: nothing is counted."""

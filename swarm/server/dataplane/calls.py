@@ -133,6 +133,7 @@ class Members:
         self._controller = controller
         self._pool = controller.pool
         self._quarantined = quarantined
+        self._recorded: list[tuple[Episode, ModelCall]] = []
 
     def __enter__(self) -> Members:
         for episode in self.episodes:
@@ -145,7 +146,9 @@ class Members:
         self._controller.pool_changed()
 
     def record(self, choice: int, call: ModelCall) -> None:
-        self._pool.record(self.episodes[choice], call)
+        episode = self.episodes[choice]
+        self._pool.record(episode, call)
+        self._recorded.append((episode, call))
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
         """The first reason stays and is counted."""
@@ -160,6 +163,9 @@ class Members:
 
     async def synced(self) -> None:
         await self._controller.synced()
+        recorded, self._recorded = self._recorded, []
+        for episode, call in recorded:
+            self._pool.keep(episode, call)
 
     def check(self) -> None:
         """Raise why one of them is over, if one is."""

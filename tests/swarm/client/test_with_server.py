@@ -21,6 +21,7 @@ from swarm.server.controller import Controller
 from swarm.states import EngineState
 from swarm.types import ModelCall, Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
+from tests.swarm.server.test_pool import record
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ class Swarm:
             max_policy_version=3,
             finish_reason="stop",
         )
-        pool.record(pool.open(episode.episode_uuid, episode.api_key), call)
+        record(pool, pool.open(episode.episode_uuid, episode.api_key), call)
 
     async def claim_is_waiting(self) -> None:
         async with asyncio.timeout(PATIENCE):

@@ -21,6 +21,8 @@ class MemoryJournal:
     def __init__(self, recovered: Recovered | None = None) -> None:
         self.recovered = recovered or Recovered()
         self.records: list[Record] = []
+        #: the same as they came: those of one tuple are written together
+        self.transactions: list[tuple[Record, ...]] = []
         self.synced_records = 0
         self.failing = False
         self.gate = asyncio.Event()
@@ -33,6 +35,7 @@ class MemoryJournal:
 
     def append(self, *records: Record) -> None:
         self.records += records
+        self.transactions.append(records)
 
     def on_disk(self, told: OnDisk) -> None:
         assert self.gate.is_set(), "who must wait for the gate awaits synced()"

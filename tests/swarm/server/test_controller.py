@@ -18,6 +18,7 @@ from swarm.server.journal.records import (
     BatchTaken,
     EpisodeClaimed,
     EpisodeEnded,
+    EpisodesDropped,
     PastEnding,
     RunBegun,
     StepRecorded,
@@ -431,6 +432,24 @@ async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     assert late.value.code == "episode_deleted"
     first, same, other = [record.run_id for record in journal.of(RunBegun)]
     assert first == same != other
+
+
+@pytest.mark.parametrize("synced", [False, True])
+async def test_a_new_run_and_what_it_drops_are_one_transaction(synced: bool) -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    finish(controller, await claim(controller, 2), "a")
+    await claim(controller, 2)
+    controller.run_stopped()
+    controller.offline("stopped")
+    count = len(journal.transactions)
+    if synced:
+        controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
+    else:
+        controller.boot()
+    (together,) = journal.transactions[count:]
+    kinds = [type(record) for record in together]
+    assert kinds == [EpisodeEnded, EpisodeEnded, EpisodesDropped, RunBegun]
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -10,7 +10,7 @@ from swarm.errors import AuthenticationError, ConflictError, NotFoundError, Requ
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.endings import Ending
-from swarm.server.episodes import Claim, ClaimWish, Grant, Refusal
+from swarm.server.episodes import Claim, ClaimWish, Episode, Grant, Refusal
 from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, EpisodesDropped, PastEnding, Record
 from swarm.server.pool import EpisodePool
 from swarm.states import EngineState
@@ -62,7 +62,13 @@ def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
         max_policy_version=0,
         finish_reason="stop",
     )
-    pool.record(pool.open(episode.episode_uuid, episode.key), call)
+    record(pool, pool.open(episode.episode_uuid, episode.key), call)
+
+
+def record(pool: EpisodePool, episode: Episode, call: ModelCall) -> None:
+    """As the data plane does once the journal has it."""
+    pool.record(episode, call)
+    pool.keep(episode, call)
 
 
 def ends(*claims: Claim, reward: float = 1.0) -> list[EpisodeEnd]:
@@ -367,7 +373,7 @@ def test_the_journal_is_told_everything_once_and_in_order() -> None:
     episode = pool.open(one.episode_uuid, one.key)
     pool.end("me", "a", ends(one, reward=0.5), end_key="k")
     pool.end("me", "a", ends(one, reward=0.5), end_key="k")
-    pool.record(episode, episode.calls[0])
+    record(pool, episode, episode.calls[0])
     pool.quarantine(episode, "too late")
     claimed, called, ended = records
     assert isinstance(claimed, EpisodeClaimed) and isinstance(called, CallRecorded) and isinstance(ended, EpisodeEnded)

@@ -20,6 +20,7 @@ from swarm.states import EngineState
 from swarm.types import ModelCall
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.server.conftest import JOB, Rig, ready
+from tests.swarm.server.test_pool import record
 from tests.swarm.server.vllm import ScriptedVllm, serving
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +44,7 @@ async def group(rig: Rig, *, sampled: bool = True) -> list[str]:
     for one in answer["episodes"]:
         if sampled:
             pool = rig.controller.pool
-            pool.record(pool.open(one["episode_uuid"], one["openai_api_key"]), CALL)
+            record(pool, pool.open(one["episode_uuid"], one["openai_api_key"]), CALL)
     return [one["episode_uuid"] for one in answer["episodes"]]
 
 
@@ -208,7 +209,7 @@ async def test_a_promise_outlives_weight_syncs_and_timeouts(rig: Rig) -> None:
     uuids = [one["episode_uuid"] for one in answer["episodes"]]
     pool = rig.controller.pool
     for episode in pool.episodes:
-        pool.record(episode, CALL)
+        record(pool, episode, CALL)
     assert pool.promise("me", "t", PrepareGroupEndRequest.model_validate(promise(uuids)).ends, "x") == ""
     pool._clock = lambda: float("1e12")
     assert pool.expire() == 0

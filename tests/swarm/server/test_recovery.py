@@ -150,13 +150,13 @@ async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_p
 @pytest.mark.anyio
 async def test_a_group_that_lacks_a_member_is_known_after_a_restart(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
-    before = rolling(journal, 7)
+    before = rolling(journal, 1)
     lost, good = (await granted(before, ClaimWish("me", count=2))).claims
     assert "no completed" in await before.end("me", "a", ends(lost), as_group=False)
     await journal.close()
 
     journal = Journal.open(tmp_path / "journal.db")
-    after = rolling(journal, 7)
+    after = rolling(journal, 1)
     sample(after.pool, good)
     await after.end("me", "a", ends(good), as_group=False)
     information = after.pool.information()

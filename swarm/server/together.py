@@ -1,0 +1,45 @@
+"""Records of one decision go to the journal as one: a crash finds all of them there, or none.
+
+Invariant: the order in which records were given is the order in which they are appended; none is held back beyond the
+block that holds them, however that is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+
+from swarm.server.journal.records import Record
+
+
+class Together:
+    """Appends what it is called with; inside :meth:`hold` only at its end, all at once.
+
+    Args:
+        append: takes records for the journal, those of one call in one transaction; never blocks.
+    """
+
+    def __init__(self, append: Callable[..., None]) -> None:
+        self._append = append
+        self._held: list[Record] | None = None
+
+    def __call__(self, *records: Record) -> None:
+        if self._held is None:
+            self._append(*records)
+        else:
+            self._held += records
+
+    @contextlib.contextmanager
+    def hold(self) -> Generator[None]:
+        """Not to be held across a wait: others' records would be held back too."""
+        if self._held is not None:
+            yield
+            return
+        held = self._held = []
+        try:
+            yield
+        finally:
+            # also after an error: what has happened in memory has happened
+            self._held = None
+            if held:
+                self._append(*held)

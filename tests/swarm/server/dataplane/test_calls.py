@@ -1,0 +1,52 @@
+"""What becomes of calls whose episode ends while they wait for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from swarm.server.dataplane.calls import Members
+from swarm.server.journal.records import CallRecorded, EpisodeEnded
+from swarm.types import ModelCall
+from tests.swarm.server.memory import MemoryJournal
+from tests.swarm.server.test_controller import claim, rolling
+from tests.swarm.server.test_pool import ends
+
+pytestmark = pytest.mark.anyio
+
+
+def call(number: int) -> ModelCall:
+    return ModelCall(
+        call_id=f"call-{number}",
+        prompt_ids=[0],
+        response_ids=[number],
+        logprobs=[-1.0],
+        min_policy_version=0,
+        max_policy_version=0,
+        finish_reason="stop",
+    )
+
+
+async def test_a_call_that_is_not_on_disk_when_its_episode_ends_is_not_trained() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    (one,) = await claim(controller)
+    episode = controller.pool.open(one.episode_uuid, one.key)
+    first, second = (Members(controller, [episode], Counter()) for _ in range(2))
+    first.record(0, call(1))
+    await first.synced()
+    journal.gate.clear()
+    second.record(0, call(2))
+    delivery = asyncio.create_task(second.synced())
+    ending = asyncio.create_task(controller.end("me", "a", ends(one), as_group=False))
+    await asyncio.sleep(0)
+    journal.gate.set()
+    assert await asyncio.wait_for(ending, 20) == ""
+    await asyncio.wait_for(delivery, 20)
+    *before, ended = [record for record in journal.records if isinstance(record, CallRecorded | EpisodeEnded)]
+    assert [record.call.call_id for record in before if isinstance(record, CallRecorded)] == ["call-1", "call-2"]
+    assert isinstance(ended, EpisodeEnded) and ended.trajectory is not None
+    assert [timeline.response_ids for timeline in ended.trajectory.timelines] == [[1]]
+    assert journal.synced_records == len(journal.records), "who is told of the end knows that the calls are there too"
