@@ -44,7 +44,7 @@ _FIELDS = {
     "rollout.gpu_memory_utilization": "gpu_memory_utilization",
     f"{_TRAINER}.n_gpus_per_node": "n_gpu",
     f"{_TRAINER}.nnodes": "nnodes",
-    f"{_TRAINER}.algorithm.adv_estimator": "algorithm",
+    f"{_TRAINER}.algorithm.adv_estimator": "advantage",
     f"{_TRAINER}.mini_batch_num": "mini_batch_num",
     f"{_TRAINER}.optim.lr": "lr",
     f"{_TRAINER}.ppo_epochs": "ppo_epochs",

@@ -29,6 +29,10 @@ CollectionMethod = Literal[
 ]
 
 
+#: How the rewards of a group become advantages; the formulas and their sources are in ``adapters/verl/advantage.py``.
+Advantage = Literal["grpo", "dr_grpo", "rloo"]
+
+
 class TrainJob(Model):
     """One training run.
 
@@ -39,7 +43,11 @@ class TrainJob(Model):
     served_model_name: str = Field(default="", description="name in /v1/models; default: last part of `model`")
     project: str = "swarm-gateway"
     experiment: str = "default"
-    algorithm: Literal["grpo"] = "grpo"
+    advantage: Advantage = Field(
+        default="grpo",
+        description="of an episode with reward r in a group of N, over its tokens: grpo (r - mean) / std; "
+        "dr_grpo r - mean, with the loss summed over tokens; rloo r - mean of the N - 1 others",
+    )
     batch_size: int = Field(default=32, ge=1, description="tasks per training step (B)")
     num_repeat: int = Field(default=4, ge=2, description="episodes per task (N)")
     collection: CollectionMethod = Field(

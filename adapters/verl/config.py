@@ -20,6 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
@@ -84,7 +85,7 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
     """What a job implies on every device, as dotted verl keys."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
-        "algorithm.adv_estimator": job.algorithm,
+        **advantage_values(job),
         # Groups left over from a step are trained in the next one, by a newer policy than sampled them. verl recomputes
         # the old log-probabilities, so its ratio does not see that: weigh each token by the recomputed over the sampled
         # probability, at most 2. With bypass_mode the ratio itself is against the sampling policy and verl's v1 trainer

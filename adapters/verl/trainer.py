@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.debug import marked_timer
 
 from adapters.verl import deadline
+from adapters.verl.advantage import GRPO, RLOO, episode_factors, scale_advantages
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas
 from adapters.verl.steps import mini_batch_groups, plain_metrics
@@ -47,6 +48,10 @@ class SwarmTrainer(PPOTrainerSync):
         self._stays_awake = not config.actor_rollout_ref.rollout.free_cache_engine
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
+        # verl's RLOO would count every timeline as an answer; its GRPO counts episodes
+        self._leave_one_out = config.algorithm.adv_estimator == RLOO
+        if self._leave_one_out:
+            config.algorithm.adv_estimator = GRPO
         super().__init__(config=config)
 
     def stage(self, stage: str, detail: str = "") -> None:
@@ -123,6 +128,10 @@ class SwarmTrainer(PPOTrainerSync):
         metrics["swarm/rows"] = rows
         metrics["swarm/padding_rows"] = len(batch.keys) - rows
         return batch
+
+    def _compute_advantage(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = super()._compute_advantage(batch, *args, **kwargs)
+        return scale_advantages(batch, episode_factors(batch.keys, leave_one_out=self._leave_one_out))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

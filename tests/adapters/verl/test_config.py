@@ -155,3 +155,10 @@ def test_a_job_of_agentjets_client_names_only_keys_of_verl(tmp_path: Path) -> No
     assert (actor.optim.clip_grad, actor.fsdp_config.param_offload) == (20.0, True)
     assert verl.actor_rollout_ref.model.lora_rank == 8
     assert verl.actor_rollout_ref.rollout.load_format == "safetensors"
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
+def test_every_advantage_is_a_configuration_of_verl(tmp_path: Path, advantage: str) -> None:
+    verl = compose(tmp_path, advantage=advantage)
+    assert verl.algorithm.norm_adv_by_std_in_grpo is (advantage == "grpo")
+    assert verl.actor_rollout_ref.actor.loss_scale_factor == (50 if advantage == "dr_grpo" else None)

@@ -1,0 +1,82 @@
+"""Advantages by episodes: factors and settings here, the numbers by verl's real trainer code against hand-made ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from adapters.verl.advantage import advantage_values, episode_factors
+from swarm.job import TrainJob
+
+#: Two groups and a group of one; episodes of one and of three timelines.
+GROUPS = [
+    [{"reward": 1.0, "timelines": 3}, {"reward": 0.0, "timelines": 1}, {"reward": 0.5, "timelines": 1}],
+    [{"reward": 0.2, "timelines": 1}, {"reward": 0.9, "timelines": 3}],
+    [{"reward": 0.7, "timelines": 1}],
+]
+
+
+def by_hand(advantage: str, rewards: list[float]) -> list[float]:
+    if len(rewards) == 1:
+        return [0.0]
+    mean = fmean(rewards)
+    match advantage:
+        case "grpo":
+            return [(reward - mean) / (stdev(rewards) + 1e-6) for reward in rewards]
+        case "dr_grpo":
+            return [reward - mean for reward in rewards]
+        case _:
+            return [reward - (sum(rewards) - reward) / (len(rewards) - 1) for reward in rewards]
+
+
+@pytest.mark.slow
+def test_verl_computes_by_episodes_what_a_hand_would() -> None:
+    pytest.importorskip("verl")
+    names = ["grpo", "dr_grpo", "rloo"]
+    rewards = [[episode["reward"] for episode in group] for group in GROUPS]
+    asked = {"cases": [{"advantage": name, "groups": GROUPS} for name in names], "rloo": rewards[:2]}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.verl.compute_advantages"],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[3],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    for name, found in zip(names, answer["cases"], strict=True):
+        for group, values, episodes in zip(GROUPS, (by_hand(name, group) for group in rewards), found, strict=True):
+            for episode, value, timelines in zip(group, values, episodes, strict=True):
+                assert len(timelines) == episode["timelines"]
+                for tokens in timelines:
+                    # the token in the middle is a tool's
+                    assert tokens == pytest.approx([value, 0.0, value], abs=1e-5), name
+    for group, values in zip(rewards, answer["rloo"], strict=False):
+        assert values == pytest.approx(by_hand("rloo", group), abs=1e-5), "our formula is verl's, where timelines are 1"
+
+
+def test_a_factor_counts_episodes_and_not_rows() -> None:
+    keys = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "a_2_0", "b_0_0", "b_0_1"]
+    assert episode_factors(keys, leave_one_out=True) == [1.5] * 5 + [0.0] * 2
+    assert episode_factors(keys, leave_one_out=False) == [1.0] * 5 + [0.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("advantage", "estimator", "by_std"), [("grpo", "grpo", True), ("dr_grpo", "grpo", False), ("rloo", "rloo", False)]
+)
+def test_an_advantage_is_settings_of_verl(advantage: str, estimator: str, by_std: bool) -> None:
+    job = TrainJob.model_validate({"model": "m", "advantage": advantage, "max_response_length": 77})
+    values = advantage_values(job)
+    assert values.pop("algorithm.adv_estimator") == estimator
+    assert values.pop("algorithm.norm_adv_by_std_in_grpo") is by_std
+    actor = "actor_rollout_ref.actor"
+    summed = {f"{actor}.loss_agg_mode": "seq-mean-token-sum-norm", f"{actor}.loss_scale_factor": 77}
+    assert values == (summed if advantage == "dr_grpo" else {})
