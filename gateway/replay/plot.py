@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.replay.held_out import HeldOutScore
 from gateway.replay.report import Report
 
 # colours that stay apart for the colour-blind; the first is the run, the rest are what it is compared with
@@ -53,7 +54,41 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     (bottom or top).set_xlabel("training step", color=_INK)
     for axes in filter(None, (top, bottom)):
         _tidy(axes)
+        _whole_steps(axes)
     figure.savefig(path, dpi=150)
+
+
+def draw_experiment(reports: Sequence[Report], scores: Sequence[HeldOutScore], path: Path) -> None:
+    """Write the PNG of an experiment: reward by training step, and the held-out scores with their intervals.
+
+    Args:
+        reports: the run first, then its control.
+        scores: of the base model, of the run and of its control; those that were trained in order of their reports.
+        path: of the PNG.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    for report, colour in zip(reports, _COLOURS, strict=False):
+        _line(left, report.label, [(point.step, point.reward_mean) for point in report.steps], colour)
+    left.set_title("Mean reward by training step", loc="left", fontsize=12, fontweight="bold", color=_INK)
+    left.set_xlabel("training step", color=_INK)
+    left.legend(frameon=False, loc="best")
+    for place, (score, colour) in enumerate(zip(scores, (_INK, *_COLOURS), strict=False)):
+        ends = [[score.mean - score.low], [score.high - score.mean]]
+        right.errorbar([place], [score.mean], yerr=ends, fmt="o", color=colour, capsize=5, markersize=7, linewidth=2)
+        right.annotate(f"{score.mean:.3f}", (place, score.mean), xytext=(9, 0), textcoords="offset points", va="center")
+    right.set_title("Held-out score, 95 % interval", loc="left", fontsize=12, fontweight="bold", color=_INK)
+    right.set_xticks(range(len(scores)), [score.label for score in scores])
+    for axes in (left, right):
+        axes.set_ylim(0, 1)
+        _tidy(axes)
+    _whole_steps(left)
+    right.set_xlim(-0.5, len(scores) - 0.3)
+    figure.savefig(path, dpi=110)
 
 
 def _line(axes: Any, label: str, points: Sequence[tuple[int, float]], colour: str) -> None:
@@ -73,6 +108,9 @@ def _tidy(axes: Any) -> None:
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.02)
+
+
+def _whole_steps(axes: Any) -> None:
     low, high = axes.get_xlim()
     if math.ceil(high) - math.floor(low) <= 12:
         axes.xaxis.get_major_locator().set_params(integer=True)

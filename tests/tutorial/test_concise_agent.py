@@ -226,26 +226,3 @@ def test_the_demos_sentence_has_the_six_numbers(demo: ModuleType) -> None:
         "and from 0.200 (first three steps) to 0.100 (last three, -0.100) in the control."
     )
     assert demo.sentence(report(0.1), None).endswith("no control was run.")
-
-
-def test_the_demos_runs_differ_in_the_control_only(demo: ModuleType, tmp_path: Path) -> None:
-    configs = [demo.run_config(tmp_path / name, control)[1] for name, control in (("a", False), ("b", True))]
-    assert [config["gateway"]["control"] for config in configs] == ["none", "shuffle"]
-    assert configs[0]["job"] == configs[1]["job"]
-    assert configs[0]["swarm"]["port"] != configs[0]["gateway"]["port"]
-
-
-def test_the_demo_reports_an_up_that_dies(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    event = json.dumps({"event": "failed", "at": 1, "message": "no", "last_lines": ["boom"], "log": "/x/engine.log"})
-    script = f"print({event!r}, flush=True); import sys; sys.exit(1)"
-    monkeypatch.setattr(demo, "CLI", [sys.executable, "-c", script])
-    with (
-        pytest.raises(demo.DemoError, match=r"(?s)no.*boom.*full log: /x/engine.log"),
-        demo.running(tmp_path / "config.yaml", tmp_path / "up.log"),
-    ):
-        pytest.fail("it is not ready")
-
-
-def test_a_call_that_takes_too_long_is_killed(demo: ModuleType) -> None:
-    with pytest.raises(demo.DemoError, match="waiting took longer than"):
-        demo.call([sys.executable, "-c", "import time; time.sleep(60)"], 0.2, "waiting")

@@ -1,0 +1,180 @@
+"""Runs of ``swarm-gateway up`` as an experiment drives them: started, waited for, asked, and gone in the end.
+
+Invariant: everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.replay.report import Report, read_report
+
+CLI = [sys.executable, "-m", "gateway.cli"]
+
+# longer than the swarm server's own bound on a boot, which can say why it took so long
+PULL_SECONDS, BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS = 900, 700, 120, 150
+
+
+class ExperimentError(Exception):
+    """What failed, and where to read on."""
+
+
+def pull(model: str) -> None:
+    """Get a model into the cache.
+
+    Raises:
+        ExperimentError: it cannot be had.
+    """
+    call([*CLI, "models", "pull", model], PULL_SECONDS, f"pulling {model}")
+
+
+def run_config(base: Path, folder: Path, *, control: bool) -> tuple[Path, dict[str, Any]]:
+    """The configuration ``base`` with ports, folders and the control of this run, written to ``folder``.
+
+    Returns:
+        The new file, and what is in it.
+    """
+    config = yaml.safe_load(base.read_text())
+    swarm_port, gateway_port = free_ports(2)
+    config["swarm"] |= {"port": swarm_port, "run_dir": str(folder / "run")}
+    hooks = str((base.parent / config["gateway"]["hooks"]).resolve())
+    config["gateway"] |= {"port": gateway_port, "hooks": hooks, "control": "shuffle" if control else "none"}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path, config
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def call(command: list[str], seconds: float, what: str) -> None:
+    """Run a command in our terminal.
+
+    Raises:
+        ExperimentError: it failed or took too long; by then it and all it started are gone.
+    """
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ExperimentError(f"{what} took longer than {seconds:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if code:
+        raise ExperimentError(f"{what} failed with exit code {code}")
+
+
+@contextlib.contextmanager
+def running(config: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
+    """``swarm-gateway up`` from when the engine is ready until the block ends; nothing of it is left then.
+
+    Raises:
+        ExperimentError: it ended, or was not ready in time.
+    """
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [*CLI, "up", str(config), "--json"], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
+        try:
+            _wait_ready(process, log)
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                # a second signal makes it kill what does not stop
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                process.kill()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Show what ``up`` does until its engine is ready."""
+    deadline = time.monotonic() + BOOT_SECONDS
+    with log.open() as events:
+        while time.monotonic() < deadline:
+            line = events.readline()
+            if not line.endswith("\n"):
+                if process.poll() is not None:
+                    raise ExperimentError(f"`up` ended with exit code {process.returncode}; read {log}")
+                time.sleep(0.2)
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:
+                print(f"  {line.rstrip()}")
+                continue
+            match event["event"]:
+                case "listening":
+                    print(f"  {event['at']:6.1f} s  {event['name']}: {event['url']}   (log: {event['log']})")
+                case "boot":
+                    print(f"  {event['at']:6.1f} s  engine: {event['detail'] or event['stage']}")
+                case "failed":
+                    tail = "".join(f"\n    | {one}" for one in event["last_lines"])
+                    raise ExperimentError(f"{event['message']}{tail}\n  full log: {event['log']}")
+                case "ready":
+                    print(f"  {event['at']:6.1f} s  ready", flush=True)
+                    return
+                case _:
+                    pass
+    raise ExperimentError(f"the engine is not ready after {BOOT_SECONDS} s; read {log}")
+
+
+def ask_until(command: list[str], config: dict[str, Any], steps: int, folder: Path) -> Report:
+    """Let users ask until ``steps`` training steps are done.
+
+    Args:
+        command: a replay that takes the options of ``swarm-gateway replay``; it gets those of the addresses, the steps,
+            the time limit and the report.
+        config: of the running gateway and swarm server, from :func:`run_config`.
+        folder: gets the report, and has the log.
+
+    Raises:
+        ExperimentError: it failed, or ended before the last step.
+    """
+    limit = steps * STEP_SECONDS
+    users = [*command, "--until-step", str(steps), "--label", folder.name]
+    users += ["--base-url", f"http://127.0.0.1:{config['gateway']['port']}/v1", "--swarm-url", swarm_url(config)]
+    users += ["--concurrency", str(config["job"]["batch_size"]), "--time-limit", str(limit), "--report", str(folder)]
+    call(users, limit + 120, f"asking the app (log: {folder / 'up.log'})")
+    report = read_report(folder)
+    if len(report.steps) < steps:
+        raise ExperimentError(f"only {len(report.steps)} of {steps} steps: {report.stopped_because}; read {folder}")
+    return report
+
+
+def swarm_url(config: dict[str, Any]) -> str:
+    """The address of a run's swarm server."""
+    return f"http://127.0.0.1:{config['swarm']['port']}"
+
+
+def change(report: Report) -> str:
+    """How the mean reward went, from the first three steps to the last three."""
+    first, last = report.mean_of_first(), report.mean_of_last()
+    if first is None or last is None:
+        return "nowhere"
+    return f"from {first:.3f} (first three steps) to {last:.3f} (last three, {last - first:+.3f})"

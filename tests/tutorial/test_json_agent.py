@@ -1,0 +1,80 @@
+"""The JSON tutorial as it ships: its prompts, its hooks, its configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import parse_config
+from reward_hooks import HookRunner, load_hooks
+from reward_hooks.contract import Candidate, HookContext, UserRequest
+from swarm.data import read_tasks
+from swarm.errors import HookError
+from swarm.importer import load_file
+from swarm.job import parse_job
+from swarm.types import Task
+
+pytest.importorskip("jsonschema")
+
+FOLDER = Path(__file__).parents[2] / "tutorial" / "opencode_build_json_agent"
+ANNA: dict[str, Any] = {"name": "Anna", "age": 30, "city": "Oslo", "job": "nurse"}
+
+
+@pytest.fixture
+def hooks() -> HookRunner:
+    return HookRunner(load_hooks(FOLDER / "hooks.yaml"))
+
+
+def test_the_prompts_are_what_the_script_writes_and_share_no_word() -> None:
+    script = load_file(FOLDER / "make_prompts.py")
+    people: dict[str, list[dict[str, Any]]] = {}
+    for part in ("train", "held_out"):
+        rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+        assert rows == script.rows(part)
+        people[part] = [row["person"] for row in rows]
+    for key in ("name", "city", "job"):
+        train, held_out = ({person[key] for person in people[part]} for part in ("train", "held_out"))
+        assert not train & held_out
+
+
+@pytest.mark.anyio
+async def test_form_and_content_both_count(hooks: HookRunner) -> None:
+    texts = [
+        json.dumps(ANNA),
+        json.dumps(ANNA | {"job": "pilot"}),
+        json.dumps(ANNA) + " There you are.",
+        json.dumps(ANNA | {"age": "30"}),
+        "Anna is a nurse.",
+    ]
+    candidates = [
+        Candidate(index=index, message={"role": "assistant", "content": text}, text=text)
+        for index, text in enumerate(texts)
+    ]
+    score = await hooks.score(Task(task_id="t", metadata={"person": ANNA}), candidates, HookContext(num_repeat=5))
+    # weights 1 (JSON), 1 (schema), 2 (values)
+    assert score.values == pytest.approx([1.0, 0.875, 0.5, 0.625, 0.0])
+    assert "wrong: job" in score.rewards[1].reason
+
+
+@pytest.mark.anyio
+async def test_the_task_says_who_it_is_about_and_strangers_are_refused(hooks: HookRunner) -> None:
+    known = next(read_tasks(FOLDER / "train.jsonl"))
+    context = HookContext(num_repeat=3)
+    body = {"messages": known.init_messages}
+    submission = await hooks.submit(UserRequest(request_id="r", body=body), context)
+    assert submission.task.metadata["person"] == known.metadata["person"]
+    assert submission.requests == [body] * 3
+    stranger = UserRequest(request_id="r", body={"messages": [{"role": "user", "content": "Who?"}]})
+    with pytest.raises(HookError) as caught:
+        await hooks.submit(stranger, context)
+    assert caught.value.code == "no_reference"
+
+
+def test_the_configuration_is_valid() -> None:
+    config = yaml.safe_load((FOLDER / "config.yaml").read_text())
+    assert parse_job(yaml.safe_dump(config["job"])).model_name == "smollm2-135m"
+    assert Path(parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER).hooks) == FOLDER / "hooks.yaml"
