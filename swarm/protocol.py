@@ -217,8 +217,8 @@ class PrepareGroupEndRequest(EndGroupRequest):
 
 
 class GroupEndDecision(Model):
-    """``GET /group_end_decision?transaction=``: what the first participant has decided. Of a transaction that it does
-    not know it decides in this moment that it is cancelled."""
+    """``GET /group_end_decision?transaction=``: what the first participant has decided. One that it does not know is
+    cancelled: the others must be asked to prepare only after it has."""
 
     decision: Literal["pending", "committed", "cancelled"]
 

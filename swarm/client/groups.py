@@ -39,8 +39,8 @@ def end_groups(
     """End a group on each of several servers, or on none; ``parts`` has a client, its task, and the results by episode.
 
     The first server decides, so each other one must have its address among its ``peers``, as that first client
-    gives it: there it asks should we vanish. If not all accept, the episodes are given up everywhere. Repeating the
-    same call is safe.
+    gives it: there it asks should we vanish. If not all accept, what the others have accepted is given up. Repeating
+    the same call is safe.
 
     Returns:
         For each part why it will not be trained although it was ended, or an empty string.
@@ -144,10 +144,12 @@ def _transaction(
         ]
 
     everyone = range(len(parts))
-    failed = _first_error(clients, (yield from _ask(prepares)))
-    if failed is not None:
-        yield from _ask(decide(everyone, False, ABORT_POLICY))
-        raise failed
+    # the first one before the others: whoever has promised may ask it, and what it does not know counts as cancelled
+    for asked in (range(1), everyone[1:]):
+        failed = _first_error([clients[i] for i in asked], (yield from _ask([prepares[i] for i in asked])))
+        if failed is not None:
+            yield from _ask(decide(everyone[: asked.stop], False, ABORT_POLICY))
+            raise failed
     [first] = yield from _ask(decide([0], True))
     if isinstance(first, RequestError):
         # it has decided otherwise: its time was over

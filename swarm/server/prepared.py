@@ -142,12 +142,15 @@ class PreparedGroups:
             await self._cancel(transaction, client_uuid, stored)
 
     async def decision(self, transaction: str) -> Decision:
-        """What was decided here; of a transaction that is unknown it is decided now that it is cancelled."""
+        """What was decided here; changes nothing.
+
+        A transaction that is unknown counts as cancelled: its other participants are asked to promise only after this
+        one has, so those who may ask have nothing to fear from a promise that is still on its way here.
+        """
         async with self._locked(transaction):
             stored = await self._get(transaction)
             if stored is None:
-                await self._cancel(transaction, "", None)
-                return "cancelled"
+                return "pending" if transaction in self._prepared else "cancelled"
             if stored.state == "prepared":
                 return "pending"
             return "cancelled" if stored.state == "cancelled" else "committed"

@@ -108,6 +108,17 @@ async def test_one_refusal_is_none_for_all(server: ScriptedServer, other: Script
     assert paths(other) == [PREPARE, CANCEL]
 
 
+async def test_the_first_promises_before_the_others_are_asked(
+    server: ScriptedServer, other: ScriptedServer, end: End
+) -> None:
+    script(server, prepare=refusal("group_not_trained"))
+    script(other)
+    with pytest.raises(ConflictError):
+        await end([server, other])
+    assert paths(server) == [PREPARE, CANCEL]
+    assert paths(other) == [], "whoever promises may ask the first, which must know what it is asked for"
+
+
 async def test_a_server_that_is_away_is_none_for_all(server: ScriptedServer, other: ScriptedServer, end: End) -> None:
     script(server)
     other.stop()

@@ -151,10 +151,15 @@ async def test_refusals(rig: Rig) -> None:
     assert (await rig.client.get("/group_end_decision")).status_code == 400
 
 
-async def test_who_is_asked_for_what_it_does_not_know_decides_against_it(rig: Rig) -> None:
+async def test_to_be_asked_for_what_it_does_not_know_changes_nothing(rig: Rig) -> None:
     uuids = await group(rig)
-    assert await decision(rig) == "cancelled"
-    assert await refused(rig, "/prepare_group_end", promise(uuids)) == (409, "group_end_cancelled")
+    for name in ("x", "y", "z"):
+        assert await decision(rig, name) == "cancelled"
+    with sqlite3.connect(rig.controller._config.run_dir / STORE_NAME) as connection:
+        assert connection.execute("SELECT count(*) FROM group_ends").fetchone() == (0,)
+    connection.close()
+    await rig.post("/prepare_group_end", **promise(uuids))
+    assert await decision(rig) == "pending"
 
 
 async def test_the_coordinator_cancels_what_nobody_commits(rig: Rig) -> None:
