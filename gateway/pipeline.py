@@ -6,23 +6,17 @@ closed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
-from adapters.dialects import ChatDialect
-from gateway.fanout.episodes import Waiting
-from gateway.fanout.group import FanOut, GroupResult
-from gateway.fanout.sampling import EpisodeLostError
-from gateway.forms import Decided, Incoming, Outcome
+from gateway.fanout import Policy, best, first, straight
+from gateway.forms import Incoming, Outcome
 from gateway.guarding import Admission, Joining
 from gateway.routing import LiveRoutes, Route, RouteTable
 from gateway.sessions import Sessions
 from gateway.stats import DropReason, Stats
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
-
-#: Each lost group was aborted, so repeating costs samples but never trains twice.
-_GROUPS_PER_REQUEST = 3
 
 
 class Pipeline:
@@ -66,14 +60,34 @@ class Pipeline:
         if route.swarm is None:
             assert route.upstream is not None
             return await route.upstream.relay(incoming, "")
+        policy = Policy.of(route.settings, incoming.headers)
+        trains = policy.trains(route.settings, route.name, incoming.request_id)
         try:
-            return await _best(route, incoming)
+            if not trains:
+                return await straight(route, incoming)
+            session = self._sessions.link(incoming, route)
+            if policy.kind == "first":
+                return await first(route, incoming, session)
+            return await best(route, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
-            if route.upstream is None:
-                raise
-            reason = exc.code or DropReason.UNAVAILABLE
+            return await self._otherwise(incoming, route, exc, engine=trains and isinstance(exc, UnavailableError))
+
+    async def _otherwise(
+        self, incoming: Incoming, route: Route, error: UnavailableError | UpstreamError, *, engine: bool
+    ) -> Outcome:
+        """The answer where the swarm gave none: the upstream's, else the ``engine``'s own without training."""
+        reason = error.code or DropReason.UNAVAILABLE
+        if route.upstream is not None:
             route.stats.fallbacks[reason] += 1
             return await route.upstream.relay(incoming, reason)
+        if not engine:
+            raise error
+        try:
+            outcome = await straight(route, incoming)
+        except (UnavailableError, UpstreamError):
+            raise error from None
+        route.stats.fallbacks[reason] += 1
+        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
 
 @contextmanager
@@ -87,36 +101,3 @@ def _counted(stats: Stats) -> Generator[None]:
         raise
     finally:
         stats.in_flight -= 1
-
-
-async def _best(route: Route, incoming: Incoming) -> Decided:
-    assert route.swarm is not None and route.hooks is not None
-    swarm, call, dialect = route.swarm, incoming.call, ChatDialect()
-    fan_out = FanOut(
-        route.settings, swarm.episodes, swarm.sampler, route.hooks, swarm.submitter, route.background, route.stats
-    )
-    waited = Waiting(route.settings, route.window_seconds)
-    for left in reversed(range(_GROUPS_PER_REQUEST)):
-        serving = await swarm.episodes.wait_for_job(waited)
-        try:
-            result = await fan_out.run(dialect, call, incoming.headers, waited, serving)
-            return _decided(dialect, incoming, result)
-        except EpisodeLostError as exc:
-            if not left:
-                raise
-            # sampling has taken its time; the wait for the next group is a new one
-            waited = Waiting(route.settings, route.window_seconds)
-            await waited.after(exc)
-    raise AssertionError("unreachable")
-
-
-def _decided(dialect: ChatDialect, incoming: Incoming, result: GroupResult) -> Decided:
-    answer_id = f"chatcmpl-{result.group_id}"
-
-    async def chunks() -> AsyncIterator[dict[str, object]]:
-        for chunk in dialect.chunks(
-            result.answers, answer_id, include_usage=incoming.call.include_usage, last={"swarm": result.report()}
-        ):
-            yield chunk
-
-    return Decided(dialect.completion(result.answers, answer_id), chunks, result.headers())

@@ -14,6 +14,7 @@ class DropReason(StrEnum):
     SUBMIT_HOOK = "submit_hook_failed"
     REWARD_HOOK = "reward_hook_failed"
     SAMPLE = "sample_failed"
+    PARTIAL = "stragglers_cancelled"
     SIZE = "group_size_differs_from_job"
     QUARANTINED = "quarantined"
     REFUSED = "submission_refused"

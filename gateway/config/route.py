@@ -61,6 +61,20 @@ class RouteSettings(Model):
         default="finish",
         description="what a decided group does with answers still being sampled; finish: behind, and all of it trains",
     )
+    acknowledge_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="policy best: how long an answer waits for its group to be acknowledged, so that x-swarm-trained "
+        "says true or false instead of pending",
+    )
+    warm_groups: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="groups claimed in advance while requests come, so that none waits for a claim; they give way to "
+        "whoever else claims, and to weight syncs",
+    )
     on_disconnect: Literal["cancel", "finish"] = Field(
         default="cancel", description="what becomes of the group when the user hangs up"
     )

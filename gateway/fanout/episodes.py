@@ -29,6 +29,8 @@ _STATUS_TIMEOUT = 5.0
 _GLANCE_SECONDS = 0.25
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
 
+#: Collection methods that train whole groups only.
+_WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
 _DOWN_CODES = frozenset({"server_unreachable", "engine_offline"})
 _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
@@ -38,7 +40,8 @@ _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
 class Serving:
     """What the swarm server serves; ``num_repeat`` is ``None`` while it has no job.
 
-    ``keeps_sampling`` tells that episodes sample as the application asks, greedily if it likes.
+    ``keeps_sampling`` tells that episodes sample as the application asks, greedily if it likes; ``takes_partial`` that
+    groups which lack answers are trained.
     """
 
     model: str = ""
@@ -46,6 +49,7 @@ class Serving:
     policy_version: int | None = None
     engine: EngineState | None = None
     keeps_sampling: bool = False
+    takes_partial: bool = False
 
 
 class Episodes:
@@ -150,6 +154,7 @@ class Episodes:
                 policy_version=engine.global_step,
                 engine=engine.engine_status,
                 keeps_sampling=job is not None and job.sampling == "app",
+                takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
             )
         self._read_at = asyncio.get_running_loop().time()
         return self._serving
@@ -171,12 +176,13 @@ class Waiting:
 
     @property
     def idle_seconds(self) -> float:
-        """How long an episode may idle between its last call and its end, while hooks run, feedback is waited for and
-        rewards are submitted."""
+        """How long an episode may idle between its last call and its end, while others of its group are sampled, hooks
+        run, feedback is waited for and rewards are submitted."""
         settings = self._settings
         # a hook may be asked twice: which answer is the best, and again once there is feedback
         judging = settings.hook_timeout_seconds * (2 if self._window else 1)
-        return judging + self._window + settings.submit_timeout_seconds + 30.0
+        waiting = settings.sample_timeout_seconds + judging + self._window
+        return waiting + settings.submit_timeout_seconds + 30.0
 
     def left(self, *, down: bool) -> float:
         """Seconds left of the bound for a server that is down, or for one that is merely busy."""

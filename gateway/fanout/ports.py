@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gateway.background import Background
 from gateway.config import RouteSettings
 from gateway.fanout.episodes import Episodes
-from gateway.fanout.sampling import Sampler
+from gateway.fanout.sampling import Address, Sampler
 from gateway.fanout.submission import Submitter
 from gateway.sessions.turns import Closing
 from gateway.stats import Stats
@@ -29,6 +29,10 @@ class Swarm(Protocol):
     def sampler(self) -> Sampler: ...
     @property
     def submitter(self) -> Submitter: ...
+    @property
+    def engine(self) -> Address:
+        """The engine without an episode."""
+        ...
 
 
 class Route(Protocol):

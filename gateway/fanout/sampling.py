@@ -1,4 +1,4 @@
-"""Sample one answer through one episode's own address, or an answer for each episode through their group's.
+"""Sample answers at the swarm server's addresses: of an episode, of a group, or of the engine without either.
 
 Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
 """
@@ -6,23 +6,24 @@ Invariant: a call is repeated only where nothing can have been sampled; a second
 from __future__ import annotations
 
 import asyncio
-import json
 import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import httpx
-
 from adapters.dialects import Answer
-from swarm.client import EpisodeEndpoint, EpisodeGroup
+from adapters.dialects.jsons import decode
+from adapters.dialects.sse import SseDecoder
+from swarm.client import EpisodeGroup
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.http.client import Answer as HttpAnswer
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
 
 #: Statuses by which the engine finds fault with the caller's own request; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
 #: Statuses that say: not begun, come back.
 _NOT_NOW = frozenset({429, 503})
-#: Exceptions after which the request was certainly not read.
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _LONGEST_PAUSE = 2.0
 #: Statuses by which the data plane says that the episode is over or not ours.
 _EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
@@ -31,6 +32,11 @@ _GONE = frozenset({"episode_deleted", "engine_offline"})
 
 #: The header by which the group's answer says how many tokens each choice has, in order.
 _COMPLETION_TOKENS = "x-swarm-completion-tokens"
+_POLICY_VERSION = "x-swarm-policy-version"
+#: What is asked for, and the field of a choice in which it comes.
+_PIECES_HEADER, _PIECES = {"x-swarm-pieces": "1"}, "pieces"
+
+Chunk = dict[str, Any]
 
 
 class EpisodeLostError(UnavailableError):
@@ -41,14 +47,20 @@ class EpisodeLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer with what is known about how it came to be; latency in seconds."""
+    """One answer with what is known about how it came to be; latency in seconds.
+
+    ``pieces`` are the text lengths of its tokens, in characters, where that was asked for and is known.
+    """
 
     answer: Answer
     latency: float
     policy_version: int | None
+    pieces: list[int] | None = None
 
 
-class _Address(Protocol):
+class Address(Protocol):
+    """Where to sample: an OpenAI base URL and its key."""
+
     @property
     def base_url(self) -> str: ...
 
@@ -56,19 +68,42 @@ class _Address(Protocol):
     def api_key(self) -> str: ...
 
 
-class Sampler:
-    """Samples over one pooled HTTP client."""
+class LiveSample:
+    """An answer that is being sampled."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, answer: LiveAnswer) -> None:
+        self._answer = answer
+        self.policy_version = _version(answer.headers)
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """The chunks as they come.
+
+        Raises:
+            UpstreamError: the stream tells an error, or breaks off.
+        """
+        decoder = SseDecoder()
+        async for data in self._answer.parts():
+            for event in decoder.feed(data):
+                if event == "[DONE]":
+                    return
+                yield _chunk_of(event)
+        raise UpstreamError("the engine's stream broke off", code="stream_cut")
+
+
+class Sampler:
+    """Samples over one pool of connections."""
+
+    def __init__(self, http: HttpClient) -> None:
         self._http = http
 
-    async def sample(self, episode: EpisodeEndpoint, body: bytes, deadline: float) -> Sample:
+    async def sample(self, episode: Address, body: bytes, deadline: float, *, pieces: bool = False) -> Sample:
         """Send ``body`` to the episode's chat completions and read the answer.
 
         Args:
             episode: a claimed episode.
             body: JSON of a plain (not streamed) Chat Completions request.
             deadline: on the event loop's clock.
+            pieces: ask for :attr:`Sample.pieces`.
 
         Raises:
             RelayedError: the engine finds fault with the request.
@@ -76,16 +111,19 @@ class Sampler:
                 could not be served twice in a row.
             UpstreamError: anything else, the deadline included (status 504).
         """
-        response, latency = await self._timed(episode, body, deadline)
-        return Sample(Answer.from_completion(_json(response)), latency, _version(response))
+        answer, latency = await self._timed(episode, body, deadline, pieces)
+        return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
 
-    async def sample_group(self, group: EpisodeGroup, body: bytes, deadline: float) -> list[Sample]:
+    async def sample_group(
+        self, group: EpisodeGroup, body: bytes, deadline: float, *, pieces: bool = False
+    ) -> list[Sample]:
         """Sample an answer for each episode of ``group`` in one call, which computes their prompt once.
 
         Args:
             group: with an address of its own.
             body: see :meth:`sample`; without ``n``.
             deadline: on the event loop's clock.
+            pieces: ask for :attr:`Sample.pieces`.
 
         Returns:
             One sample per episode, in their order; the latency of each is that of the call.
@@ -93,81 +131,154 @@ class Sampler:
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
-        response, latency = await self._timed(group, body, deadline)
-        counts = [int(count) for count in response.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
+        answer, latency = await self._timed(group, body, deadline, pieces)
+        counts = [int(count) for count in answer.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
         if len(counts) != len(group):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
-        version = _version(response)
-        return [Sample(answer, latency, version) for answer in Answer.from_choices(_json(response), counts)]
+        version = _version(answer.headers)
+        return [_sample(one, latency, version) for one in Answer.from_choices(_json(answer.content), counts)]
 
-    async def _timed(self, address: _Address, body: bytes, deadline: float) -> tuple[httpx.Response, float]:
+    async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
+        """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
+        :meth:`sample`."""
+        answer, _ = await self._timed(address, body, deadline, pieces=False)
+        data = _json(answer.content)
+        Answer.from_completion(data)
+        return data, _version(answer.headers)
+
+    @asynccontextmanager
+    async def stream(self, address: Address, body: bytes) -> AsyncGenerator[LiveSample]:
+        """A streamed answer from its headers on; the deadline is the caller's. Raises as :meth:`sample`, and within the
+        block for a connection that breaks."""
+        begun = False
+        try:
+            async with self._http.posted(_url(address), body, _headers(address, pieces=False)) as answer:
+                begun = True
+                if answer.status != 200:
+                    raise _error_of(answer.status, answer.headers, await answer.read())
+                yield LiveSample(answer)
+        except ConnectionBrokenError as exc:
+            if begun:
+                raise UpstreamError(f"the engine's stream broke off: {exc}", code="stream_cut") from exc
+            raise _broken(exc) from exc
+
+    @asynccontextmanager
+    async def passed(self, engine: Address, path: str, body: bytes) -> AsyncGenerator[LiveAnswer]:
+        """The engine's answer at another ``path`` of its server, whatever its status.
+
+        Raises:
+            UnavailableError: the address cannot be reached.
+            UpstreamError: the connection breaks off while the answer is read.
+        """
+        begun = False
+        try:
+            url = engine.base_url.removesuffix("/v1") + path
+            async with self._http.posted(url, body, _headers(engine, pieces=False)) as answer:
+                begun = True
+                yield answer
+        except ConnectionBrokenError as exc:
+            if begun:
+                raise UpstreamError(f"the engine's answer broke off: {exc}", code="stream_cut") from exc
+            raise _broken(exc) from exc
+
+    async def _timed(self, address: Address, body: bytes, deadline: float, pieces: bool) -> tuple[HttpAnswer, float]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._post_twice(address, body)
+                answer = await self._post_twice(address, body, pieces)
         except TimeoutError:
-            late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
-            late.status = 504
-            raise late from None
-        return response, loop.time() - started
+            raise too_late() from None
+        return answer, loop.time() - started
 
-    async def _post_twice(self, address: _Address, body: bytes) -> httpx.Response:
+    async def _post_twice(self, address: Address, body: bytes, pieces: bool) -> HttpAnswer:
         try:
-            return await self._post(address, body)
+            return await self._post(address, body, pieces)
         except EpisodeLostError:
             raise
         except UnavailableError as exc:
             pause = min(exc.retry_after or 0, _LONGEST_PAUSE)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         try:
-            return await self._post(address, body)
+            return await self._post(address, body, pieces)
         except UnavailableError as exc:
             raise EpisodeLostError(exc.message) from exc
 
-    async def _post(self, address: _Address, body: bytes) -> httpx.Response:
+    async def _post(self, address: Address, body: bytes, pieces: bool) -> HttpAnswer:
         try:
-            response = await self._http.post(
-                f"{address.base_url}/chat/completions",
-                content=body,
-                headers={"authorization": f"Bearer {address.api_key}", "content-type": "application/json"},
-            )
-        except _NOT_SENT as exc:
-            raise UnavailableError(f"the episode's address cannot be reached: {exc}", retry_after=0.2) from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            reason = str(exc) or type(exc).__name__
-            raise EpisodeLostError(f"the connection to the episode broke: {reason}") from exc
-        if response.status_code != 200:
-            raise _error_of(response)
-        return response
+            answer = await self._http.post(_url(address), body, _headers(address, pieces=pieces))
+        except ConnectionBrokenError as exc:
+            raise _broken(exc) from exc
+        if answer.status != 200:
+            raise _error_of(answer.status, answer.headers, answer.content)
+        return answer
 
 
-def _error_of(response: httpx.Response) -> SwarmGatewayError:
-    status = response.status_code
-    data = _json(response)
+def too_late() -> UpstreamError:
+    """The error of a sample whose deadline passed."""
+    late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
+    late.status = 504
+    return late
+
+
+def _url(address: Address) -> str:
+    return f"{address.base_url}/chat/completions"
+
+
+def _headers(address: Address, *, pieces: bool) -> dict[str, str]:
+    headers = {"content-type": "application/json"}
+    if address.api_key:
+        headers["authorization"] = f"Bearer {address.api_key}"
+    return headers | _PIECES_HEADER if pieces else headers
+
+
+def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
+    # taken out of what the application gets to see
+    return Sample(answer, latency, version, answer.choice_extra.pop(_PIECES, None))
+
+
+def _chunk_of(event: str) -> Chunk:
+    chunk = _json(event.encode())
+    if not isinstance(chunk, dict):
+        raise UpstreamError("the engine's stream holds what is no chunk", code="malformed_answer")
+    if (error := chunk.get("error")) is not None:
+        message = error.get("message") if isinstance(error, dict) else error
+        raise UpstreamError(f"the engine failed: {message}", code="engine_failed")
+    return chunk
+
+
+def _broken(exc: ConnectionBrokenError) -> UnavailableError:
+    if exc.unsent:
+        return UnavailableError(f"the episode's address cannot be reached: {exc}", retry_after=0.2)
+    return EpisodeLostError(f"the connection to the episode broke: {exc}")
+
+
+def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmGatewayError:
+    data = _json(content)
     error: Any = data.get("error") if isinstance(data, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     # a job with another model has begun since the request was read; another group cannot serve it either
     if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
-        return RelayedError(status, error if isinstance(error, dict) else {"message": response.text[:500]})
+        told = error if isinstance(error, dict) else {"message": content[:500].decode(errors="replace")}
+        return RelayedError(status, told)
     message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
     if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(f"the episode cannot be used any more: {message}")
-    if status in _NOT_NOW and response.headers.get("x-should-retry") != "false":
-        pause = response.headers.get("retry-after", "")
+    if status in _NOT_NOW and headers.get("x-should-retry") != "false":
+        pause = headers.get("retry-after", "")
         return UnavailableError(
             f"the engine cannot serve now: {message}", retry_after=float(pause) if pause.isdigit() else 0.5
         )
     return UpstreamError(f"the engine failed: {message}", code="engine_failed")
 
 
-def _version(response: httpx.Response) -> int | None:
-    version = response.headers.get("x-swarm-policy-version", "")
+def _version(headers: Mapping[str, str]) -> int | None:
+    version = headers.get(_POLICY_VERSION, "")
     return int(version) if version.isdigit() else None
 
 
-def _json(response: httpx.Response) -> Any:
+def _json(content: bytes) -> Any:
     try:
-        return json.loads(response.content)
+        return decode(content)
     except ValueError:
         return None

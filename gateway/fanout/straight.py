@@ -1,26 +1,108 @@
-"""Straight to the engine without an episode: nothing is recorded, nothing is trained."""
+"""Straight to the engine without an episode: nothing is recorded, nothing is trained.
+
+Invariant: nothing is sampled before an error that says so; the engine's own words reach the application as they came.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from adapters.dialects import Answer, to_json
+from adapters.dialects.chat_answers import chunks_of
 from gateway.fanout.ports import Route
+from gateway.fanout.sampling import Chunk, EpisodeLostError, LiveSample, too_late
 from gateway.forms import Decided, Incoming, Live, Relayed
+from swarm.errors import UnavailableError
+
+_NOT_TRAINED = {"x-swarm-trained": "false"}
 
 
 async def straight(route: Route, incoming: Incoming) -> Live | Decided:
-    """One call of the swarm's engine (with ``n`` as asked); live where a stream was asked for.
+    """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
 
     Raises:
         RelayedError: the engine finds fault with the request.
         UnavailableError: no engine can serve now; nothing was sampled.
         UpstreamError: it failed, or the deadline of a sample passed.
     """
-    raise NotImplementedError
+    assert route.swarm is not None
+    swarm, call = route.swarm, incoming.call
+    # the address has one model; which name the application knows it by is its own business
+    body = to_json({**call.body, "model": swarm.episodes.known.model})
+    deadline = asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
+    if call.stream:
+        return await _live(route, body, deadline)
+    try:
+        completion, version = await swarm.sampler.complete(swarm.engine, body, deadline)
+    except EpisodeLostError as exc:
+        raise _not_now(exc) from exc
+
+    async def chunks() -> AsyncIterator[Chunk]:
+        answers = [Answer.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
+        for chunk in chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage):
+            yield chunk
+
+    return Decided(completion, chunks, _headers(version))
+
+
+async def _live(route: Route, body: bytes, deadline: float) -> Live:
+    assert route.swarm is not None
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout_at(deadline):
+                sample = await held.enter_async_context(route.swarm.sampler.stream(route.swarm.engine, body))
+        except TimeoutError:
+            raise too_late() from None
+        except EpisodeLostError as exc:
+            raise _not_now(exc) from exc
+        opened = held.pop_all()
+        return Live(_until(sample, deadline), _headers(sample.policy_version), opened.aclose)
+
+
+async def _until(sample: LiveSample, deadline: float) -> AsyncGenerator[Chunk]:
+    """The chunks of ``sample`` as long as each is there before ``deadline``."""
+    chunks = sample.chunks()
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise too_late() from None
+        if chunk is None:
+            return
+        yield chunk
 
 
 async def passed(route: Route, path: str, body: bytes) -> Relayed:
-    """What the engine answers to ``body`` at another of its addresses (``/v1/completions``, ``/v1/embeddings``,
-    ``/tokenize``); the model name in it is replaced by the one that is served.
+    """What the engine answers to ``body`` (JSON) at another of its addresses: ``/v1/completions``, ``/v1/embeddings``,
+    ``/tokenize`` or ``/detokenize``; its refusals are answers like any other.
 
-    Raises: as :func:`straight`; but the engine's own refusal is an answer like any other.
+    Raises:
+        UnavailableError: it cannot be reached; nothing was sampled.
+        UpstreamError: the deadline of a sample passed.
     """
-    raise NotImplementedError
+    assert route.swarm is not None
+    deadline = asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await held.enter_async_context(route.swarm.sampler.passed(route.swarm.engine, path, body))
+        except TimeoutError:
+            raise too_late() from None
+        except EpisodeLostError as exc:
+            raise _not_now(exc) from exc
+        names = ("content-type", "retry-after", "x-should-retry")
+        headers = {name: answer.headers[name] for name in names if name in answer.headers}
+        opened = held.pop_all()
+        return Relayed(answer.status, headers | _NOT_TRAINED, answer.parts(), opened.aclose)
+
+
+def _not_now(exc: EpisodeLostError) -> UnavailableError:
+    return UnavailableError(f"the engine cannot serve now: {exc.message}", retry_after=exc.retry_after or 5.0)
+
+
+def _headers(version: int | None) -> dict[str, Any]:
+    return _NOT_TRAINED | ({} if version is None else {"x-swarm-policy-version": str(version)})

@@ -7,10 +7,9 @@ under way get their time first.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
-
-import httpx
 
 from gateway.background import Background
 from gateway.fanout.episodes import Episodes
@@ -20,13 +19,22 @@ from gateway.feedback import OpenGroups
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.client.wire import tls_context
+from swarm.http.client import HttpClient
 
-#: An idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=3.0)
+#: Seconds; an idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
+_KEEPALIVE = 3.0
 #: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
 _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The address of a swarm server's engine, for what belongs to no episode."""
+
+    base_url: str
+    api_key: str = field(repr=False)
 
 
 class Swarm:
@@ -36,7 +44,8 @@ class Swarm:
         url: its address.
         client: control calls.
         episodes: what it serves, and claims.
-        sampler: calls of an episode's own address.
+        sampler: calls of an episode's own address, and of the engine's.
+        engine: where the engine is without an episode.
         submitter: hands rewards in.
         open_groups: scored groups that wait for feedback.
         background: what outlives the request that began it.
@@ -46,11 +55,9 @@ class Swarm:
         self.url = url
         self.background = Background(grace_seconds=_LAST_SECONDS)
         self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
-        # an episode's address is the swarm server's own: no proxy of the environment leads there; reads have the
-        # deadline of the whole sample
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=5.0), limits=_LIMITS, trust_env=False, verify=tls_context()
-        )
+        # an episode's address is the swarm server's own: no proxy of the environment leads there
+        self._http = HttpClient(keepalive=_KEEPALIVE, tls=tls_context())
+        self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)
         self.episodes = Episodes(self.client, self.background, self.open_groups)
         self.sampler = Sampler(self._http)
@@ -71,7 +78,7 @@ class Swarm:
         }
 
     async def __aenter__(self) -> Self:
-        await self._held.enter_async_context(self._http)
+        self._held.push_async_callback(self._http.close)
         await self._held.enter_async_context(self.client)
         await self._held.enter_async_context(self.background)
         return self

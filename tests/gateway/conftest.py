@@ -48,7 +48,16 @@ def open_gateway(swarm: Swarm, tmp_path: Path) -> OpenGateway:
         reward: str = REWARD, submit: str | None = None, **settings: Any
     ) -> AsyncIterator[httpx.AsyncClient]:
         hooks = write_hooks(tmp_path / "hooks", reward, submit)
-        config = GatewayConfig(**{"swarm_url": swarm.url, "hooks": str(hooks), **settings})
+        config = GatewayConfig(
+            **{
+                "swarm_url": swarm.url,
+                "hooks": str(hooks),
+                # tests read what became of the group in the answer's headers, and count claims
+                "acknowledge_seconds": 5.0,
+                "warm_groups": 0,
+                **settings,
+            }
+        )
         async with (
             listening(create_app(config)) as url,
             httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,

@@ -258,12 +258,13 @@ async def test_shuffle_permutes_what_is_submitted_and_nothing_else(swarm: Swarm,
     assert len(set(submitted)) > 1
 
 
-async def test_a_submission_is_offered_again_until_acknowledged(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_submission_is_offered_again_until_acknowledged(swarm: Swarm, open_gateway: OpenGateway) -> None:
     swarm.end_status = [503] * 4
-    response = await gateway.post(CHAT, json=BODY)
-    assert response.headers["x-swarm-trained"] == "pending"
-    await swarm.until(lambda: swarm.ends, seconds=10)
-    assert not swarm.aborted
+    async with open_gateway(acknowledge_seconds=0.05) as gateway:
+        response = await gateway.post(CHAT, json=BODY)
+        assert response.headers["x-swarm-trained"] == "pending"
+        await swarm.until(lambda: swarm.ends, seconds=10)
+        assert not swarm.aborted
 
 
 async def test_a_refused_submission_is_counted(swarm: Swarm, gateway: httpx.AsyncClient) -> None:

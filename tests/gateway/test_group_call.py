@@ -7,14 +7,18 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from gateway.fanout.sampling import Sampler
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import UpstreamError
+from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import MODEL, Swarm, completion, error
+from tests.gateway.stand_in import MODEL, Swarm, completion, error, listening
 
 pytestmark = pytest.mark.anyio
 
@@ -96,12 +100,18 @@ async def test_an_answer_that_does_not_count_its_choices_is_refused(counts: str)
     one = completion("x")
     one["choices"].append(one["choices"][0] | {"index": 1})
     headers = {"x-swarm-completion-tokens": counts}
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=one, headers=headers))
-    episodes = [EpisodeEndpoint(episode_uuid=f"e{k}", base_url="http://x", api_key="k") for k in range(2)]
-    group = EpisodeGroup(episodes, "g", "http://x/groups/g/v1", "key")
-    async with httpx.AsyncClient(transport=transport) as http:
+
+    async def answer(request: Request) -> Response:
+        return JSONResponse(one, headers=headers)
+
+    app = Starlette(routes=[Route("/groups/g/v1/chat/completions", answer, methods=["POST"])])
+    http = HttpClient(keepalive=3.0)
+    async with listening(app) as url:
+        episodes = [EpisodeEndpoint(episode_uuid=f"e{k}", base_url="http://x", api_key="k") for k in range(2)]
+        group = EpisodeGroup(episodes, "g", f"{url}/groups/g/v1", "key")
         with pytest.raises(UpstreamError, match="choices"):
             await Sampler(http).sample_group(group, b"{}", asyncio.get_running_loop().time() + 10)
         headers["x-swarm-completion-tokens"] = "1,2"
         first, second = await Sampler(http).sample_group(group, b"{}", asyncio.get_running_loop().time() + 10)
+        await http.close()
     assert (first.answer.usage["completion_tokens"], second.answer.usage["total_tokens"]) == (1, 7)

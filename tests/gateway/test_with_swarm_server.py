@@ -27,7 +27,12 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
-    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")))
+    config = GatewayConfig(
+        swarm_url=str(rig.client.base_url),
+        hooks=str(write_hooks(tmp_path / "hooks")),
+        acknowledge_seconds=5.0,
+        warm_groups=0,
+    )
     async with (
         listening(create_app(config)) as url,
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,

@@ -1,0 +1,70 @@
+"""From a request to a group under way, and to another where that one was lost.
+
+Invariant: a group that was lost has been given back before another is claimed, so nothing is sampled twice for
+training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from gateway.fanout.claimed import Claimed
+from gateway.fanout.episodes import Waiting
+from gateway.fanout.group import GroupRun
+from gateway.fanout.ports import Link, Route
+from gateway.fanout.sampling import EpisodeLostError
+from gateway.fanout.shaping import shape
+from gateway.forms import Incoming
+from gateway.stats import DropReason
+
+T = TypeVar("T")
+
+#: Groups that are lost under one request before it is given up.
+_GROUPS_PER_REQUEST = 3
+
+
+async def with_group(
+    route: Route, incoming: Incoming, session: Link | None, use: Callable[[GroupRun], Awaitable[T]]
+) -> T:
+    """What ``use`` makes of a group that is claimed for ``incoming``; of another one where it was lost as a whole, to a
+    weight sync or a restart of the engine.
+
+    Raises:
+        RequestError: see :func:`gateway.fanout.shaping.shape`.
+        UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
+        UpstreamError: what ``use`` raises.
+    """
+    assert route.swarm is not None
+    episodes = route.swarm.episodes
+    waited = Waiting(route.settings, route.window_seconds)
+    losses = 0
+    while True:
+        serving = await episodes.wait_for_job(waited)
+        shaped = await shape(route, incoming, serving)
+        group = await episodes.claim(len(shaped.bodies), waited)
+        run = GroupRun(route, session, shaped, Claimed(group, episodes.abort))
+        try:
+            return await use(run)
+        except EpisodeLostError as exc:
+            run.cancel(DropReason.SAMPLE)
+            losses += 1
+            if losses == _GROUPS_PER_REQUEST:
+                raise
+            # sampling has taken its time; the wait for the next group is a new one
+            waited = Waiting(route.settings, route.window_seconds)
+            await waited.after(exc)
+        except asyncio.CancelledError:
+            run.cancel(DropReason.CANCELLED)
+            raise
+        except BaseException:
+            run.cancel(DropReason.SAMPLE)
+            raise
+
+
+async def outliving(route: Route, work: Coroutine[Any, Any, T], name: str) -> T:
+    """The result of ``work``; where the route says so it goes on when the user hangs up."""
+    if route.settings.on_disconnect == "cancel":
+        return await work
+    return await asyncio.shield(route.background.start(work, name))
