@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.config import GatewayConfig
 from gateway.feedback.endpoint import give_feedback
-from gateway.keys import ApiKeyMiddleware, KeyRing
+from gateway.keys import KeyMiddleware, KeyRing
 from gateway.routes import admin, models, status
 from gateway.routing import Plan
 from gateway.runtime import ConfigSource, Gateway
@@ -43,10 +43,11 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
         ConfigError: hooks do not load; said here, before anything is started.
     """
     plan = Plan.of(config)
+    keys = KeyRing(config)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
-        async with Gateway(plan, source) as gateway:
+        async with Gateway(plan, keys, source) as gateway:
             with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
@@ -63,8 +64,8 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
-            Middleware(LoopbackGuard, enabled=not config.api_keys),
-            Middleware(ApiKeyMiddleware, keys=KeyRing(config.api_keys)),
+            Middleware(LoopbackGuard, enabled=keys.open),
+            Middleware(KeyMiddleware, keys=keys),
         ],
         exception_handlers={**EXCEPTION_HANDLERS, HTTPException: _on_http_exception},
         lifespan=lifespan,

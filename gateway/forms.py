@@ -14,12 +14,13 @@ from adapters.dialects import LLMRequest
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the virtual key's id, the routes it opens (``None``: all), and how many of its requests are served at
-    once (``None``: no bound). An open gateway knows nobody by name."""
+    """Who asks: the virtual key's id, the routes it opens (``None``: all), how many of its requests are served at once
+    (``None``: no bound), and its label, for people. An open gateway knows nobody by name."""
 
     key_id: str = ""
     routes: frozenset[str] | None = None
     max_in_flight: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Self
 from gateway.chat import ChatRoute
 from gateway.config import GatewayConfig
 from gateway.guarding import Admission, Joining
+from gateway.keys import KeyRing
 from gateway.pipeline import Pipeline
 from gateway.routing import LiveRoutes, Plan
 from gateway.sessions import Sessions
@@ -34,6 +35,7 @@ class Gateway:
 
     Args:
         plan: what to run first.
+        keys: who may ask.
         source: where :meth:`reload` reads the configuration; ``None`` where it was not given in a file.
 
     Attributes:
@@ -44,8 +46,9 @@ class Gateway:
         door: counts of all requests, those without a route included; what a route did is counted there.
     """
 
-    def __init__(self, plan: Plan, source: ConfigSource | None = None) -> None:
+    def __init__(self, plan: Plan, keys: KeyRing, source: ConfigSource | None = None) -> None:
         self._source = source
+        self._keys = keys
         self._reloading = asyncio.Lock()
         self.routes = LiveRoutes(plan)
         self.sessions = Sessions(max_sessions=plan.config.max_sessions, max_bytes=plan.config.session_memory_bytes)
@@ -78,9 +81,17 @@ class Gateway:
                 # hooks are code of the operator's that may take its time
                 plan = await asyncio.to_thread(_plan, self._source)
             except ConfigError as exc:
-                logger.error("the configuration was not reloaded, the old one stays: %s", exc.message)
-                raise
+                raise _refused(exc.message) from exc
             old = self.config
+            if _asks_for_keys(plan.config) != _asks_for_keys(old):
+                raise _refused(
+                    "whether keys are asked for cannot change while the gateway runs: restart it, or keep api_keys or "
+                    "keys_file as they were"
+                )
+            try:
+                self._keys.change(plan.config)
+            except ConfigError as exc:
+                raise _refused(exc.message) from exc
             await self.routes.change(plan)
         fixed = [name for name in _FIXED if getattr(plan.config, name) != getattr(old, name)]
         logger.warning("the configuration is reloaded: routes %s", ", ".join(one.name for one in plan.routes))
@@ -89,6 +100,7 @@ class Gateway:
         return fixed
 
     async def __aenter__(self) -> Self:
+        await self._held.enter_async_context(self._keys.following())
         await self._held.enter_async_context(self.routes)
         await self._held.enter_async_context(self.sessions)
         await self._held.enter_async_context(self.joining)
@@ -98,6 +110,15 @@ class Gateway:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self._held.__aexit__(exc_type, exc, tb)
+
+
+def _asks_for_keys(config: GatewayConfig) -> bool:
+    return bool(config.api_keys) or config.keys_file is not None
+
+
+def _refused(message: str) -> ConfigError:
+    logger.error("the configuration was not reloaded, the old one stays: %s", message)
+    return ConfigError(message)
 
 
 def _plan(source: ConfigSource) -> Plan:

@@ -17,6 +17,8 @@ from swarm.types import Model
 
 #: Marks an API key that is given as its SHA-256 digest.
 DIGEST_PREFIX = "sha256:"
+#: The name of the only route of a gateway whose configuration lists none.
+ONLY_ROUTE = "default"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -65,6 +67,11 @@ class GatewayConfig(RouteSettings):
     default_route: str | None = Field(
         default=None, description="name of the route for requests that name no model or an unknown one; default: refuse"
     )
+
+    @property
+    def route_names(self) -> list[str]:
+        """The routes' names; without ``routes`` there is one, named :data:`ONLY_ROUTE`."""
+        return [route.name for route in self.routes] or [ONLY_ROUTE]
 
     def check_answers(self) -> None:
         """As for one route; what stands above ``routes`` need not be complete."""

@@ -24,7 +24,7 @@ def parse_config(text: str, where: str = "gateway config", folder: Path | None =
     Args:
         text: a mapping of the fields; ``swarm_token`` defaults to the environment's ``SWARM_TOKEN``.
         where: what to call the text in errors.
-        folder: what a relative hooks folder is relative to; default: the working directory.
+        folder: what relative paths (hooks, keys, certificates) are relative to; default: the working directory.
 
     Raises:
         ConfigError: no mapping, a misspelt key, a value out of range; names each.
@@ -41,6 +41,7 @@ def parse_config(text: str, where: str = "gateway config", folder: Path | None =
     if folder is not None:
         for settings in (data, *_routes(data)):
             _resolve_hooks(settings, folder)
+        _resolve_files(data, folder)
     try:
         return GatewayConfig.model_validate(data)
     except ValidationError as exc:
@@ -71,6 +72,15 @@ def _inherit(data: dict[str, Any]) -> None:
     for route in _routes(data):
         for name, value in common.items():
             route.setdefault(name, value)
+
+
+def _resolve_files(data: dict[str, Any], folder: Path) -> None:
+    if isinstance(data.get("keys_file"), str):
+        data["keys_file"] = str((folder / data["keys_file"]).resolve())
+    tls = data.get("tls")
+    if isinstance(tls, dict):
+        files = cast("dict[str, Any]", tls)
+        files |= {name: str((folder / path).resolve()) for name, path in files.items() if isinstance(path, str)}
 
 
 def _resolve_hooks(settings: dict[str, Any], folder: Path) -> None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.config import GatewayConfig, RouteConfig, RouteSettings
+from gateway.config import ONLY_ROUTE, GatewayConfig, RouteConfig, RouteSettings
 from reward_hooks import Hooks, load_hooks
-
-#: The name of the only route of a gateway whose configuration lists none.
-ONLY_ROUTE = "default"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class RouteTable:
         if default is not None and default.swarm is None and default.upstream is not None and _opens(caller, default):
             for card in await _models_of(default.upstream):
                 cards.setdefault(str(card.get("id")), card)
-        if not cards and self._by_served:
+        if not cards and any(_opens(caller, route) for route in self._by_served):
             raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
         return list(cards.values())
 

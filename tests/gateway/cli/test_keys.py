@@ -1,0 +1,89 @@
+"""``keys``: what is printed where, and that a gateway takes what was made."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.root import app
+from gateway.config import load_config
+from gateway.keys import KeyRing
+from swarm.errors import ConfigError
+
+CONFIG = """
+hooks: length
+keys_file: keys.json
+routes:
+  - {name: writer}
+  - {name: critic}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["keys", *arguments])
+
+
+def listed(config: Path) -> list[dict[str, Any]]:
+    return json.loads(run("list", "--json", "-c", str(config)).stdout)
+
+
+def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
+    assert listed(config) == []
+    made = run("create", "app", "-c", str(config), "--route", "writer", "--rpm", "60", "--expires", "30d")
+    assert made.exit_code == 0, made.output
+    key = made.stdout.strip()
+    assert "cannot be shown again" in made.stderr and key not in made.stderr
+    ring = KeyRing(load_config(config))
+    assert ring.holder(key.encode()).caller.routes == frozenset({"writer"})
+    [row] = listed(config)
+    assert (row["label"], row["routes"], row["requests_per_minute"]) == ("app", ["writer"], 60)
+    assert (row["state"], row["last_used"]) == ("active", None)
+    lifetime = datetime.fromisoformat(row["expires"]) - datetime.now(UTC)
+    assert timedelta(days=29, hours=23) < lifetime < timedelta(days=30)
+    assert not {"sha256", "key"} & set(row)
+    assert run("revoke", "app", "-c", str(config)).stdout == f"app ({row['id']}) is revoked\n"
+    assert listed(config)[0]["state"] == "revoked"
+
+
+def test_as_json_and_by_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "keys.json")
+    made = json.loads(run("create", "ops", "--admin", "--file", file, "--json").stdout)
+    assert made["admin"] is True and made["key"].startswith("sk-swarm-") and "sha256" not in made
+    text = run("list", "--file", file).stdout
+    assert made["id"] in text and "admin" in text and "never used" in text and made["key"] not in text
+    assert json.loads(run("revoke", made["id"], "--file", file, "--json").stdout)["label"] == "ops"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["create", "app", "--route", "wirter"], r"no route 'wirter'; there are: writer, critic"),
+        (["create", "app", "--rpm", "0"], "requests_per_minute"),
+        (["create", "app", "--expires", "soon"], "--expires"),
+        (["revoke", "nobody"], "no key 'nobody'"),
+        (["list", "--file", "other.json"], "by --file or by --config"),
+    ],
+)
+def test_mistakes_are_said(config: Path, arguments: list[str], message: str) -> None:
+    result = run(*arguments, "-c", str(config))
+    assert isinstance(result.exception, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise result.exception
+
+
+def test_a_configuration_without_a_file_of_keys_says_what_to_add(tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text("hooks: length")
+    result = run("list", "-c", str(tmp_path / "gateway.yaml"))
+    assert isinstance(result.exception, ConfigError) and "keys_file: keys.json" in result.exception.message

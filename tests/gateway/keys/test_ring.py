@@ -1,0 +1,151 @@
+"""Whose a key is: keys of the configuration, virtual keys, and an open ring."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.keys import KeyFile, KeyRing
+from swarm.errors import AuthenticationError, ConfigError, OverloadedError
+
+pytestmark = pytest.mark.anyio
+
+DIGEST = hashlib.sha256(b"right").hexdigest()
+
+
+def ring(**settings: Any) -> KeyRing:
+    return KeyRing(GatewayConfig(**{"hooks": "h", **settings}))
+
+
+def accepts(keys: KeyRing, key: bytes) -> bool:
+    try:
+        keys.holder(key)
+    except AuthenticationError:
+        return False
+    return True
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys.json")
+
+
+@pytest.mark.parametrize("held", ["right", f"sha256:{DIGEST}", f"sha256:{DIGEST.upper()}"])
+def test_a_key_is_accepted_by_its_digest(held: str) -> None:
+    keys = ring(api_keys=["another", held])
+    assert accepts(keys, b"right") and accepts(keys, b"another") and not keys.open
+    assert not accepts(keys, b"wrong") and not accepts(keys, b"") and not accepts(keys, DIGEST.encode())
+
+
+def test_applications_are_told_apart_by_their_keys_of_the_configuration() -> None:
+    keys = ring(api_keys=["one", "two"])
+    one, two = keys.holder(b"one"), keys.holder(b"two")
+    assert one.caller.key_id and one.caller.key_id != two.caller.key_id
+    assert not one.admin and one.caller.routes is None
+
+
+def test_a_key_beyond_ascii_is_compared_by_its_utf_8() -> None:
+    keys = ring(api_keys=["schlüssel"])
+    assert accepts(keys, "schlüssel".encode()) and not accepts(keys, "schlüssel".encode("latin-1"))
+
+
+def test_a_ring_without_keys_is_open_to_everyone_as_the_operator() -> None:
+    keys = ring()
+    assert keys.open and keys.holder(b"").admin and keys.holder(b"anything").admin
+
+
+def test_the_ring_holds_no_key_in_clear(file: KeyFile) -> None:
+    _, text = file.create("app")
+    assert "hush" not in repr(vars(ring(api_keys=["hush"])))
+    assert text not in repr(vars(ring(keys_file=file.path))) and text not in file.path.read_text()
+
+
+def test_a_virtual_key_says_what_it_opens(file: KeyFile) -> None:
+    key, text = file.create("app", routes=["b", "a"], max_in_flight=3, admin=True)
+    holder = ring(keys_file=file.path).holder(text.encode())
+    assert (holder.caller.key_id, holder.caller.routes) == (key.id, frozenset({"a", "b"}))
+    assert (holder.caller.max_in_flight, holder.caller.label, holder.admin) == (3, "app", True)
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: text + "x", lambda text: text.swapcase()])
+def test_a_key_that_differs_opens_nothing(file: KeyFile, change: Any) -> None:
+    _, text = file.create("app")
+    keys = ring(keys_file=file.path)
+    assert accepts(keys, text.encode()) and not accepts(keys, change(text).encode())
+
+
+def test_expired_and_revoked_keys_say_so(file: KeyFile) -> None:
+    _, expired = file.create("old", lifetime=timedelta(microseconds=1))
+    key, revoked = file.create("gone")
+    file.revoke(key.id)
+    keys = ring(keys_file=file.path)
+    for text, code in ((expired, "api_key_expired"), (revoked, "api_key_revoked")):
+        with pytest.raises(AuthenticationError) as caught:
+            keys.holder(text.encode())
+        assert caught.value.code == code
+
+
+def test_a_file_of_keys_is_never_an_open_ring(file: KeyFile, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        keys = ring(keys_file=file.path)
+    assert not keys.open and not accepts(keys, b"") and "keys create" in caplog.text
+
+
+def test_a_damaged_file_stops_the_start(file: KeyFile) -> None:
+    file.path.write_text("{")
+    file.path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"keys\.json"):
+        ring(keys_file=file.path)
+
+
+async def test_made_and_revoked_keys_are_taken_over(file: KeyFile) -> None:
+    keys = ring(keys_file=file.path)
+    key, text = file.create("app")
+    await keys.look()
+    assert accepts(keys, text.encode())
+    file.revoke("app")
+    await keys.look()
+    assert not accepts(keys, text.encode())
+    assert key.state(datetime.now(UTC)) == "active"
+
+
+async def test_a_file_that_breaks_is_told_once_and_changes_nothing(
+    file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, text = file.create("app")
+    keys = ring(keys_file=file.path)
+    file.path.write_text("no json")
+    await keys.look()
+    await keys.look()
+    assert accepts(keys, text.encode())
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_uses_are_noted_beside_the_file(file: KeyFile) -> None:
+    used, text = file.create("used")
+    file.create("unused")
+    keys = ring(keys_file=file.path)
+    before = datetime.now(UTC)
+    async with keys.following():
+        keys.holder(text.encode())
+    assert set(file.last_used()) == {used.id} and file.last_used()[used.id] >= before
+    earlier = before - timedelta(days=1)
+    file.note_used({used.id: earlier})
+    assert file.last_used()[used.id] >= before
+
+
+def test_a_rate_is_kept_and_says_when_there_is_room(file: KeyFile) -> None:
+    _, text = file.create("app", requests_per_minute=2)
+    keys = ring(keys_file=file.path)
+    holder = keys.holder(text.encode())
+    keys.count(holder)
+    keys.count(holder)
+    with pytest.raises(OverloadedError) as caught:
+        keys.count(holder)
+    assert caught.value.code == "rate_limit_exceeded" and 0 < (caught.value.retry_after or 0) <= 60

@@ -1,0 +1,82 @@
+"""The file of keys: whole, private, and without a key that could be read from it."""
+
+from __future__ import annotations
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.keys import KeyFile
+from swarm.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "folder" / "keys.json")
+
+
+def test_a_key_is_told_once_and_kept_as_a_digest(file: KeyFile) -> None:
+    key, text = file.create("app", routes=["b", "a", "b"], requests_per_minute=5, lifetime=timedelta(days=1))
+    [kept] = file.read()
+    assert kept == key and (kept.routes, kept.requests_per_minute) == (["a", "b"], 5)
+    assert text.startswith(f"sk-swarm-{key.id}-") and text.rpartition("-")[2] not in file.path.read_text()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_an_absent_file_holds_no_keys(file: KeyFile) -> None:
+    assert file.read() == [] and file.mark() is None and file.last_used() == {}
+
+
+def test_every_change_changes_the_mark(file: KeyFile) -> None:
+    marks = [file.mark()]
+    for label in ("one", "two"):
+        file.create(label)
+        marks.append(file.mark())
+    file.revoke("one")
+    marks.append(file.mark())
+    assert len(set(marks)) == 4
+
+
+def test_a_label_belongs_to_one_active_key(file: KeyFile) -> None:
+    first, _ = file.create("app")
+    with pytest.raises(ConfigError, match="already"):
+        file.create("app")
+    file.revoke("app")
+    second, _ = file.create("app")
+    assert file.revoke("app").id == second.id != first.id
+
+
+def test_an_unknown_key_is_named_with_those_there_are(file: KeyFile) -> None:
+    file.create("app")
+    with pytest.raises(ConfigError, match=r"no key 'apx'.*app"):
+        file.revoke("apx")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label": ""}, "label"),
+        ({"label": "a", "requests_per_minute": 0}, "requests_per_minute"),
+        ({"label": "a", "lifetime": timedelta(days=999_999_999)}, "calendar"),
+    ],
+)
+def test_wrong_values_are_one_line_and_write_nothing(file: KeyFile, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        file.create(**settings)  # type: ignore[arg-type]
+    assert file.read() == []
+
+
+def test_a_file_that_others_may_write_is_refused(file: KeyFile) -> None:
+    file.create("app")
+    file.path.chmod(0o666)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        file.read()
+
+
+def test_writers_at_one_time_lose_nothing(file: KeyFile) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: file.create(f"app{number}"), range(16)))
+    assert {key.label for key in file.read()} == {f"app{number}" for number in range(16)}
