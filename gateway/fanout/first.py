@@ -83,7 +83,7 @@ class _Broadcast:
         """
         run = self._run
         for place in range(self._count):
-            run.start(place, self._stream(place))
+            run.start(place, self._stream)
         run.start_each(range(self._count, len(run.shaped.bodies)), pieces=False)
         version = await self._opened
         run.settle((), None, range(self._count))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from gateway.fanout.claimed import Claimed
@@ -70,21 +70,21 @@ class GroupRun:
     def start_together(self, *, pieces: bool) -> None:
         """Begin to sample all answers in one call."""
 
-        async def together() -> list[Sample]:
-            body = self.shaped.bodies[0]
-            return await self.swarm.sampler.sample_group(self.claimed.episodes, body, self.deadline, pieces=pieces)
-
-        self._start(self._keep_all(together()), "sampling a group")
+        self._start(self._sample_together(pieces), "sampling a group")
 
     def start_each(self, places: Sequence[int], *, pieces: bool) -> None:
         """Begin to sample the answers at ``places``, each with a call of its own."""
-        for place in places:
-            episode, body = self.claimed.episodes[place], self.shaped.bodies[place]
-            self.start(place, self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces))
 
-    def start(self, place: int, work: Coroutine[Any, Any, Sample]) -> None:
-        """Begin ``work``, which gives the answer at ``place``."""
-        self._start(self._keep(place, work), f"sampling answer {place}")
+        def sample(place: int) -> Coroutine[Any, Any, Sample]:
+            episode, body = self.claimed.episodes[place], self.shaped.bodies[place]
+            return self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
+
+        for place in places:
+            self.start(place, sample)
+
+    def start(self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]]) -> None:
+        """Begin to sample the answer at ``place`` as ``sample`` does it."""
+        self._start(self._sample(place, sample), f"sampling answer {place}")
 
     async def progress(self, until: float | None = None) -> bool:
         """Return when a sample is there or has failed; ``False`` when none did before ``until`` on the loop's clock."""
@@ -142,6 +142,8 @@ class GroupRun:
         self._settling = self.route.background.start(
             self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
         )
+        # not within it: a task that is cancelled before its first step runs nothing of its own
+        self._settling.add_done_callback(self._over)
 
     async def settled(self, within: float) -> tuple[bool, DropReason | None]:
         """Whether the group is at its end ``within`` so many seconds, and then why it is not trained, if it is not."""
@@ -170,33 +172,35 @@ class GroupRun:
     async def _settle(
         self, judged: tuple[int, ...], score: GroupScore | None, delivered: tuple[int, ...]
     ) -> DropReason | None:
-        reason: DropReason | None = DropReason.SAMPLE
-        try:
-            await self.all_sampled()
-            places = tuple(self.samples)
-            best = delivered[0] if delivered and delivered[0] in places else None
-            if places and places != judged:
-                # what the first answers got is void: rewards of two calls cannot be compared
-                score = await self.judge()
-                if score is not None and best is not None and self._session is not None:
-                    self._session.scored(score.values[places.index(best)])
-            credit = 0.0
-            if self._session is not None and best is not None:
-                closing = await self._session.closing()
-                credit = closing.credit
-                if closing.feedback:
-                    told = {delivered[at]: one for at, one in closing.feedback.items() if at < len(delivered)}
-                    score = await self.judge(told)
-            reason = self._objection(places, score)
-            if reason is None and score is not None:
-                return await self._submit(places, score, delivered, credit)
-            return reason
-        except asyncio.CancelledError:
-            reason = self._cancelled or DropReason.CANCELLED
-            raise
-        finally:
-            if not self._settled:
-                self._drop(reason or DropReason.SAMPLE)
+        await self.all_sampled()
+        places = tuple(self.samples)
+        best = delivered[0] if delivered and delivered[0] in places else None
+        if places and places != judged:
+            # what the first answers got is void: rewards of two calls cannot be compared
+            score = await self.judge()
+            if score is not None and best is not None and self._session is not None:
+                self._session.scored(score.values[places.index(best)])
+        credit = 0.0
+        if self._session is not None and best is not None:
+            closing = await self._session.closing()
+            credit = closing.credit
+            if closing.feedback:
+                told = {delivered[at]: one for at, one in closing.feedback.items() if at < len(delivered)}
+                score = await self.judge(told)
+        reason = self._objection(places, score)
+        if reason is None and score is not None:
+            return await self._submit(places, score, delivered, credit)
+        return reason
+
+    def _over(self, settling: asyncio.Task[DropReason | None]) -> None:
+        """Give back what was not submitted, however that came."""
+        if self._settled:
+            return
+        if settling.cancelled():
+            self._drop(self._cancelled or DropReason.CANCELLED)
+        else:
+            failed = settling.exception() is not None
+            self._drop(DropReason.SAMPLE if failed else settling.result() or DropReason.SAMPLE)
 
     def _objection(self, places: Sequence[int], score: GroupScore | None) -> DropReason | None:
         """Why these answers with these rewards are not to be trained."""
@@ -250,16 +254,17 @@ class GroupRun:
         self._sampling.add(task)
         task.add_done_callback(self._sampling.discard)
 
-    async def _keep(self, place: int, work: Coroutine[Any, Any, Sample]) -> None:
+    async def _sample(self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]]) -> None:
         try:
-            self.outcomes[place] = await work
+            self.outcomes[place] = await sample(place)
         except SwarmGatewayError as exc:
             logger.warning("a sample failed: %s", exc.message)
             self.outcomes[place] = exc
 
-    async def _keep_all(self, work: Coroutine[Any, Any, list[Sample]]) -> None:
+    async def _sample_together(self, pieces: bool) -> None:
+        group, body = self.claimed.episodes, self.shaped.bodies[0]
         try:
-            self.outcomes[:] = await work
+            self.outcomes[:] = await self.swarm.sampler.sample_group(group, body, self.deadline, pieces=pieces)
         except SwarmGatewayError as exc:
             logger.warning("the samples of a group failed: %s", exc.message)
             self.outcomes[:] = [exc] * len(self.outcomes)
