@@ -57,8 +57,20 @@ class Seen:
         away: seconds in which at least one phase was under way, until the answer was out.
     """
 
-    __slots__ = ("_at_once", "_since", "away", "failed", "meter", "over", "policy", "request_id", "route", "tracer",
-                 "traceparent", "started")  # fmt: skip
+    __slots__ = (
+        "_at_once",
+        "_since",
+        "away",
+        "failed",
+        "meter",
+        "over",
+        "policy",
+        "request_id",
+        "route",
+        "started",
+        "traceparent",
+        "tracer",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, meter: Meter, tracer: Tracer | None = None, traceparent: str = "") -> None:
         self.request_id = request_id
@@ -103,7 +115,7 @@ def current() -> Seen | None:
     return _current.get()
 
 
-class seeing(AbstractContextManager[None]):  # noqa: N801 - reads as a statement
+class seeing(AbstractContextManager[None]):
     """``with seeing(seen):`` what happens inside, and in tasks begun there, is seen of ``seen``."""
 
     def __init__(self, seen: Seen) -> None:
@@ -126,7 +138,7 @@ def failed(code: str) -> None:
         seen.failed = code
 
 
-class phase(AbstractContextManager["phase"]):  # noqa: N801 - reads as a statement
+class phase(AbstractContextManager["phase"]):
     """``with phase("claim"):`` this time is spent there and not in the gateway itself; and a span of its trace."""
 
     __slots__ = ("_name", "_seen", "_since", "_span", "_spanning")
@@ -166,7 +178,7 @@ class phase(AbstractContextManager["phase"]):  # noqa: N801 - reads as a stateme
             self._spanning.__exit__(None, None, None)
 
 
-class span(AbstractContextManager["Span | None"]):  # noqa: N801 - reads as a statement
+class span(AbstractContextManager["Span | None"]):
     """``with span("sample 3"):`` a stretch of the trace that is not counted by itself."""
 
     __slots__ = ("_name", "_span", "_spanning")

@@ -80,6 +80,8 @@ def may(scope: TokenScope, path: str) -> bool:
         return True
     if path.startswith(("/claim_", "/end_", "/abort_", "/can_", "/is_", "/agree_")) or "group_end" in path:
         return scope == "claim" and path != "/prepared_group_ends"
+    if path.startswith(("/v1/", "/tokenize", "/detokenize")):
+        return scope == "claim" or path == "/v1/models"
     return path in ("/status", "/metrics", "/openapi.json") or path.startswith(
         ("/get_engine", "/get_cur", "/get_server")
     )
