@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import uvicorn
+from starlette.applications import Starlette
 
 from swarm.errors import ConfigError
 from swarm.http.serve import bind, loop_factory, uvicorn_config
@@ -78,7 +80,7 @@ async def serve(
         ready,
         app.state.controller.close,
     )
-    with contextlib.closing(listener):
+    with contextlib.closing(listener), _without_traceback(app):
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await asyncio.shield(task)
@@ -88,6 +90,21 @@ async def serve(
             server.should_exit = True
             await task
             raise
+
+
+@contextlib.contextmanager
+def _without_traceback(app: Starlette) -> Generator[None]:
+    """A start that fails for a reason of ours is told by the error alone; uvicorn would log its traceback as well."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return app.state.startup_error is None
+
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        uvicorn_log.removeFilter(is_news)
 
 
 def url_of(host: str, listener: socket.socket) -> str:

@@ -42,13 +42,14 @@ async def test_beyond_loopback_without_a_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_run_folder_of_another_server(tmp_path: Path) -> None:
+async def test_a_run_folder_of_another_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal.open(tmp_path / JOURNAL_NAME)
     try:
         told: list[str] = []
         with pytest.raises(ConfigError, match="in use by another swarm server"):
             await serve(ServerConfig(port=0, run_dir=tmp_path), on_ready=told.append)
         assert told == [], "a server that does not start does not say that it listens"
+        assert not [record for record in caplog.records if record.name == "uvicorn.error"], "the error says it all"
     finally:
         await journal.close()
 
