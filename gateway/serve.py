@@ -6,22 +6,51 @@ from collections.abc import Callable
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
+from gateway.runtime import ConfigSource
 from swarm.http.serve import bind, run_app
+from swarm.http.tls import TLSFiles
 
 
-def serve(config: GatewayConfig, on_bound: Callable[[str], None] | None = None) -> None:
+def serve(
+    config: GatewayConfig, on_bound: Callable[[str], None] | None = None, source: ConfigSource | None = None
+) -> None:
     """Serve ``config`` until SIGINT or SIGTERM; requests and submissions under way are then finished, bounded.
 
     Args:
         config: what to serve; port 0 takes a free one.
         on_bound: called with the address (``http://host:port``) once the port is bound, before serving.
+        source: reads the configuration anew on SIGHUP; without one SIGHUP ends the process.
 
     Raises:
-        ConfigError: the hooks do not load, or the port is in use.
+        ConfigError: the hooks do not load, the certificate does not serve, or the port is in use.
     """
-    app = create_app(config)
+    app = create_app(config, source)
+    tls = tls_files(config)
     sock = bind(config.host, config.port)
     if on_bound is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
-        on_bound(f"http://{host}:{sock.getsockname()[1]}")
-    run_app(app, sock)
+        on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
+    run_app(app, sock, tls=tls)
+
+
+def check(config: GatewayConfig) -> list[str]:
+    """Try everything of ``config`` that can be tried without serving.
+
+    Returns:
+        The routes' names.
+
+    Raises:
+        ConfigError: hooks do not load, keys cannot be read, or the certificate does not serve.
+    """
+    create_app(config)
+    tls_files(config)
+    return config.route_names
+
+
+def tls_files(config: GatewayConfig) -> TLSFiles | None:
+    """What ``config`` says of TLS, tried.
+
+    Raises:
+        ConfigError: the files do not serve.
+    """
+    return TLSFiles(config.tls.certificate, config.tls.key) if config.tls is not None else None

@@ -31,7 +31,7 @@ from swarm.job import TrainJob
 
 TOKEN_VARIABLE = "SWARM_TOKEN"
 PRIVATE_TOKEN_VARIABLE = "SWARM_PRIVATE_TOKEN"
-LISTENING = r"listening on (http://\S+)"
+LISTENING = r"listening on (https?://\S+)"
 _POLL = 0.5
 _START_DEADLINE = 60.0
 _STOP_ENGINE_DEADLINE = 60.0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from gateway.config import GatewayConfig
 
 
 def serve(
@@ -18,19 +21,17 @@ def serve(
     control: Annotated[
         Literal["none", "shuffle"] | None, typer.Option(help="shuffle: a control run that must not learn")
     ] = None,
+    check: Annotated[bool, typer.Option("--check", help="only say whether the configuration is right")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --check: print one line of JSON")] = False,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
-    """Serve applications: /v1/chat/completions, answered by the swarm, every request an occasion to learn."""
-    import yaml
-
+    """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
     from gateway.cli.imports import import_from
     from gateway.cli.logs import log_to_stderr
-    from gateway.cli.output import announce, read_mapping
+    from gateway.cli.output import announce
     from gateway.cli.parent import stop_with_parent
-    from gateway.config import parse_config
     from swarm.importer import load_attribute
 
-    settings = read_mapping(config, "gateway config") if config else {}
     flags = {
         "hooks": str(Path(hooks).resolve()) if hooks and Path(hooks).is_dir() else hooks,
         "host": host,
@@ -39,13 +40,45 @@ def serve(
         "num_repeat": num_repeat,
         "control": control,
     }
-    settings |= {name: value for name, value in flags.items() if value is not None}
-    parsed = parse_config(
-        yaml.safe_dump(settings), where=str(config or "flags"), folder=config.parent if config else None
-    )
+    given = {name: value for name, value in flags.items() if value is not None}
     if config:
         import_from(config.parent)
+    if check:
+        _check(config, given, as_json)
+        return
+    parsed = _read(config, given)
     if stop_on_eof:
         stop_with_parent()
     log_to_stderr()
-    load_attribute("gateway.serve:serve")(parsed, on_bound=announce("gateway"))
+    source = (lambda: _read(config, given)) if config else None
+    load_attribute("gateway.serve:serve")(parsed, on_bound=announce("gateway"), source=source)
+
+
+def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
+    import yaml
+
+    from gateway.cli.output import read_mapping
+    from gateway.config import parse_config
+
+    settings = (read_mapping(config, "gateway config") if config else {}) | flags
+    return parse_config(
+        yaml.safe_dump(settings), where=str(config or "flags"), folder=config.parent if config else None
+    )
+
+
+def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:
+    from gateway.cli.output import print_json
+    from swarm.errors import ConfigError
+    from swarm.importer import load_attribute
+
+    try:
+        routes = load_attribute("gateway.serve:check")(_read(config, flags))
+    except ConfigError as exc:
+        if not as_json:
+            raise
+        print_json({"ok": False, "error": exc.message})
+        raise typer.Exit(2) from exc
+    if as_json:
+        print_json({"ok": True, "routes": routes})
+    else:
+        typer.echo(f"{config or 'the flags'}: right, routes {', '.join(routes)}")

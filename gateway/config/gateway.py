@@ -60,6 +60,11 @@ class GatewayConfig(RouteSettings):
     max_sessions: int = Field(default=10_000, ge=1, description="conversations remembered; the longest silent leave")
     session_memory_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="of requests and answers in them")
 
+    response_store_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=0, description="of responses kept for `previous_response_id`; the oldest leave"
+    )
+    response_store_seconds: float = Field(default=24 * 3600.0, gt=0, description="after which a response is forgotten")
+
     model_aliases: list[ModelName] = Field(
         default=[], description="further names of the default route, such as the one an application already asks for"
     )

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from swarm.errors import ConfigError
 from swarm.http.protocol import GatheringProtocol
 from swarm.http.shortcuts import Shortcuts
+from swarm.http.tls import TLSFiles
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def uvicorn_config(
-    app: ASGIApp, *, shutdown_seconds: int, log_level: str, shortcuts: Shortcuts | None = None
+    app: ASGIApp,
+    *,
+    shutdown_seconds: int,
+    log_level: str,
+    shortcuts: Shortcuts | None = None,
+    tls: TLSFiles | None = None,
 ) -> uvicorn.Config:
     """How our servers serve: httptools where the platform has them, no access log, no server header."""
     protocol = functools.partial(GatheringProtocol, shortcuts=shortcuts)
@@ -68,6 +74,8 @@ def uvicorn_config(
         log_level=log_level,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_seconds,
+        ssl_certfile=tls.certificate if tls is not None else None,
+        ssl_keyfile=tls.key if tls is not None else None,
     )
 
 
@@ -78,13 +86,20 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return auto_loop_factory()
 
 
-def run_app(app: ASGIApp, sock: socket.socket, *, shutdown_seconds: int = 10, log_level: str = "warning") -> None:
+def run_app(
+    app: ASGIApp,
+    sock: socket.socket,
+    *,
+    shutdown_seconds: int = 10,
+    log_level: str = "warning",
+    tls: TLSFiles | None = None,
+) -> None:
     """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have ``shutdown_seconds`` to finish.
 
     Raises:
         ConfigError: the app failed to start (its log says why).
     """
-    config = uvicorn_config(app, shutdown_seconds=shutdown_seconds, log_level=log_level)
+    config = uvicorn_config(app, shutdown_seconds=shutdown_seconds, log_level=log_level, tls=tls)
     try:
         uvicorn.Server(config).run(sockets=[sock])
     except KeyboardInterrupt:

@@ -1,0 +1,59 @@
+"""TLS: a server that speaks it, and files that cannot serve are one clear line."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+
+from swarm.errors import ConfigError
+from swarm.http.serve import bind, uvicorn_config
+from swarm.http.tls import TLSFiles
+from tests.swarm.http.certificates import make_certificate, make_tls
+
+
+@pytest.mark.anyio
+async def test_a_server_speaks_tls_to_who_trusts_its_certificate(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path)
+    body = "x" * 200_000
+    config = uvicorn_config(PlainTextResponse(body), shutdown_seconds=1, log_level="error", tls=tls)
+    config.lifespan = "off"
+    server = uvicorn.Server(config)
+    sock = bind("127.0.0.1", 0)
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+        trusting = ssl.create_default_context(cafile=str(tls.certificate))
+        async with httpx.AsyncClient(verify=trusting, trust_env=False, timeout=30) as http:
+            assert (await http.get(f"https://{address}/")).text == body
+        async with httpx.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=30) as http:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await http.get(f"https://{address}/")
+    finally:
+        server.should_exit = True
+        await running
+
+
+def test_files_that_cannot_serve_are_said(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    _, others_key = make_certificate(tmp_path, "other")
+    protected = make_certificate(tmp_path, "protected", password="secret")
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    for files, message in (
+        ((tmp_path / "absent.pem", key), r"tls\.certificate: cannot read .*absent\.pem: No such file"),
+        ((certificate, tmp_path / "absent.key"), r"tls\.key: cannot read .*absent\.key"),
+        ((empty, key), r"empty holds no certificate"),
+        ((key, key), r"server\.key holds no certificate"),
+        ((certificate, empty), r"empty holds no private key"),
+        ((certificate, others_key), r"other\.key is not the key of the certificate"),
+        (protected, r"protected\.key is encrypted"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            TLSFiles(*files)
+        assert "\n" not in caught.value.message
