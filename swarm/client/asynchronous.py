@@ -159,10 +159,12 @@ class AsyncSwarmClient(AsyncEngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
         idempotency_key: str | None = None,
+        standby: bool = False,
     ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
-        The group has an address of its own, where one call samples an answer for each episode.
+        The group has an address of its own, where one call samples an answer for each episode. On ``standby`` it is
+        claimed in advance: until its first call it gives way to whoever else claims, and to the end of the batch.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
@@ -179,6 +181,7 @@ class AsyncSwarmClient(AsyncEngineControl):
                 max_episode_seconds,
                 throttle_policy,
                 idempotency_key,
+                standby,
             )
         )
 

@@ -55,6 +55,7 @@ class Claim:
     max_episode_seconds: float | None = None
     throttle: Throttle | None = None
     idempotency_key: str | None = None
+    standby: bool = False
 
 
 def claim(flows: Flows, wanted: Claim) -> Flow[wire.EpisodeGroup]:
@@ -87,6 +88,7 @@ def claim(flows: Flows, wanted: Claim) -> Flow[wire.EpisodeGroup]:
             max_episode_seconds=life,
             throttle_policy=policy,
             idempotency_key=key,
+            standby=wanted.standby,
         )
         answer = yield from flows.perform(call, deadline=deadline)
         if answer.success:

@@ -163,11 +163,13 @@ class SwarmClient(EngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
         idempotency_key: str | None = None,
+        standby: bool = False,
     ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
-        The group has an address of its own, where one call samples an answer for each episode. Other arguments and
-        errors are those of :meth:`begin_episode`.
+        The group has an address of its own, where one call samples an answer for each episode. On ``standby`` it is
+        claimed in advance: until its first call it gives way to whoever else claims, and to the end of the batch.
+        Other arguments and errors are those of :meth:`begin_episode`.
 
         Raises:
             RequestError: the server can never run so many at once.
@@ -181,6 +183,7 @@ class SwarmClient(EngineControl):
                 max_episode_seconds,
                 throttle_policy,
                 idempotency_key,
+                standby,
             )
         )
 

@@ -145,6 +145,7 @@ def claim_call(
     max_episode_seconds: float | None,
     throttle_policy: protocol.SwarmThrottlePolicy | None,
     idempotency_key: str,
+    standby: bool = False,
 ) -> ClaimCall:
     """Claim ``count`` episodes at once, or the one of ``/claim_episode`` where ``count`` is ``None``."""
     fields: dict[str, Any] = {
@@ -155,6 +156,7 @@ def claim_call(
         "throttle_policy": throttle_policy,
         "wait_seconds": wait_seconds,
         "idempotency_key": idempotency_key,
+        "standby": standby,
     }
     timeout = wait_seconds + WAIT_GRACE
     if count is None:

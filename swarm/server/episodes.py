@@ -103,7 +103,8 @@ class ClaimWish:
     """What a client asks for: ``count`` episodes at once or none; times in seconds.
 
     Of wishes with one client and ``claim_key`` (if not empty) all get what the first got; a restart remembers that of
-    several episodes only if they were claimed ``as_group``.
+    several episodes only if they were claimed ``as_group``. What is claimed for ``standby`` gives way while nobody
+    calls it.
     """
 
     client_uuid: str
@@ -114,6 +115,7 @@ class ClaimWish:
     as_group: bool = False
     claim_key: str = ""
     throttle: SwarmThrottlePolicy | None = None
+    standby: bool = False
 
     @property
     def task_hint(self) -> str:

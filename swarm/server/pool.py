@@ -60,6 +60,8 @@ class EpisodePool:
         self._wall = wall
         self._engine = EngineState.OFFLINE
         self._running = RunningEpisodes()
+        #: claimed in advance and not called yet, oldest first; a restart takes them for running ones
+        self._standby: dict[Episode, None] = {}
         self._endings = Endings()
         self.batches = Batches(job, self.journal, client_timeout, clock)
 
@@ -74,6 +76,8 @@ class EpisodePool:
         """Follow the engine to state ``engine``; a weight sync deletes what still runs."""
         self._engine = engine
         self.collection.follow(engine is EngineState.ROLLING)
+        if engine is EngineState.ROLLING_POST:
+            self._relieve(len(self._standby))
         if engine is EngineState.WEIGHT_SYNCING:
             self._release("the batch left without the episode", promised=False)
 
@@ -116,6 +120,8 @@ class EpisodePool:
         if self.collection.ready:
             # it is about to leave: what began now would be cut off by the weight sync
             return Refusal(POST_ROLLING)
+        if (missing := wish.count - (self._job.slots - len(self._running))) > 0 and not wish.standby:
+            self._relieve(missing)
         if self._job.slots - len(self._running) < wish.count:
             return Refusal(NO_EPISODES)
         admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.count, wish.throttle)
@@ -124,6 +130,9 @@ class EpisodePool:
             return Refusal(admission.reason, holds_place=False)
         grant, records = self._running.begin(wish, self._engine, self._clock(), self._wall())
         self.journal(*records)
+        if wish.standby:
+            begun = (self._running.get(claim.episode_uuid) for claim in grant.claims)
+            self._standby.update((episode, None) for episode in begun if episode is not None)
         self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.count)
         return grant
 
@@ -143,6 +152,7 @@ class EpisodePool:
         """
         episode = self._running.open(episode_uuid, key)
         episode.last_active = self._clock()
+        self._wake(episode)
         return episode
 
     def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
@@ -154,6 +164,7 @@ class EpisodePool:
         group = self._running.open_group(group_uuid, key)
         for episode in group.members:
             episode.last_active = self._clock()
+        self._wake(group.members[0])
         return group
 
     def begin_call(self, episode: Episode) -> None:
@@ -381,9 +392,26 @@ class EpisodePool:
         ended = ended or EpisodeEnded(episode.episode_uuid, episode.client_uuid, how, self._wall())
         self.journal(ended)
         self._running.remove(episode)
+        self._standby.pop(episode, None)
         self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, ended.drop_reason, ended.end_key))
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
+
+    def _wake(self, episode: Episode) -> None:
+        """The episode is called: it, and the group that it is of, are on standby no longer."""
+        if episode in self._standby:
+            for one in episode.group.members if episode.group is not None else (episode,):
+                self._standby.pop(one, None)
+
+    def _relieve(self, count: int) -> None:
+        """Take back at least ``count`` of the episodes on standby (oldest first, groups whole), or all there are."""
+        error = ConflictError("the episode was on standby and had to give way", code="episode_aborted")
+        while count > 0 and self._standby:
+            first = next(iter(self._standby))
+            for episode in first.group.members if first.group is not None else (first,):
+                if episode in self._standby:
+                    self._free(episode, EpisodeEvent.ABORT, "aborted", error)
+                    count -= 1
 
     def _release(self, reason: str, *, promised: bool = True) -> None:
         """Delete what runs, because the engine goes on without it; ``promised``: also what another server waits for."""

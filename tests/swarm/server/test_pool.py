@@ -446,3 +446,64 @@ def test_one_quarantined_episode_drops_its_group_when_ended_one_by_one() -> None
     pool.end("me", "a", ends(good))
     info = pool.information()
     assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
+
+
+# -- standby
+
+
+def on_standby(pool: EpisodePool, count: int = 2, *, as_group: bool = True) -> Grant:
+    grant = pool.claim(ClaimWish("me", count=count, as_group=as_group, standby=True))
+    assert isinstance(grant, Grant), grant
+    return grant
+
+
+def running(pool: EpisodePool, grant: Grant) -> list[bool]:
+    return [pool.is_running(one.episode_uuid) for one in grant.claims]
+
+
+def test_what_is_on_standby_gives_way_to_a_claim_oldest_group_first_and_whole() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    first, second = on_standby(pool), on_standby(pool)
+    claim(pool)
+    assert (running(pool, first), running(pool, second)) == ([False] * 2, [True] * 2)
+    assert [one.how for one in records if isinstance(one, EpisodeEnded)] == ["aborted"] * 2
+    with pytest.raises(AuthenticationError):
+        pool.open_group(first.group_uuid, first.group_key)
+    # the slot that came free with it is taken first
+    claim(pool)
+    assert running(pool, second) == [True] * 2
+
+
+def test_standby_does_not_give_way_to_standby() -> None:
+    pool = rolling_pool()
+    held = [on_standby(pool), on_standby(pool)]
+    assert isinstance(pool.claim(ClaimWish("you", standby=True)), Refusal)
+    assert [running(pool, one) for one in held] == [[True] * 2] * 2
+
+
+def test_a_group_of_which_one_episode_is_called_gives_way_to_nobody() -> None:
+    pool = rolling_pool()
+    single, whole = on_standby(pool), on_standby(pool)
+    pool.open(single.claims[1].episode_uuid, single.claims[1].key)
+    pool.open_group(whole.group_uuid, whole.group_key)
+    refused(pool)
+    pool.enter(POST)
+    assert [running(pool, one) for one in (single, whole)] == [[True] * 2] * 2
+
+
+def test_the_end_of_a_batch_does_not_wait_for_what_is_on_standby() -> None:
+    pool = rolling_pool()
+    held, alone = on_standby(pool), on_standby(pool, 1, as_group=False)
+    [worked] = claim(pool)
+    pool.enter(POST)
+    assert (running(pool, held), running(pool, alone), pool.running) == ([False] * 2, [False], 1)
+    assert pool.is_running(worked.episode_uuid)
+
+
+def test_an_episode_on_standby_may_be_given_up() -> None:
+    pool = rolling_pool()
+    held = on_standby(pool)
+    for one in held.claims:
+        assert pool.abort("me", one.episode_uuid) == ""
+    assert len(claim(pool, 4)) == 4
