@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from gateway.fanout import Policy, best, first, straight
 from gateway.forms import Incoming, Outcome
-from gateway.guarding import Admission, Joining
+from gateway.guarding import Admission, Joining, Upstream
 from gateway.routing import LiveRoutes, Route, RouteTable
+from gateway.seeing.request import answered_by, phase
 from gateway.sessions import Sessions
 from gateway.stats import DropReason, Stats
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
@@ -39,6 +40,7 @@ class Pipeline:
         async with AsyncExitStack() as held:
             table = held.enter_context(self._routes.table.held())
             route = await table.find(incoming.call.model, incoming.caller)
+            answered_by(route.name)
             held.enter_context(_counted(route.stats))
             outcome = await self._joining.run(incoming, route, lambda: self._admitted(incoming, route, table))
             if outcome.close is not None:
@@ -49,7 +51,8 @@ class Pipeline:
         # who joins another's work may leave before that work ends: it holds its routes and its place itself
         async with AsyncExitStack() as held:
             held.enter_context(table.held())
-            place = await held.enter_async_context(self._admission.place(route, incoming.caller, len(incoming.raw)))
+            with phase("queue"):
+                place = await held.enter_async_context(self._admission.place(route, incoming.caller, len(incoming.raw)))
             outcome = place.keep(await self._produce(incoming, route))
             if outcome.close is not None:
                 held.push_async_callback(outcome.close)
@@ -59,13 +62,14 @@ class Pipeline:
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
         if route.swarm is None:
             assert route.upstream is not None
-            return await route.upstream.relay(incoming, "")
+            return await _relayed(route, route.upstream, incoming, "")
         policy = Policy.of(route.settings, incoming.headers)
         trains = policy.trains(route.settings, route.name, incoming.request_id)
         try:
             if not trains:
-                return await straight(route, incoming)
+                return await _straight(route, incoming)
             session = self._sessions.link(incoming, route)
+            answered_by(route.name, policy.kind)
             if policy.kind == "first":
                 return await first(route, incoming, session)
             return await best(route, incoming, session, policy)
@@ -79,15 +83,27 @@ class Pipeline:
         reason = error.code or DropReason.UNAVAILABLE
         if route.upstream is not None:
             route.stats.fallbacks[reason] += 1
-            return await route.upstream.relay(incoming, reason)
+            return await _relayed(route, route.upstream, incoming, reason)
         if not engine:
             raise error
         try:
-            outcome = await straight(route, incoming)
+            outcome = await _straight(route, incoming)
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1
         return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
+
+
+async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason: str) -> Outcome:
+    answered_by(route.name, "upstream")
+    with phase("upstream"):
+        return await upstream.relay(incoming, reason)
+
+
+async def _straight(route: Route, incoming: Incoming) -> Outcome:
+    answered_by(route.name, "straight")
+    with phase("sample"):
+        return await straight(route, incoming)
 
 
 @contextmanager

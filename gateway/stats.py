@@ -28,14 +28,18 @@ class Stats:
     """Mutable counters; touched from one event loop only.
 
     ``uninformative`` are groups whose rewards are all equal: they are submitted and teach nothing. ``hook_failures``
-    are calls of hooks that gave no result, by the code of their error.
+    are calls of hooks that gave no result, by the code of their error. ``informative`` are submitted groups whose
+    rewards differ. Tokens are completion tokens of groups: of delivered answers, and of those that nobody got.
     """
 
     requests: int = 0
     in_flight: int = 0
     trained: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter[DropReason])
+    informative: int = 0
     uninformative: int = 0
+    delivered_tokens: int = 0
+    wasted_tokens: int = 0
     hook_failures: Counter[str] = field(default_factory=Counter[str])
     fallbacks: Counter[str] = field(default_factory=Counter[str])
     errors: Counter[str] = field(default_factory=Counter[str])
@@ -54,6 +58,7 @@ class Stats:
                 "dropped": dict(self.dropped),
                 "uninformative": self.uninformative,
             },
+            "tokens": {"delivered": self.delivered_tokens, "wasted": self.wasted_tokens},
             "hook_failures": dict(self.hook_failures),
             "fallbacks": dict(self.fallbacks),
             "errors": dict(self.errors),

@@ -185,6 +185,9 @@ def default_task(request: UserRequest) -> Task:
     listed: Any = request.body.get("messages")
     listed = cast("list[Any]", listed) if isinstance(listed, list) else []
     messages = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
+    prompt: Any = request.body.get("prompt")
+    if not messages and isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]  # a raw prompt
     asked = [_text(entry.get("content")) for entry in messages if entry.get("role") == "user"]
     return Task(task_id=request.request_id, main_query=asked[-1] if asked else "", init_messages=messages)
 

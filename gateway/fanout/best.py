@@ -16,6 +16,7 @@ from gateway.fanout.ports import Link, Route
 from gateway.fanout.report import GroupReport
 from gateway.fanout.running import outliving, with_group
 from gateway.forms import Decided, Incoming
+from gateway.seeing.request import phase
 
 
 async def best(route: Route, incoming: Incoming, session: Link | None, policy: Policy) -> Decided:
@@ -41,7 +42,8 @@ async def best(route: Route, incoming: Incoming, session: Link | None, policy: P
 
 async def _decide(run: GroupRun, incoming: Incoming, session: Link | None, policy: Policy) -> Decided:
     settings = run.route.settings
-    await _sample(run, incoming, policy)
+    with phase("sample"):
+        await _sample(run, incoming, policy)
     samples = run.samples
     if not samples:
         raise run.failure()

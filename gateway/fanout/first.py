@@ -20,6 +20,7 @@ from gateway.fanout.report import GroupReport
 from gateway.fanout.running import outliving, with_group
 from gateway.fanout.sampling import Chunk, EpisodeLostError, Sample, too_late
 from gateway.forms import Decided, Incoming, Live
+from gateway.seeing.request import phase
 from gateway.stats import DropReason
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
@@ -42,8 +43,9 @@ async def first(route: Route, incoming: Incoming, session: Link | None) -> Live 
 async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Decided:
     count = incoming.call.choices
     run.start_each(range(len(run.shaped.bodies)), pieces=False)
-    while any(run.outcomes[place] is None for place in range(count)):
-        await run.progress()
+    with phase("sample"):
+        while any(run.outcomes[place] is None for place in range(count)):
+            await run.progress()
     delivered = [place for place in range(count) if place in run.samples]
     if not delivered:
         raise run.failure()
@@ -85,7 +87,8 @@ class _Broadcast:
         for place in range(self._count):
             run.start(place, self._stream)
         run.start_each(range(self._count, len(run.shaped.bodies)), pieces=False)
-        version = await self._opened
+        with phase("sample"):
+            version = await self._opened
         run.settle((), None, range(self._count))
         return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
 

@@ -16,6 +16,7 @@ from gateway.fanout.claimed import Claimed
 from gateway.fanout.ports import Link, Route, Swarm
 from gateway.fanout.sampling import EpisodeLostError, Sample
 from gateway.fanout.shaping import Shaped
+from gateway.seeing.request import metadata, phase, span
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookRunner
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
@@ -121,7 +122,8 @@ class GroupRun:
             for index, (place, sample) in enumerate(self.samples.items())
         ]
         try:
-            return await self._hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
+            with phase("hook"):
+                return await self._hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
         except HookError as exc:
             logger.error("group %s has no rewards: %s", self.shaped.group_id, exc.message)
             self.route.stats.hook_failures[exc.code or exc.type] += 1
@@ -173,6 +175,7 @@ class GroupRun:
         self, judged: tuple[int, ...], score: GroupScore | None, delivered: tuple[int, ...]
     ) -> DropReason | None:
         await self.all_sampled()
+        self._count_tokens(delivered)
         places = tuple(self.samples)
         best = delivered[0] if delivered and delivered[0] in places else None
         if places and places != judged:
@@ -218,12 +221,16 @@ class GroupRun:
         values = list(score.values)
         if credit and delivered:
             values[places.index(delivered[0])] += credit
+        self.route.stats.informative += score.informative
         self.route.stats.uninformative += not score.informative
+        origin = metadata()
         if self.route.settings.control == "shuffle":
             values = random.sample(values, len(values))
         outputs = {
             uuid: WorkflowOutput(
-                reward=value, log_metrics=reward.components, metadata={"reason": reward.reason} if reward.reason else {}
+                reward=value,
+                log_metrics=reward.components,
+                metadata={**origin, "reason": reward.reason} if reward.reason else origin,
             )
             for uuid, value, reward in zip(self.claimed.hand_over(places), values, score.rewards, strict=True)
         }
@@ -241,6 +248,14 @@ class GroupRun:
             )
         )
 
+    def _count_tokens(self, delivered: Sequence[int]) -> None:
+        for place, sample in self.samples.items():
+            tokens = int(sample.answer.usage.get("completion_tokens") or 0)
+            if place in delivered:
+                self.route.stats.delivered_tokens += tokens
+            else:
+                self.route.stats.wasted_tokens += tokens
+
     def _drop(self, reason: DropReason) -> None:
         self._settled = True
         self.stop_sampling()
@@ -256,7 +271,8 @@ class GroupRun:
 
     async def _sample(self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]]) -> None:
         try:
-            self.outcomes[place] = await sample(place)
+            with span(f"sample {place}"):
+                self.outcomes[place] = await sample(place)
         except SwarmGatewayError as exc:
             logger.warning("a sample failed: %s", exc.message)
             self.outcomes[place] = exc
@@ -264,7 +280,8 @@ class GroupRun:
     async def _sample_together(self, pieces: bool) -> None:
         group, body = self.claimed.episodes, self.shaped.bodies[0]
         try:
-            self.outcomes[:] = await self.swarm.sampler.sample_group(group, body, self.deadline, pieces=pieces)
+            with span(f"sample {len(self.outcomes)} together"):
+                self.outcomes[:] = await self.swarm.sampler.sample_group(group, body, self.deadline, pieces=pieces)
         except SwarmGatewayError as exc:
             logger.warning("the samples of a group failed: %s", exc.message)
             self.outcomes[:] = [exc] * len(self.outcomes)

@@ -17,6 +17,7 @@ from gateway.fanout.ports import Link, Route
 from gateway.fanout.sampling import EpisodeLostError
 from gateway.fanout.shaping import shape
 from gateway.forms import Incoming
+from gateway.seeing.request import phase
 from gateway.stats import DropReason
 
 T = TypeVar("T")
@@ -41,9 +42,11 @@ async def with_group(
     waited = Waiting(route.settings, route.window_seconds)
     losses = 0
     while True:
-        serving = await episodes.wait_for_job(waited)
+        with phase("claim"):
+            serving = await episodes.wait_for_job(waited)
         shaped = await shape(route, incoming, serving)
-        group = await episodes.claim(len(shaped.bodies), waited)
+        with phase("claim"):
+            group = await episodes.claim(len(shaped.bodies), waited)
         run = GroupRun(route, session, shaped, Claimed(group, episodes.abort))
         try:
             return await use(run)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from adapters.dialects import Answer
 from adapters.dialects.jsons import decode
 from adapters.dialects.sse import SseDecoder
+from gateway.seeing.request import trace_headers
 from swarm.client import EpisodeGroup
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.client import Answer as HttpAnswer
@@ -226,7 +227,7 @@ def _url(address: Address) -> str:
 
 
 def _headers(address: Address, *, pieces: bool) -> dict[str, str]:
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **trace_headers()}
     if address.api_key:
         headers["authorization"] = f"Bearer {address.api_key}"
     return headers | _PIECES_HEADER if pieces else headers

@@ -15,6 +15,7 @@ from adapters.dialects import ChatDialect
 from gateway.fanout.episodes import Serving
 from gateway.fanout.ports import Route
 from gateway.forms import Incoming
+from gateway.seeing.request import phase
 from gateway.stats import DropReason
 from reward_hooks import HookContext, Submission, UserRequest
 from swarm.errors import HookError, RequestError
@@ -76,7 +77,8 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
     asked = UserRequest(request_id=group_id, body=call.body, model=call.model or "", headers=dict(incoming.headers))
     drop: DropReason | None = None if size == serving.num_repeat else DropReason.SIZE
     try:
-        submission = await route.hooks.submit(asked, context)
+        with phase("hook"):
+            submission = await route.hooks.submit(asked, context)
     except HookError as exc:
         logger.error("group %s is not trained: %s", group_id, exc.message)
         route.stats.hook_failures[exc.code or exc.type] += 1

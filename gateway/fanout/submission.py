@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Mapping
 
+from gateway.seeing.request import phase
 from gateway.stats import DropReason, Stats
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError, UnavailableError
@@ -40,12 +41,14 @@ class Submitter:
         Returns:
             ``None`` when acknowledged, else why not; then the episodes are aborted.
         """
-        try:
-            async with asyncio.timeout(seconds):
-                reason = await self._offer(task_id, outputs)
-        except TimeoutError:
-            logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
-            reason = DropReason.SUBMIT_TIMEOUT
+        with phase("submit") as submitting:
+            try:
+                async with asyncio.timeout(seconds):
+                    reason = await self._offer(task_id, outputs)
+            except TimeoutError:
+                logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
+                reason = DropReason.SUBMIT_TIMEOUT
+            submitting.set("gateway.drop_reason", reason or "")
         if reason is None:
             stats.trained += 1
         else:

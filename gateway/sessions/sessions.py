@@ -141,6 +141,14 @@ class Sessions:
             self._end(conversation, "shutdown")
         await self._ending.__aexit__(exc_type, exc, tb)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the requests and answers that are remembered."""
+        return self._memory.size
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
     def as_dict(self) -> dict[str, Any]:
         """For ``/status``."""
         return {"open": len(self._memory), "bytes": self._memory.size, **self.counts.as_dict()}
@@ -258,11 +266,13 @@ def _sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn
         else:
             size += size_of(value)
     before: list[Any] = [*earlier.get("messages", []), parent.message] if parent is not None else []
-    messages: list[Any] = list(body["messages"])
+    # a raw prompt has none
+    messages: list[Any] = list(body.get("messages") or ())
     for index, message in enumerate(messages):
         if index < len(before) and before[index] == message:
             messages[index] = before[index]
         else:
             size += sizes[index] or size_of(message)
-    shared["messages"] = messages
+    if messages:
+        shared["messages"] = messages
     return shared, size

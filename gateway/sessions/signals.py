@@ -89,6 +89,9 @@ def _ends_after(place: Place, turn: DeliveredTurn) -> list[DeliveredTurn]:
 
 
 def _question(turn: DeliveredTurn) -> str:
+    if "messages" not in turn.body:
+        prompt = turn.body.get("prompt")
+        return prompt if isinstance(prompt, str) else ""
     last = turn.body["messages"][-1]
     return text_of(last) if last.get("role") == "user" else ""
 
