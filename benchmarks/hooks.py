@@ -11,6 +11,7 @@ import asyncio
 import json
 import statistics
 import time
+from typing import Any
 
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Task
 from reward_hooks.compose import Blend, Part
@@ -31,7 +32,7 @@ async def trivial_async(task: Task, candidates: list[Candidate], context: HookCo
 
 async def measure(runner: HookRunner, size: int, groups: int) -> dict[str, float]:
     """Milliseconds per group; the first tenth is not counted."""
-    request = {"model": "m", "messages": [{"role": "user", "content": "why? " * 100}]}
+    request: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "why? " * 100}]}
     candidates = [
         Candidate(
             index=index,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
@@ -66,6 +68,60 @@ class Connection(asyncio.Protocol):
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_exception(ConnectionError(f"the server closed the connection ({exc})"))
+
+
+class Stream(asyncio.Protocol):
+    """A keep-alive connection for streamed answers in chunked encoding: when the first token came."""
+
+    _TOKEN = re.compile(rb'"content": ?"[^"]')
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._began = 0.0
+        self._first: float | None = None
+        self._done: asyncio.Future[float] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> Self:
+        _, protocol = await asyncio.get_running_loop().create_connection(cls, host, port)
+        return protocol
+
+    def ask(self, request: bytes) -> asyncio.Future[float]:
+        """Send ``request`` and read its whole answer; seconds until its first chunk with content had come."""
+        assert self._done is None and self._transport is not None, "one request at a time"
+        self._done = asyncio.get_running_loop().create_future()
+        self._began = time.perf_counter()
+        self._transport.write(request)
+        return self._done
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self._received += data
+        if self._first is None and self._TOKEN.search(self._received):
+            self._first = now - self._began
+        if self._done is None or not self._received.endswith(b"\r\n0\r\n\r\n"):
+            return
+        done, self._done = self._done, None
+        answer, first = bytes(self._received), self._first
+        self._received.clear()
+        self._first = None
+        if first is None or not answer.startswith(b"HTTP/1.1 200 "):
+            done.set_exception(RuntimeError(f"no stream of tokens: {answer[:500]!r}"))
+        else:
+            done.set_result(first)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        done, self._done = self._done, None
+        if done is not None and not done.done():
+            done.set_exception(ConnectionError(f"the server closed the connection ({exc})"))
 
 
 def address_of(url: str) -> tuple[str, int]:

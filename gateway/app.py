@@ -16,9 +16,9 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
 
 from gateway.config import GatewayConfig
+from gateway.edge.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.feedback.endpoint import give_feedback
 from gateway.keys import KeyMiddleware, KeyRing
 from gateway.routes import admin, models, status
@@ -53,7 +53,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
 
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", _Chat(), methods=["POST"]),
+            *dialect_routes(),
             Route("/v1/models", models.list_models),
             Route("/v1/models/{name:path}", models.get_model),
             Route("/v1/feedback", give_feedback, methods=["POST"]),
@@ -61,6 +61,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
             Route("/health", status.health),
             Route("/status", status.status),
             Route("/admin/reload", admin.reload, methods=["POST"]),
+            *other_routes(),
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
@@ -108,15 +109,11 @@ async def _reload(gateway: Gateway) -> None:
 async def _on_http_exception(request: Request, exc: Exception) -> Response:
     """A 404 of what is there under ``/v1`` says that the caller's ``base_url`` lacks it."""
     moved = {**request.scope, "path": f"/v1{request.url.path}"}
+    ours = [route for route in request.app.routes if route.path != ANY_OTHER]
     if (
         isinstance(exc, HTTPException)
         and exc.status_code == 404
-        and any(route.matches(moved)[0] is not Match.NONE for route in request.app.routes)
+        and any(route.matches(moved)[0] is not Match.NONE for route in ours)
     ):
         exc = HTTPException(404, f"not found; base_url must end with /v1: {request.base_url}v1")
     return await on_http_exception(request, exc)
-
-
-class _Chat:
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["state"]["gateway"].chat(scope, receive, send)

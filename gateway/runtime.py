@@ -12,22 +12,30 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from gateway.chat import ChatRoute
 from gateway.config import GatewayConfig
+from gateway.edge.response_store import ResponseStore
 from gateway.guarding import Admission, Joining
 from gateway.keys import KeyRing
 from gateway.pipeline import Pipeline
 from gateway.routing import LiveRoutes, Plan
 from gateway.sessions import Sessions
 from gateway.stats import Stats
-from swarm.errors import ConfigError, ConflictError
+from swarm.errors import ConfigError, ConflictError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
 
 #: Reads the configuration anew.
 ConfigSource = Callable[[], GatewayConfig]
 #: What only a new process can change.
-_FIXED = ("host", "port", "tls", "max_sessions", "session_memory_bytes")
+_FIXED = (
+    "host",
+    "port",
+    "tls",
+    "max_sessions",
+    "session_memory_bytes",
+    "response_store_bytes",
+    "response_store_seconds",
+)
 
 
 class Gateway:
@@ -42,6 +50,7 @@ class Gateway:
         routes: what is behind the model names.
         pipeline: answers requests.
         sessions: their conversations.
+        responses: those that applications asked to keep.
         admission, joining: what stands between requests and harm.
         door: counts of all requests, those without a route included; what a route did is counted there.
     """
@@ -56,13 +65,17 @@ class Gateway:
         self.joining = Joining()
         self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)
         self.door = Stats()
-        self.chat = ChatRoute(self.pipeline, self.routes, self.door)
+        self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
         self._held = AsyncExitStack()
 
     @property
     def config(self) -> GatewayConfig:
         """What runs now."""
         return self.routes.plan.config
+
+    def count_error(self, error: SwarmGatewayError) -> None:
+        """A caller gets to see ``error``."""
+        self.door.errors[error.code or error.type] += 1
 
     async def reload(self) -> list[str]:
         """Read the configuration again and serve by it from the next request on.

@@ -160,10 +160,10 @@ def _is_prompt(value: Any) -> bool:
 
 
 def _echoed(data: Mapping[str, Any]) -> str:
-    if not data.get("echo"):
-        return ""
-    (prompt,) = prompts_of(data)
-    return str(prompt)
+    """What each choice begins with; of several prompts each has its own, which is none here."""
+    given: Any = data.get("prompt") if data.get("echo") else None
+    prompts = cast("list[Any]", given) if isinstance(given, list) else [given]
+    return prompts[0] if len(prompts) == 1 and isinstance(prompts[0], str) else ""
 
 
 def _head(body: Mapping[str, Any]) -> dict[str, Any]:

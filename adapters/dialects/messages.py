@@ -19,6 +19,8 @@ from swarm.errors import SwarmGatewayError
 
 #: Fields that the chat form has under the same name (``top_k`` and ``chat_template_kwargs`` are vLLM's).
 _SAME = ("temperature", "top_p", "top_k")
+#: What of a chat its prompt depends on.
+_COUNTED = ("model", "messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How a model is told that a tool failed: the chat form has no field for it.
 _FAILED = "Error: "
@@ -68,6 +70,15 @@ class MessagesDialect:
                 refuse(f"messages.{len(data['messages']) - 1}", "an assistant's turn can only be continued in its text")
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         return LLMRequest.for_one_answer(body, model, stream)
+
+    def counted(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The ``/tokenize`` body by which vLLM counts the prompt of a ``/v1/messages/count_tokens`` request.
+
+        Raises:
+            RequestError: as of :meth:`parse`.
+        """
+        body = self.parse({"max_tokens": 1, **data}).body
+        return {name: body[name] for name in _COUNTED if name in body}
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
         """The message for a ``chat.completion``, the answer to request ``data``.

@@ -62,7 +62,7 @@ async def test_an_oversized_body_is_413(swarm: Swarm, open_gateway: OpenGateway,
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
-    [("GET", "/nowhere", 404, "route_not_found"), ("GET", CHAT, 405, "invalid_request")],
+    [("GET", "/nowhere", 404, "route_not_found"), ("GET", CHAT, 405, "method_not_allowed")],
 )
 async def test_wrong_routes(gateway: httpx.AsyncClient, method: str, path: str, status: int, code: str) -> None:
     response = await gateway.request(method, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.server.dataplane.pieces import pieces_of
+from swarm.server.dataplane.raw import chat_logprobs
 from swarm.server.dataplane.requests import Wants
 
 _REASONING = ("reasoning", "reasoning_content")
@@ -51,7 +52,7 @@ class Shaper:
             {
                 "index": index,
                 "delta": {"content": choice.get("text") or ""},
-                "logprobs": _chat_logprobs(choice.get("logprobs")),
+                "logprobs": chat_logprobs(choice.get("logprobs")),
                 "finish_reason": choice.get("finish_reason"),
                 "stop_reason": choice.get("stop_reason"),
                 "token_ids": choice.get("token_ids"),
@@ -63,25 +64,3 @@ class Shaper:
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The last chunk of a caller that asked for the usage."""
         return self.answer({**self._identity, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-
-
-def _chat_logprobs(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
-    if not logprobs:
-        return None
-    tokens: list[str] = logprobs.get("tokens") or []
-    values: list[float | None] = logprobs.get("token_logprobs") or []
-    tops: list[dict[str, float] | None] = logprobs.get("top_logprobs") or [None] * len(tokens)
-    return {
-        "content": [
-            {
-                **_token(token, value),
-                # vLLM always adds the sampled token to the completions' list; the chat form has only the best
-                "top_logprobs": [_token(*top) for top in (best or {}).items()],
-            }
-            for token, value, best in zip(tokens, values, tops, strict=False)
-        ]
-    }
-
-
-def _token(token: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}

@@ -72,7 +72,8 @@ class ChatSession:
             recorder = Recorder(self.version(), self.call.samples)
             try:
                 async with self.route.lease(self.call.samples) as base_url:
-                    answer = await self.upstream.post(f"{base_url}/chat/completions", self.call.body)
+                    told = await self.upstream.post(base_url + self.call.path, self.call.body)
+                    answer = self.call.answer(told)
                     choices: list[dict[str, Any]] = answer.get("choices") or []
                     aborted = any(choice.get("finish_reason") in (None, "abort") for choice in choices)
                     if aborted or len(choices) < self.call.samples:
@@ -102,10 +103,10 @@ class ChatSession:
             cut: TransientError = AbortedError()
             try:
                 async with self.route.lease(self.call.samples) as base_url:
-                    events = self.upstream.events(f"{base_url}/chat/completions", self.call.body)
+                    events = self.upstream.events(base_url + self.call.path, self.call.body)
                     async with aclosing(events):
                         async for event in events:
-                            for chunk in attempt.take(event):
+                            for chunk in attempt.take(self.call.chunk(event)):
                                 yield chunk
                     # aborted before its first token, a choice has no finish reason at all
                     if attempt.cut():

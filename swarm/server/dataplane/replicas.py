@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: the paper's c = 1 + epsilon
 _MOST_OF_MEAN = 1.25
+#: Of a raw prompt, in characters or tokens.
+_RAW_BEGINNING = 512
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
@@ -187,8 +189,10 @@ class Route:
 def prefix_of(body: Mapping[str, Any]) -> bytes:
     """What the prompts of one session, and of all answers to one question, have in common.
 
-    That is all up to the first message of the user: later turns only add to it.
+    That is all up to the first message of the user: later turns only add to it; and the beginning of a raw prompt.
     """
+    if "prompt" in body:
+        return blake2b(encode(body["prompt"][:_RAW_BEGINNING]), digest_size=16).digest()
     messages: list[Any] = body["messages"]
     first = next(
         (at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"),

@@ -15,6 +15,7 @@ from typing import Any, cast
 from swarm.errors import RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
+from swarm.server.dataplane import raw
 
 #: Neutral values, sent explicitly: a model's generation_config.json would set its own where a field is absent.
 _POLICY_SAMPLING: dict[str, Any] = {
@@ -81,7 +82,8 @@ class Wants:
 class ChatCall:
     """One chat call: ``body`` is for vLLM, ``model_name`` is what the answer calls the model.
 
-    ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens.
+    ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens. ``raw`` is a call whose
+    conversation is a raw prompt, see :mod:`swarm.server.dataplane.raw`.
     """
 
     body: dict[str, Any]
@@ -92,6 +94,20 @@ class ChatCall:
     continuable: bool
     max_tokens: int
     context: int
+    raw: bool = False
+
+    @property
+    def path(self) -> str:
+        """Of vLLM, below its ``/v1``."""
+        return raw.COMPLETIONS if self.raw else "/chat/completions"
+
+    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's plain answer as a chat's."""
+        return raw.chat_of(answer, "message") if self.raw else answer
+
+    def chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's chunk as a chat's."""
+        return raw.chat_of(chunk, "delta") if self.raw else chunk
 
     def room(self, prompt_tokens: int) -> int:
         """The most tokens that an answer to so long a prompt may have."""
@@ -107,7 +123,7 @@ class ChatCall:
             # said explicitly: the default of /v1/completions is 16
             "max_tokens": self.room(len(prompt_ids)) - done,
             "min_tokens": max(0, int(self.body.get("min_tokens") or 0) - done),
-            "logprobs": self.body["top_logprobs"],
+            "logprobs": self.body["logprobs" if self.raw else "top_logprobs"],
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -123,7 +139,7 @@ def prepare(
     *,
     pieces: bool = False,
 ) -> ChatCall:
-    """Read the caller's chat body and build vLLM's.
+    """Read the caller's chat body, or raw prompt, and build vLLM's.
 
     An episode's address has one model, so whatever ``model`` the caller names is that one: agents written for AgentJet
     send place-holders.
@@ -137,11 +153,11 @@ def prepare(
         pieces: whether a plain answer is to tell the text length of each token.
 
     Raises:
-        RequestError: no messages, a ``stream`` that is no boolean, several answers per call in a train episode, or of a
-            group another number than it has episodes.
+        RequestError: no messages and no prompt, a ``stream`` that is no boolean, several answers per call in a train
+            episode, or of a group another number than it has episodes.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    has_prompt, messages = raw.has_prompt(body), body.get("messages")
+    if not has_prompt and (not isinstance(messages, list) or not messages):
         raise RequestError("messages: a non-empty list of messages is required", param="messages")
     if not isinstance(body.get("stream"), bool | None):
         raise RequestError("stream: must be true or false", param="stream")
@@ -190,6 +206,11 @@ def prepare(
         sent |= {"temperature": job.temperature, **_POLICY_SAMPLING}
         for key in _NOT_SAMPLING_FROM_POLICY:
             sent.pop(key, None)
+    max_tokens = job.max_response_length if asked is None else asked
+    if has_prompt:
+        if asked is None and _asked_length(body) is None:
+            max_tokens = min(raw.MAX_TOKENS, max_tokens)
+        sent = raw.completions_body(sent, max_tokens)
     return ChatCall(
         body=sent,
         wants=wants,
@@ -197,8 +218,9 @@ def prepare(
         samples=samples,
         record=train,
         continuable=_plain_text(body),
-        max_tokens=job.max_response_length if asked is None else asked,
+        max_tokens=max_tokens,
         context=job.max_prompt_length + job.max_response_length,
+        raw=has_prompt,
     )
 
 

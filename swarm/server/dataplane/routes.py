@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import Dialect, MessagesDialect, ResponsesDialect
+from adapters.dialects import CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
 from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, header, read_json
@@ -57,6 +57,7 @@ class DataPlane:
     def routes(self) -> list[Route]:
         return [
             Route("/episodes/{episode_uuid}/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/episodes/{episode_uuid}/v1/completions", self.completions, methods=["POST"]),
             Route("/episodes/{episode_uuid}/v1/messages", self.messages, methods=["POST"]),
             Route("/episodes/{episode_uuid}/v1/responses", self.responses, methods=["POST"]),
             Route("/episodes/{episode_uuid}/v1/models", self.models, methods=["GET"]),
@@ -74,6 +75,9 @@ class DataPlane:
     async def group_chat_completions(self, request: Request) -> Response:
         members = self._open(request)
         return await self._chat(request, members, ChatWire(), len(members.episodes))
+
+    async def completions(self, request: Request) -> Response:
+        return await self._speak(request, CompletionsDialect())
 
     async def messages(self, request: Request) -> Response:
         return await self._speak(request, MessagesDialect())

@@ -308,6 +308,7 @@ DATA: tuple[Operation, ...] = (
             key="episode",
         )
         for path, form, request in (
+            ("completions", "OpenAI's legacy Completions, of a raw prompt", OpenAIBody),
             ("messages", "Anthropic's Messages", MessagesRequest),
             ("responses", "OpenAI's Responses", ResponsesRequest),
         )

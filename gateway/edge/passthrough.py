@@ -1,0 +1,90 @@
+"""ASGI endpoint of every address under ``/v1`` that has no other: embeddings, audio, and whatever else an upstream has.
+
+Invariant: what is not ours to answer is answered by an upstream as it came, or refused with a 404 that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Receive, Scope, Send
+
+from adapters.dialects import ChatDialect
+from adapters.dialects.jsons import decode
+from gateway.edge.exchange import Exchange
+from gateway.edge.passing import Passed, pass_on
+from gateway.edge.rendering import Rendering, refusal
+from gateway.edge.seen import caller_of, public_headers
+from gateway.forms import Outcome
+from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
+from swarm.http.asgi import read_body
+
+if TYPE_CHECKING:
+    from gateway.runtime import Gateway
+
+_OPENAI = ChatDialect()
+
+
+class Passthrough:
+    """Any method.
+
+    Args:
+        ours: paths that we answer, to other methods.
+    """
+
+    def __init__(self, ours: Collection[str]) -> None:
+        self._ours = ours
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway: Gateway = scope["state"]["gateway"]
+        gateway.door.requests += 1
+        gateway.door.in_flight += 1
+        try:
+            try:
+                body = bytes(await read_body(scope, receive, gateway.config.max_body_bytes))
+            except SwarmGatewayError as exc:
+                gateway.count_error(exc)
+                await refusal(_OPENAI, exc, {})(scope, receive, send)
+                return
+            headers = public_headers(scope["headers"])
+            passed = Passed(
+                method=scope["method"],
+                path=scope["path"],
+                query=scope["query_string"].decode("latin-1"),
+                headers=headers,
+                body=body,
+                model=_model(headers, body),
+                caller=caller_of(scope),
+            )
+            exchange = Exchange(
+                lambda: self._answer(gateway, passed),
+                Rendering(_OPENAI, {}, streamed=False, more_headers={}),
+                keepalive=gateway.config.keepalive_seconds,
+                on_error=gateway.count_error,
+            )
+            await exchange(scope, receive, send)
+        finally:
+            gateway.door.in_flight -= 1
+
+    async def _answer(self, gateway: Gateway, passed: Passed) -> Outcome:
+        try:
+            return await pass_on(gateway, passed)
+        except NotFoundError as exc:
+            if exc.code != "route_not_found" or passed.path not in self._ours:
+                raise
+            error = RequestError(f"{passed.method} {passed.path}: Method Not Allowed", code="method_not_allowed")
+            error.status = 405
+            raise error from exc
+
+
+def _model(headers: Mapping[str, str], body: bytes) -> str | None:
+    """The model that a JSON body names."""
+    if not headers.get("content-type", "").startswith("application/json"):
+        return None
+    try:
+        data: Any = decode(body)
+    except (ValueError, RecursionError):
+        return None
+    model: Any = data.get("model") if isinstance(data, dict) else None
+    return model if isinstance(model, str) else None

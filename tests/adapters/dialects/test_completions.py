@@ -1,0 +1,155 @@
+"""Legacy Completions: what is carried and refused; a stream says the plain body, log-probabilities included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.dialects import CompletionsDialect
+from adapters.dialects.chat_answers import chunks_of, completion_of
+from adapters.dialects.forms import Answer
+from adapters.dialects.jsons import decode
+from adapters.dialects.sse import SseDecoder
+from swarm.errors import RequestError, UpstreamError
+
+DIALECT = CompletionsDialect()
+USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+
+
+def test_a_prompt_is_carried_as_it_is() -> None:
+    call = DIALECT.parse(
+        {"model": "m", "prompt": "Once", "n": 2, "logprobs": 3, "stop": ["."], "top_k": 5, "odd": {"a": 1}, "user": "u"}
+    )
+    assert call.body == {
+        "model": "m",
+        "prompt": "Once",
+        "max_tokens": 16,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "stop": ["."],
+        "top_k": 5,
+        "odd": {"a": 1},
+        "user": "u",
+    }
+    assert (call.model, call.choices, call.stream) == ("m", 2, False)
+    assert call.messages == [{"role": "user", "content": "Once"}]
+
+
+def test_token_ids_are_carried_and_are_no_conversation() -> None:
+    call = DIALECT.parse(
+        {"prompt": [[1, 2]], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert call.body == {
+        "prompt": [1, 2],
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert (call.messages, call.stream, call.include_usage) == ([], True, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"echo": "yes"}, "echo"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"echo": True, "prompt": [1]}, "echo"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        DIALECT.parse({"prompt": "Once", **change})
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_what_asks_for_nothing_is_no_fault() -> None:
+    DIALECT.parse({"prompt": "Once", "suffix": "", "best_of": 1, "echo": False, "logprobs": None})
+    DIALECT.parse({"prompt": "Once", "n": 3, "best_of": 3})
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Answer]:
+    """One to three answers, each with log-probabilities of its tokens or without."""
+    told: list[Answer] = []
+    with_logprobs = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 3))):
+        tokens = draw(st.lists(st.text(min_size=1, max_size=4), max_size=4))
+        entries = [
+            {
+                "token": token,
+                "logprob": -0.25,
+                "bytes": list(token.encode()),
+                "top_logprobs": [{"token": "x", "logprob": -1.5, "bytes": [120]}],
+            }
+            for token in tokens
+        ]
+        told.append(
+            Answer(
+                model="tiny",
+                message={"role": "assistant", "content": "".join(tokens)},
+                finish_reason=draw(st.sampled_from(["stop", "length"])),
+                usage=USAGE,
+                logprobs={"content": entries} if with_logprobs else None,
+                choice_extra={"stop_reason": None},
+            )
+        )
+    return told
+
+
+@given(answers(), st.booleans(), st.booleans())
+def test_any_stream_says_the_plain_body(told: list[Answer], echo: bool, include_usage: bool) -> None:
+    data = {"prompt": "Once ", "echo": echo}
+    plain = DIALECT.answer(data, completion_of(told, "chatcmpl-7"))
+    stream = DIALECT.stream(data)
+    sent = b"".join(stream.take(chunk) for chunk in chunks_of(told, "chatcmpl-7", include_usage=include_usage))
+    *events, done = SseDecoder().feed(sent + stream.end())
+    assert done == "[DONE]"
+    joined: dict[int, dict[str, Any]] = {}
+    usage: Any = None
+    for event in map(decode, events):
+        assert (event["id"], event["object"], event["model"]) == ("cmpl-7", "text_completion", "tiny")
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            whole = joined.setdefault(choice["index"], {"text": "", "logprobs": None})
+            whole["text"] += choice.pop("text")
+            logprobs = choice.pop("logprobs")
+            if logprobs is not None:
+                before = whole["logprobs"] or {key: [] for key in logprobs}
+                whole["logprobs"] = {key: before[key] + logprobs[key] for key in logprobs}
+            whole |= choice
+    assert [joined[index] for index in sorted(joined)] == plain["choices"]
+    assert usage == (plain["usage"] if include_usage else None)
+    assert plain["id"] == "cmpl-7"
+    for choice, answer in zip(plain["choices"], told, strict=True):
+        assert choice["text"] == ("Once " if echo else "") + answer.text
+        if choice["logprobs"] is not None:
+            assert "".join(choice["logprobs"]["tokens"]) == answer.text
+            assert all(set(best) >= {"x"} for best in choice["logprobs"]["top_logprobs"])
+
+
+@pytest.mark.parametrize("completion", [{}, {"choices": []}, {"choices": [{"finish_reason": "stop"}]}])
+def test_what_is_no_completion_is_refused(completion: dict[str, Any]) -> None:
+    with pytest.raises(UpstreamError):
+        DIALECT.answer({}, completion)
