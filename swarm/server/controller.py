@@ -286,7 +286,8 @@ class Controller(EngineBoard):
                     "(raise max_parallel_episodes or batch_size)",
                     param="count",
                 )
-            self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+            if not wish.standby:
+                self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
         if self.journal_behind:
             return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
         outcome = self.claims.claim(wish, wait=wait > 0)

@@ -60,7 +60,8 @@ class EpisodePool:
         self._wall = wall
         self._engine = EngineState.OFFLINE
         self._running = RunningEpisodes()
-        #: claimed in advance and not called yet, oldest first; a restart takes them for running ones
+        #: claimed in advance and not called yet, oldest first; the collection does not know of them, for they are no
+        #: work that anybody waits for. A restart takes them for running ones
         self._standby: dict[Episode, None] = {}
         self._endings = Endings()
         self.batches = Batches(job, self.journal, client_timeout, clock)
@@ -120,8 +121,12 @@ class EpisodePool:
         if self.collection.ready:
             # it is about to leave: what began now would be cut off by the weight sync
             return Refusal(POST_ROLLING)
-        if (missing := wish.count - (self._job.slots - len(self._running))) > 0 and not wish.standby:
-            self._relieve(missing)
+        if not wish.standby:
+            self._relieve(wish.count - (self._job.slots - len(self._running)))
+            if not self.collection.has_room(len(self._standby) + wish.count):
+                self._relieve(len(self._standby))
+        elif not self.collection.has_room(len(self._standby) + wish.count):
+            return Refusal(NO_EPISODES)
         if self._job.slots - len(self._running) < wish.count:
             return Refusal(NO_EPISODES)
         admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.count, wish.throttle)
@@ -133,7 +138,8 @@ class EpisodePool:
         if wish.standby:
             begun = (self._running.get(claim.episode_uuid) for claim in grant.claims)
             self._standby.update((episode, None) for episode in begun if episode is not None)
-        self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.count)
+        else:
+            self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.count)
         return grant
 
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
@@ -236,6 +242,7 @@ class EpisodePool:
             if episode is not None:
                 if episode.promised_to not in ("", end_key):
                     raise promised_error(episode)
+                self._wake(episode)
                 fresh.append((episode, end))
             else:
                 ending = self._endings.get(end.episode_uuid) or (past or {}).get(end.episode_uuid)
@@ -282,6 +289,7 @@ class EpisodePool:
             if isinstance(outcome, str) and outcome:
                 return outcome
         for episode in episodes:
+            self._wake(episode)
             episode.promised_to = transaction
             # what another server is about to be told must stay true: no call changes it any more
             episode.finish_calls(ConflictError("the episode's end is being agreed on", code="episode_ended"))
@@ -392,16 +400,20 @@ class EpisodePool:
         ended = ended or EpisodeEnded(episode.episode_uuid, episode.client_uuid, how, self._wall())
         self.journal(ended)
         self._running.remove(episode)
-        self._standby.pop(episode, None)
         self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, ended.drop_reason, ended.end_key))
-        self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
+        if episode in self._standby:
+            del self._standby[episode]
+        else:
+            self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 
     def _wake(self, episode: Episode) -> None:
-        """The episode is called: it, and the group that it is of, are on standby no longer."""
+        """The episode is used: it, and the group that it is of, are on standby no longer."""
         if episode in self._standby:
             for one in episode.group.members if episode.group is not None else (episode,):
-                self._standby.pop(one, None)
+                if one in self._standby:
+                    del self._standby[one]
+                    self.collection.claimed(one.client_uuid, one.episode_type, one.claim.task_hint)
 
     def _relieve(self, count: int) -> None:
         """Take back at least ``count`` of the episodes on standby (oldest first, groups whole), or all there are."""

@@ -126,6 +126,10 @@ class Collection:
         reason, dropped = self._groups.make_room(self._shares.running, count, self.ready)
         return Admission(reason, tuple(self._counted(dropped)))
 
+    def has_room(self, count: int) -> bool:
+        """Whether ``count`` more train episodes may begin without anything being dropped for them."""
+        return self._groups.has_room(self._shares.running + count)
+
     def claimed(self, client_uuid: str, episode_type: EpisodeType, task_hint: str = "", count: int = 1) -> None:
         """``count`` episodes were given to the client, at the claim or (once each) in recovery.
 

@@ -180,6 +180,10 @@ class GroupStore:
         self._cache_full = False
         return [_dropped(gone, "stale", self._stale_reason())]
 
+    def has_room(self, running: int) -> bool:
+        """Whether what waits leaves room for so many ``running`` train episodes."""
+        return self.episodes + running <= self.bound
+
     def make_room(self, running: int, count: int, ready: bool) -> tuple[str, list[Dropped]]:
         """Why ``count`` more train episodes may not begin beside ``running`` ones (or an empty string), and what was
         dropped so that they may.
@@ -187,7 +191,7 @@ class GroupStore:
         While there is a batch (``ready``, or one is out) they wait. Else the oldest group that no batch could use goes:
         ``bound`` is so large that there is one, unless all that waits can be trained and only an agreement is missing.
         """
-        if self.episodes + running + count <= self.bound:
+        if self.has_room(running + count):
             return "", []
         reason = f"{self.episodes} finished episodes wait for a batch (max_cached_episodes); they are trained first"
         if ready or self._taken is not None:

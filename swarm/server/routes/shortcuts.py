@@ -49,7 +49,8 @@ class EpisodeShortcuts:
             self._check(scope)
             wanted = validated(ClaimEpisodeRequest, parse_json(request.body))
             wish = wish_for(wanted, self.config)
-            controller.pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+            if not wish.standby:
+                controller.pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
             grant = controller.claims.claim(wish, wait=False)
         except SwarmGatewayError:
             return False

@@ -501,6 +501,48 @@ def test_the_end_of_a_batch_does_not_wait_for_what_is_on_standby() -> None:
     assert pool.is_running(worked.episode_uuid)
 
 
+def test_standby_is_no_sign_of_life_until_it_is_used() -> None:
+    pool = rolling_pool()
+    held, other = on_standby(pool), on_standby(pool)
+    pool.abort("me", other.claims[0].episode_uuid)
+    pool.enter(POST)
+    pool.enter(SYNCING)
+    pool.enter(ROLLING)
+    assert pool.collection.rows() == []
+    held = on_standby(pool)
+    pool.open_group(held.group_uuid, held.group_key)
+    [row] = pool.collection.rows()
+    assert (row.client_uuid, row.claimed) == ("me", 2)
+    pool.abort("me", held.claims[0].episode_uuid)
+    [row] = pool.collection.rows()
+    assert row.aborted == 1
+
+
+def test_nothing_finished_is_dropped_for_standby_which_gives_way_first() -> None:
+    job = TrainJob(model="tiny", batch_size=3, num_repeat=2, max_cached_episodes=6)
+    pool = rolling_pool(job)
+    for task in range(7):
+        [half] = claim(pool)
+        sample(pool, half)
+        pool.end("me", f"half {task}", ends(half))
+    held = [on_standby(pool), on_standby(pool)]
+    # 7 finished and 4 on standby: of 12, two more would be one too many
+    assert isinstance(pool.claim(ClaimWish("me", count=2, standby=True)), Refusal)
+    assert len(claim(pool, 2)) == 2
+    assert [running(pool, one) for one in held] == [[False] * 2] * 2
+    assert (pool.information().completed_episodes, pool.information().dropped_episodes) == (7, 0)
+
+
+def test_an_end_without_a_call_counts_also_from_standby() -> None:
+    pool = rolling_pool()
+    held = on_standby(pool)
+    told = pool.end("me", "a", ends(*held.claims), as_group=True)
+    assert told
+    [row] = pool.collection.rows()
+    assert (row.claimed, row.ended) == (2, 2)
+    assert len(claim(pool, 4)) == 4
+
+
 def test_an_episode_on_standby_may_be_given_up() -> None:
     pool = rolling_pool()
     held = on_standby(pool)
