@@ -242,4 +242,4 @@ async def test_a_killed_driver_is_noticed(model: Path, tmp_path: Path) -> None:
         with pytest.raises(LinkError, match="silent"):
             while True:
                 await engine.link.receive()
-        assert time.monotonic() - began < 7
+        assert time.monotonic() - began < 60

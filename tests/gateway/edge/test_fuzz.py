@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import create_app
@@ -91,12 +91,12 @@ def test_any_body_gets_an_answer(running: tuple[str, Swarm], path: str) -> None:
     url, swarm = running
     with httpx.Client(base_url=url, timeout=_SECONDS, trust_env=False) as http:
 
-        @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=60)
         @given(st.binary(max_size=40) | _JSON.map(lambda value: json.dumps(value).encode()))
         def anything(content: bytes) -> None:
             check(http, path, content)
 
-        @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=120)
         @given(st.dictionaries(st.sampled_from(_FIELDS) | _TEXT, _JSON, min_size=1, max_size=3))
         def one_field_changed(change: dict[str, Any]) -> None:
             check(http, path, json.dumps(_VALID[path] | change).encode())

@@ -134,7 +134,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     kind=st.sampled_from(["best", "first"]),
     quorum=st.none() | st.integers(1, SIZE),

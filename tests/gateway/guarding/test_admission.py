@@ -228,7 +228,7 @@ async def test_an_error_after_keeping_gives_the_place_back() -> None:
     bound=st.integers(1, 3),
     queue=st.integers(0, 4),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_no_sequence_of_comings_and_leavings_breaks_a_bound_or_loses_a_place(
     moves: list[tuple[str, int, str]], bound: int, queue: int
 ) -> None:

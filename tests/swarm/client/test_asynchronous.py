@@ -49,7 +49,7 @@ async def test_a_group_is_claimed_as_one(server: ScriptedServer, client: AsyncSw
     assert [one.base_url for one in episodes] == [f"{server.url}/episodes/{uuid}/v1" for uuid in "ab"]
     [body] = server.bodies("/claim_group")
     assert (body["count"], body["discard_episode_timeout"], body["client_uuid"]) == (2, 9, "me")
-    assert 2 < body["wait_seconds"] <= 3
+    assert 0 < body["wait_seconds"] <= 3
 
 
 async def test_a_claim_waits_and_retries(server: ScriptedServer, client: AsyncSwarmClient) -> None:

@@ -483,5 +483,5 @@ class ServerMachine(RuleBasedStateMachine):
         assert {episode.episode_uuid for episode in pool.episodes} == running
 
 
-ServerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+ServerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestServerMachine = ServerMachine.TestCase

@@ -267,7 +267,7 @@ def test_a_failure_while_writing_leaves_what_was_there(tmp_path: Path, monkeypat
 NAMES = st.text(st.sampled_from("ab./\\:\0é\ud800 ~*"), max_size=12) | st.text(max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=NAMES)
 def test_a_name_that_passes_stays_inside(name: str) -> None:
     if not check_name(name):
@@ -277,7 +277,7 @@ def test_a_name_that_passes_stays_inside(name: str) -> None:
         assert ".." not in path.parts and path.as_posix() == f"/target/{name.removesuffix('/')}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     good = packed(("pkg/a.py", b"print(1)\n" * 20), ("pkg/b.py", b""), ("c.txt", b"c" * 300))
@@ -298,7 +298,7 @@ def test_damaged_bytes_are_refused_or_harmless(tmp_path_factory: pytest.TempPath
         assert [path.name for path in root.iterdir()] == ["outer"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     files=st.dictionaries(
         st.lists(st.text(st.sampled_from("abcé .-_"), min_size=1, max_size=6), min_size=1, max_size=4).map("/".join),

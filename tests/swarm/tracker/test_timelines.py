@@ -106,7 +106,7 @@ def conversations(draw: st.DrawFn) -> list[ModelCall]:
 
 
 @given(st.one_of(calls_strategy, conversations()))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_every_sampled_token_is_trained(calls: list[ModelCall]) -> None:
     timelines = merge_calls(calls)
     sampled = {  # a token is identified by all ids before it and itself
@@ -132,7 +132,7 @@ def test_every_sampled_token_is_trained(calls: list[ModelCall]) -> None:
 
 
 @given(conversations())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_timelines_hold_whole_calls_only(calls: list[ModelCall]) -> None:
     timelines = merge_calls(calls)
     assert sum(t.num_calls for t in timelines) == len(calls)
@@ -154,4 +154,4 @@ def test_a_long_agent_run_is_linear() -> None:
     started = time.process_time()
     (timeline,) = merge_calls(calls)
     assert timeline.num_calls == 400
-    assert time.process_time() - started < 2.0  # 1.9 million tokens; a quadratic merge takes minutes
+    assert time.process_time() - started < 20.0  # 1.9 million tokens; a quadratic merge takes minutes

@@ -200,7 +200,7 @@ def swarms(draw: st.DrawFn) -> Swarm:
     return Swarm(clients, batch_size, draw(st.integers(2, 4)), draw(st.integers(0, 2**32)), failures)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(swarms())
 def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
     swarm.run(5)
@@ -210,7 +210,7 @@ def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
             assert abs(share[client.name] - client.ratio * swarm.job.batch_size) <= 1.0, (share, client)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(swarms(), st.integers(0, 1), st.integers(0, 2))
 def test_a_dead_client_is_not_waited_for_beyond_the_bound(swarm: Swarm, victim: int, before: int) -> None:
     swarm.run(before)

@@ -114,7 +114,7 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
     return commits
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(commits=histories(), cut=st.floats(0, 1), reopen=st.integers(0, 12))
 def test_a_journal_cut_anywhere_is_a_prefix(commits: list[list[Record]], cut: float, reopen: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
