@@ -64,6 +64,11 @@ class HookRunner:
         self._stray: set[asyncio.Task[Done]] = set()
 
     @property
+    def source(self) -> str:
+        """Where the hooks came from."""
+        return self._hooks.source
+
+    @property
     def ends_sessions(self) -> bool:
         """Whether there is a hook for the end of a session."""
         return self._hooks.session_end is not None

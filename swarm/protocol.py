@@ -24,6 +24,8 @@ EpisodeType = Literal["train", "eval"]
 
 #: Longest name, in characters, that a caller may give to anything (itself, a task, an idempotency key).
 MAX_NAME = 512
+#: Characters kept of why an episode was given up.
+MAX_REASON = 2000
 #: Longest time that a caller may ask for: 30 days.
 MAX_SECONDS = 30 * 86400.0
 
@@ -169,11 +171,23 @@ def _is_number(value: Any) -> bool:
 WireOutput = Annotated[WorkflowOutput, BeforeValidator(_tolerant)]
 
 
+def _cut(value: Any) -> Any:
+    return value[:MAX_REASON] if isinstance(value, str) else value
+
+
 class EpisodeRequest(WireRequest):
-    """``POST /can_continue_episode``, ``/abort_episode`` and whatever names one episode of one client."""
+    """``POST /can_continue_episode`` and whatever names one episode of one client."""
 
     client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
     episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+
+
+class AbortEpisodeRequest(EpisodeRequest):
+    """``POST /abort_episode``. ``reason`` (cut at :data:`MAX_REASON` characters) and ``metadata`` are kept for whoever
+    wants to know why an episode was not trained."""
+
+    reason: Annotated[str, BeforeValidator(_cut)] = ""
+    metadata: dict[str, Any] = {}
 
 
 class EndEpisodeRequest(EpisodeRequest):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gateway.background import Background
 from gateway.config import RouteSettings
+from gateway.fanout.telling import NO_REASON, Why
 from gateway.feedback import OpenGroups
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError, UnavailableError
@@ -132,9 +133,10 @@ class Episodes:
             self._open_groups.make_room()
         return await self._client.claim_group(count, wait, discard_episode_timeout=idle_seconds)
 
-    def abort(self, episodes: Sequence[EpisodeEndpoint]) -> None:
+    def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""
-        self._background.start(self._client.abort([episode.episode_uuid for episode in episodes]), "aborting episodes")
+        uuids = [episode.episode_uuid for episode in episodes]
+        self._background.start(self._client.abort(uuids, why.reason, why.metadata), "aborting episodes")
 
     async def _read(self) -> Serving:
         try:

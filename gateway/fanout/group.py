@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -16,11 +15,11 @@ from gateway.fanout.claimed import Claimed
 from gateway.fanout.ports import Link, Route, Swarm
 from gateway.fanout.sampling import EpisodeLostError, Sample
 from gateway.fanout.shaping import Shaped
+from gateway.fanout.telling import Why, outputs
 from gateway.seeing.request import metadata, phase, span
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookRunner
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
-from swarm.types import WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ class GroupRun:
         self.outcomes: list[Sample | SwarmGatewayError | None] = [None] * len(shaped.bodies)
         self.deadline = asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
         self._hooks: HookRunner = route.hooks
+        self._failure: HookError | None = shaped.failure
         self._session = session
         self._sampling: set[asyncio.Task[None]] = set()
         self._settling: asyncio.Task[DropReason | None] | None = None
@@ -123,9 +123,12 @@ class GroupRun:
         ]
         try:
             with phase("hook"):
-                return await self._hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
+                score = await self._hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
+            self._failure = None
+            return score
         except HookError as exc:
             logger.error("group %s has no rewards: %s", self.shaped.group_id, exc.message)
+            self._failure = exc
             self.route.stats.hook_failures[exc.code or exc.type] += 1
             return None
 
@@ -169,7 +172,8 @@ class GroupRun:
         for task in self._sampling:
             task.cancel()
         self._sampling.clear()
-        self.claimed.give_back(place for place, one in enumerate(self.outcomes) if not isinstance(one, Sample))
+        given_up = [place for place, one in enumerate(self.outcomes) if not isinstance(one, Sample)]
+        self.claimed.give_back(given_up, self._why(self._cancelled or DropReason.PARTIAL))
 
     async def _settle(
         self, judged: tuple[int, ...], score: GroupScore | None, delivered: tuple[int, ...]
@@ -218,29 +222,22 @@ class GroupRun:
     async def _submit(
         self, places: Sequence[int], score: GroupScore, delivered: Sequence[int], credit: float
     ) -> DropReason | None:
-        values = list(score.values)
-        if credit and delivered:
-            values[places.index(delivered[0])] += credit
         self.route.stats.informative += score.informative
         self.route.stats.uninformative += not score.informative
-        origin = metadata()
-        if self.route.settings.control == "shuffle":
-            values = random.sample(values, len(values))
-        outputs = {
-            uuid: WorkflowOutput(
-                reward=value,
-                log_metrics=reward.components,
-                metadata={**origin, "reason": reward.reason} if reward.reason else origin,
-            )
-            for uuid, value, reward in zip(self.claimed.hand_over(places), values, score.rewards, strict=True)
-        }
+        told = outputs(
+            score,
+            {places.index(delivered[0]): credit} if credit and delivered else {},
+            metadata() | self._origin,
+            shuffled=self.route.settings.control == "shuffle",
+        )
+        uuids = self.claimed.hand_over(places, self._why(DropReason.SAMPLE))
         self._settled = True
         # from here on only the submitter decides: a user who leaves now leaves behind a group that is judged
         return await asyncio.shield(
             self.route.background.start(
                 self.swarm.submitter.submit(
                     self.shaped.submission.task.task_id,
-                    outputs,
+                    dict(zip(uuids, told, strict=True)),
                     self.route.settings.submit_timeout_seconds,
                     self.route.stats,
                 ),
@@ -258,9 +255,20 @@ class GroupRun:
 
     def _drop(self, reason: DropReason) -> None:
         self._settled = True
+        self._cancelled = self._cancelled or reason
         self.stop_sampling()
-        self.claimed.give_back()
+        self.claimed.give_back(why=self._why(reason))
         self.route.stats.dropped[reason] += 1
+
+    @property
+    def _origin(self) -> dict[str, str]:
+        return {"group_id": self.shaped.group_id, "hook": self._hooks.source}
+
+    def _why(self, reason: DropReason) -> Why:
+        """What is kept with episodes that are given up: what failed says it in its own words."""
+        failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
+        said = f": {failed.code}: {failed.message}" if failed is not None else ""
+        return Why(f"{reason}{said}", metadata() | self._origin)
 
     # ------------------------------------------------------------------ inside
 

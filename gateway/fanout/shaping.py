@@ -39,6 +39,7 @@ class Shaped:
         shares_call: whether one call may sample all answers.
         takes_partial: whether the job trains groups that lack answers.
         drop: why the group will not be trained, if that is known already.
+        failure: of the submit hook.
     """
 
     group_id: str
@@ -48,6 +49,7 @@ class Shaped:
     shares_call: bool
     takes_partial: bool
     drop: DropReason | None
+    failure: HookError | None = None
 
     @property
     def answer_id(self) -> str:
@@ -76,6 +78,7 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
     # the group's own id names the task: a caller may send one x-request-id twice, two prompts are two groups
     asked = UserRequest(request_id=group_id, body=call.body, model=call.model or "", headers=dict(incoming.headers))
     drop: DropReason | None = None if size == serving.num_repeat else DropReason.SIZE
+    failure: HookError | None = None
     try:
         with phase("hook"):
             submission = await route.hooks.submit(asked, context)
@@ -83,7 +86,7 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
         logger.error("group %s is not trained: %s", group_id, exc.message)
         route.stats.hook_failures[exc.code or exc.type] += 1
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
-        drop = DropReason.SUBMIT_HOOK
+        drop, failure = DropReason.SUBMIT_HOOK, exc
     # whatever name the application or the hook gave, an alias or nothing: there is one model to sample from
     bodies = _bodies(submission.requests, serving.model)
     return Shaped(
@@ -94,6 +97,7 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
         shares_call=_shares_call(submission.requests, bodies, serving),
         takes_partial=serving.takes_partial,
         drop=drop,
+        failure=failure,
     )
 
 

@@ -53,7 +53,7 @@ class Submitter:
             stats.trained += 1
         else:
             stats.dropped[reason] += 1
-            await self._client.abort(outputs)
+            await self._client.abort(outputs, reason.value)
         return reason
 
     async def _offer(self, task_id: str, outputs: Mapping[str, WorkflowOutput]) -> DropReason | None:

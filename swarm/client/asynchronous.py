@@ -193,14 +193,20 @@ class AsyncSwarmClient(AsyncEngineControl):
         self._open.discard(outputs)
         return answer.error or ""
 
-    async def abort(self, episode_uuids: Iterable[str]) -> None:
+    async def abort(
+        self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> None:
         """Give up episodes. Never raises: what cannot be told to the server falls to its idle timeout (logged).
 
         The calls go on in the background when the caller is cancelled meanwhile; :meth:`close` waits for them.
+
+        Args:
+            reason: kept with the episodes and exported as their ``drop_reason``; cut at 2000 characters.
+            metadata: kept and exported as that of an end.
         """
         uuids = list(episode_uuids)
         self._open.discard(uuids)
-        tasks = [self.in_background(self._abort_one(uuid)) for uuid in uuids]
+        tasks = [self.in_background(self._abort_one(uuid, reason, metadata)) for uuid in uuids]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -380,8 +386,8 @@ class AsyncSwarmClient(AsyncEngineControl):
         self._open.add(episodes)
         return episodes
 
-    async def _abort_one(self, episode_uuid: str) -> None:
-        call = wire.abort_call(self.client_uuid, episode_uuid)
+    async def _abort_one(self, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None) -> None:
+        call = wire.abort_call(self.client_uuid, episode_uuid, reason, metadata)
         try:
             await self._run(self._flows.perform(call, policy=ABORT_POLICY))
         except SwarmGatewayError as exc:

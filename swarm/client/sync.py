@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from swarm.client import wire
 from swarm.client.child import ServerChild
@@ -194,11 +194,12 @@ class SwarmClient(EngineControl):
         self._open.discard(outputs)
         return answer.error or ""
 
-    def abort(self, episode_uuids: Iterable[str]) -> None:
-        """Give episodes up, like :meth:`abort_episode`."""
+    def abort(self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None) -> None:
+        """Give episodes up, like :meth:`abort_episode`; ``reason`` (cut at 2000 characters) and ``metadata`` are kept
+        with them and exported."""
         deadline = self._flows.clock() + ABORT_POLICY.total
         for uuid in episode_uuids:
-            call = wire.abort_call(self.client_uuid, uuid)
+            call = wire.abort_call(self.client_uuid, uuid, reason, metadata)
             try:
                 self._run(self._flows.perform(call, policy=ABORT_POLICY, deadline=deadline))
             except SwarmGatewayError as exc:

@@ -232,9 +232,13 @@ def decide_group_end_call(client_uuid: str, transaction: str, commit: bool) -> C
     return Call("POST", "/commit_group_end" if commit else "/cancel_group_end", protocol.SuccessResponse, body)
 
 
-def abort_call(client_uuid: str, episode_uuid: str) -> Call[protocol.SuccessResponse]:
-    """Give up one episode."""
-    body = protocol.EpisodeRequest(client_uuid=client_uuid, episode_uuid=episode_uuid)
+def abort_call(
+    client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
+) -> Call[protocol.SuccessResponse]:
+    """Give up one episode; why is kept with it."""
+    body = protocol.AbortEpisodeRequest(
+        client_uuid=client_uuid, episode_uuid=episode_uuid, reason=reason, metadata=dict(metadata or {})
+    )
     return Call("POST", "/abort_episode", protocol.SuccessResponse, body)
 
 

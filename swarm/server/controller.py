@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from swarm.errors import ConflictError, RequestError, UnavailableError
@@ -326,11 +326,13 @@ class Controller(EngineBoard):
             self.pool_changed()
             await self.synced()
 
-    async def abort(self, client_uuid: str, episode_uuid: str) -> str:
+    async def abort(
+        self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> str:
         """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
         if self._pool is None:
             return ""
-        note = self._pool.abort(client_uuid, episode_uuid)
+        note = self._pool.abort(client_uuid, episode_uuid, reason, metadata)
         self.pool_changed()
         await self.synced()
         return note

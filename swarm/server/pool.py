@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
+from typing import Any
 
 from swarm.errors import ConflictError, UnavailableError
 from swarm.job import TrainJob
@@ -304,8 +305,13 @@ class EpisodePool:
                 error = ConflictError("its end was cancelled", code="episode_aborted")
                 self._free(episode, EpisodeEvent.ABORT, "aborted", error)
 
-    def abort(self, client_uuid: str, episode_uuid: str) -> str:
+    def abort(
+        self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> str:
         """Give an episode up; returns a note when there was nothing left to give up.
+
+        Args:
+            reason: what the client says of it; it and ``metadata`` are only kept.
 
         Raises:
             NotFoundError: it is another client's.
@@ -314,7 +320,10 @@ class EpisodePool:
             if episode.promised_to:
                 return promised_error(episode).message
             error = ConflictError("the episode was aborted by its client", code="episode_aborted")
-            self._free(episode, EpisodeEvent.ABORT, "aborted", error)
+            ended = EpisodeEnded(
+                episode_uuid, client_uuid, "aborted", self._wall(), drop_reason=reason, metadata=metadata or {}
+            )
+            self._free(episode, EpisodeEvent.ABORT, "aborted", error, ended)
             return ""
         ending = self._endings.get(episode_uuid)
         if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
@@ -400,7 +409,8 @@ class EpisodePool:
         ended = ended or EpisodeEnded(episode.episode_uuid, episode.client_uuid, how, self._wall())
         self.journal(ended)
         self._running.remove(episode)
-        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, ended.drop_reason, ended.end_key))
+        told = ended.drop_reason if how == "ended" else ""
+        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, ended.end_key))
         if episode in self._standby:
             del self._standby[episode]
         else:

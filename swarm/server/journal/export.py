@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import unpack_trajectory
+from swarm.server.journal.codec import clean, unpack_trajectory
 from swarm.server.journal.schema import State, check, connect_to_read, unreadable
 from swarm.types import Model
 
@@ -25,12 +25,14 @@ ExportState = Literal["trained", "waiting", "dropped", "all"]
 #: ``(stage, done, total, unit)``
 OnProgress = Callable[[str, int, int | None, str], None]
 
-#: what each choice means; an episode in a batch that is out waits as well
-_STATES: dict[ExportState, tuple[State, ...]] = {
-    "trained": (State.TRAINED,),
-    "waiting": (State.WAITING, State.OUT),
-    "dropped": (State.DROPPED,),
-    "all": (State.WAITING, State.OUT, State.TRAINED, State.DROPPED, State.OVER),
+#: what each choice means; an episode in a batch that is out waits as well, and one that its client gave up for a reason
+#: was dropped
+_STATES: dict[ExportState, str] = {
+    "trained": f"e.state = {State.TRAINED:d}",
+    "waiting": f"e.state IN ({State.WAITING:d}, {State.OUT:d})",
+    "dropped": f"(e.state = {State.DROPPED:d} OR"
+    f" e.state = {State.OVER:d} AND e.how = 'aborted' AND e.drop_reason != '')",
+    "all": f"e.state != {State.CLAIMED:d}",
 }
 #: episodes read at once, and bytes of their token data that make one piece of the file
 _READ_ROWS = 64
@@ -74,6 +76,9 @@ def export(
     progress: OnProgress | None = None,
 ) -> ExportReport:
     """Write one row per episode in ``state``, with its timelines nested, oldest claim first.
+
+    Why it was rewarded so is in ``components``, ``reason``, ``rank`` (1 for the best of its group) and ``hook``, as far
+    as its client said (see :mod:`gateway.fanout.outputs`); why it was not trained, in ``drop_reason``.
 
     Args:
         journal: the ``journal.db`` of a run folder, whether its server runs or not.
@@ -125,15 +130,14 @@ def _copy(
 
 
 def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str | None) -> str:
-    states = ", ".join(str(int(one)) for one in _STATES[state])
     if run_id is None:
-        return f"e.state IN ({states})"
+        return _STATES[state]
     runs = connection.execute("SELECT id, run_id FROM runs ORDER BY id").fetchall()
     numbers = [number for number, name in runs if name == run_id]
     if not numbers:
         known = ", ".join(name for _, name in runs[-5:]) or "none"
         raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {known}")
-    return f"e.state IN ({states}) AND e.run IN ({', '.join(map(str, numbers))})"
+    return f"{_STATES[state]} AND e.run IN ({', '.join(map(str, numbers))})"
 
 
 def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int, Row]]:
@@ -172,6 +176,8 @@ def _row(
 ) -> Row:
     trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
     timelines = [] if trajectory is None else trajectory.timelines
+    said: dict[str, Any] = {} if output is None else json.loads(output)
+    metadata: dict[str, Any] = said.get("metadata") or {}
     return {
         "episode_uuid": episode_uuid,
         "run_id": run_id or "",
@@ -180,8 +186,13 @@ def _row(
         "client_uuid": client_uuid,
         "group_uuid": group_uuid,
         "task_id": task_id or "",
+        "group_id": _text(metadata.get("group_id")),
+        "hook": _text(metadata.get("hook")),
         "reward": reward,
-        "output": None if output is None else json.loads(output),
+        "rank": rank if type(rank := metadata.get("rank")) is int and 0 < rank < 1 << 31 else None,
+        "components": said.get("log_metrics") or {},
+        "reason": _text(metadata.get("reason")),
+        "output": None if output is None else said,
         "how": how,
         "drop_reason": drop_reason,
         "quarantine_reason": quarantine_reason,
@@ -194,6 +205,11 @@ def _row(
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
         "timelines": [one.model_dump() for one in timelines],
     }
+
+
+def _text(value: object) -> str:
+    """What a client may have written where a text is meant."""
+    return clean(value) if isinstance(value, str) else ""
 
 
 def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:
@@ -213,7 +229,8 @@ class _JsonLines:
     """One JSON object a line; what JSON has no number for (NaN, infinities) is null."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        # half a surrogate pair, which a client's JSON can carry, is written the way JSON escapes it
+        self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
 
     def write(self, rows: list[Row]) -> None:
         for row in rows:
@@ -249,9 +266,11 @@ class _Parquet:
         self._schema = pa.schema(
             [
                 *((name, text) for name in ("episode_uuid", "run_id", "state", "episode_type", "client_uuid")),
-                *((name, text) for name in ("group_uuid", "task_id")),
+                *((name, text) for name in ("group_uuid", "task_id", "group_id", "hook")),
                 ("reward", pa.float64()),
-                *((name, text) for name in ("output", "how", "drop_reason", "quarantine_reason", "batch_id")),
+                ("rank", pa.int64()),
+                ("components", pa.map_(text, pa.float64())),
+                *((name, text) for name in ("reason", "output", "how", "drop_reason", "quarantine_reason", "batch_id")),
                 *((name, pa.int64()) for name in ("step", "min_policy_version", "max_policy_version")),
                 *((name, pa.float64()) for name in ("claimed_at", "ended_at")),
                 ("num_calls", pa.int64()),
@@ -262,7 +281,14 @@ class _Parquet:
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
 
     def write(self, rows: list[Row]) -> None:
-        flat = [{**row, "output": None if row["output"] is None else json.dumps(row["output"])} for row in rows]
+        flat = [
+            {
+                **row,
+                "output": None if row["output"] is None else json.dumps(row["output"]),
+                "components": [(clean(name), value) for name, value in row["components"].items()],
+            }
+            for row in rows
+        ]
         self._writer.write_table(self._table.from_pylist(flat, schema=self._schema))
 
     def close(self) -> None:

@@ -235,7 +235,7 @@ class Ledger:
                 record.ended_at,
                 clean(record.task_id),
                 output.reward if output is not None else None,
-                pack_json(output.model_dump()) if output is not None else None,
+                _output(record),
                 clean(record.drop_reason),
                 clean(record.end_key),
             )
@@ -338,3 +338,10 @@ class Ledger:
 
     def _count(self, changes: Changes) -> None:
         changes.runs[self.run.id] = self.run.row()
+
+
+def _output(record: EpisodeEnded) -> str | None:
+    """The result as JSON; of an episode without one what was said of it, in the same form."""
+    if record.output is not None:
+        return pack_json(record.output.model_dump())
+    return pack_json({"reward": None, "metadata": dict(record.metadata)}) if record.metadata else None

@@ -6,9 +6,9 @@ seconds (``time.time()``), because they must mean something to the next process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from swarm.protocol import EpisodeType
 from swarm.types import ModelCall, StepResult, TrainBatch, Trajectory, WorkflowOutput
@@ -78,7 +78,8 @@ class EpisodeQuarantined:
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
     """A claimed episode is over. ``trajectory`` is there if it waits for a batch; else ``drop_reason`` says why a
-    train episode that ended with a result does not."""
+    train episode that ended with a result does not. Of an aborted one it is its client's own word, if there is any,
+    with ``metadata`` beside it."""
 
     episode_uuid: str
     client_uuid: str
@@ -89,6 +90,7 @@ class EpisodeEnded:
     drop_reason: str = ""
     end_key: str = ""
     trajectory: Trajectory | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from swarm.errors import NotFoundError
 from swarm.http.asgi import base_url, read_model
 from swarm.protocol import (
+    AbortEpisodeRequest,
     AgreeSyncWeightRequest,
     AgreeSyncWeightResponse,
     CanContinueResponse,
@@ -113,9 +114,9 @@ class EpisodeRoutes:
         )
 
     async def abort_episode(self, request: Request) -> Response:
-        wanted = await read_model(request, EpisodeRequest, self.config.max_body_bytes)
+        wanted = await read_model(request, AbortEpisodeRequest, self.config.max_body_bytes)
         try:
-            note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid)
+            note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.metadata)
         except NotFoundError as exc:
             # whoever aborts wants to be rid of it: an error would only have the client try again
             note = exc.message

@@ -222,7 +222,7 @@ CONTROL: tuple[Operation, ...] = (
         "POST",
         "/abort_episode",
         "Give an episode up; always succeeds",
-        request=protocol.EpisodeRequest,
+        request=protocol.AbortEpisodeRequest,
         answer=protocol.SuccessResponse,
         refusals=(_BACKLOG,),
     ),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fanout.claimed import Claimed
+from gateway.fanout.telling import Why
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 
 PLACES = st.lists(st.integers(0, 4), unique=True)
@@ -20,7 +21,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["some", "all", "over"]), PLACES), ma
 def test_each_episode_is_handed_over_or_given_back_once(steps: list[tuple[str, list[int]]]) -> None:
     ends: Counter[str] = Counter()
 
-    def give_back(episodes: Sequence[EpisodeEndpoint]) -> None:
+    def give_back(episodes: Sequence[EpisodeEndpoint], why: Why) -> None:
         assert episodes
         ends.update(one.episode_uuid for one in episodes)
 

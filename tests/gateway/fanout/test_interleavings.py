@@ -19,6 +19,7 @@ from gateway.config import RouteSettings
 from gateway.fanout import Policy, best, first
 from gateway.fanout.episodes import Serving
 from gateway.fanout.sampling import EpisodeLostError, Sample
+from gateway.fanout.telling import Why
 from gateway.forms import Decided, Live
 from gateway.stats import Stats
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
@@ -64,7 +65,8 @@ class World:
         episodes = [EpisodeEndpoint(episode_uuid=name, base_url="u", api_key=name) for name in names]
         return EpisodeGroup(episodes, "g", "u", names[0])
 
-    def abort(self, episodes: Sequence[EpisodeEndpoint]) -> None:
+    def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why) -> None:
+        assert why.reason
         self.ends.update(one.episode_uuid for one in episodes)
 
     # -- sampler

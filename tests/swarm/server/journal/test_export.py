@@ -12,7 +12,7 @@ from swarm.errors import ConfigError
 from swarm.server.journal import Journal
 from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodeQuarantined, EpisodesDropped, RunBegun
-from swarm.types import Trajectory
+from swarm.types import Trajectory, WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, ended, refused, step, trajectory
 
 
@@ -74,7 +74,12 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "client_uuid": "c",
         "group_uuid": "g",
         "task_id": "t",
+        "group_id": "",
+        "hook": "",
         "reward": 1.0,
+        "rank": None,
+        "components": {},
+        "reason": "",
         "how": "ended",
         "drop_reason": "",
         "quarantine_reason": "",
@@ -107,6 +112,7 @@ def test_parquet_holds_what_json_holds_and_gives_the_trajectory_back(path: Path,
     rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
     for row in rows:
         row["output"] = None if row["output"] is None else json.loads(row["output"])
+        row["components"] = dict(row["components"])
     assert rows == lines(tmp_path / "x.jsonl")
     (row,) = [row for row in rows if row["state"] == "trained"]
     back = Trajectory(
@@ -167,6 +173,46 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
     asyncio.run(fill())
     export(path, tmp_path / "x.jsonl", "waiting")
     assert lines(tmp_path / "x.jsonl")[0]["output"]["log_metrics"] == {"x": None}
+
+
+def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path) -> None:
+    said = {"rank": 2, "reason": "short \ud800", "hook": "mine", "group_id": "g1", "other": [1]}
+    odd = {"rank": "first", "reason": 5, "hook": None, "group_id": {}}
+
+    async def fill() -> None:
+        journal = Journal.open(tmp_path / "journal.db")
+        for name, metadata in (("a", said), ("b", odd), ("c", {"rank": 1 << 70}), ("d", {"rank": True})):
+            output = WorkflowOutput(reward=1.0, metadata=metadata, log_metrics={"length": 0.5})
+            end = EpisodeEnded(name, "c", "ended", 1.0, "t", output, trajectory=trajectory(name))
+            journal.append(claimed(name), end)
+        await journal.close()
+
+    asyncio.run(fill())
+    export(tmp_path / "journal.db", tmp_path / "x.jsonl", "waiting")
+    export(tmp_path / "journal.db", tmp_path / "x.parquet", "waiting")
+    told = {"rank": 2, "reason": "short ?", "hook": "mine", "group_id": "g1"}
+    nothing = {"rank": None, "reason": "", "hook": "", "group_id": ""}
+    for rows in (lines(tmp_path / "x.jsonl"), pq.read_table(tmp_path / "x.parquet").to_pylist()):
+        assert [{name: row[name] for name in told} for row in rows] == [told, nothing, nothing, nothing]
+        assert all(dict(row["components"]) == {"length": 0.5} for row in rows)
+    assert lines(tmp_path / "x.jsonl")[0]["output"]["metadata"] == said
+
+
+def test_what_its_client_gave_up_for_a_reason_was_dropped(tmp_path: Path) -> None:
+    async def fill() -> None:
+        journal = Journal.open(tmp_path / "journal.db")
+        journal.append(claimed("failed"), claimed("left"), claimed("late"))
+        metadata = {"hook": "mine", "group_id": "g1"}
+        journal.append(EpisodeEnded("failed", "c", "aborted", 2.0, drop_reason="no reward", metadata=metadata))
+        journal.append(EpisodeEnded("left", "c", "aborted", 2.0), EpisodeEnded("late", "c", "idle", 3.0))
+        await journal.close()
+
+    asyncio.run(fill())
+    export(tmp_path / "journal.db", tmp_path / "x.jsonl", "dropped")
+    [row] = lines(tmp_path / "x.jsonl")
+    assert (row["episode_uuid"], row["how"], row["drop_reason"]) == ("failed", "aborted", "no reward")
+    assert (row["hook"], row["group_id"], row["reward"]) == ("mine", "g1", None)
+    assert export(tmp_path / "journal.db", tmp_path / "x.parquet", "all").rows == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gateway.fanout.telling import MAX_COMPONENT_NAME, MAX_COMPONENTS, outputs
+from reward_hooks.contract import GroupScore, Reward
+from swarm.protocol import MAX_REASON
+
+
+def score(*values: float) -> GroupScore:
+    return GroupScore(
+        rewards=[Reward(value=value, components={"n": value}, reason=f"it is {value}") for value in values]
+    )
+
+
+def test_each_answer_has_its_rank_components_and_reason() -> None:
+    told = outputs(score(0.5, 2.0, 0.5, -1.0), {}, {"group_id": "g", "hook": "mine"})
+    assert [one.reward for one in told] == [0.5, 2.0, 0.5, -1.0]
+    assert [one.metadata for one in told] == [
+        {"group_id": "g", "hook": "mine", "rank": rank, "reason": f"it is {value}"}
+        for rank, value in ((2, 0.5), (1, 2.0), (2, 0.5), (4, -1.0))
+    ]
+    assert [one.log_metrics for one in told] == [{"n": 0.5}, {"n": 2.0}, {"n": 0.5}, {"n": -1.0}]
+
+
+def test_what_no_advantage_can_come_of_is_a_tie() -> None:
+    assert [one.metadata["rank"] for one in outputs(score(1.0, 1.0 + 1e-12), {}, {})] == [1, 1]
+
+
+def test_what_the_session_earned_is_in_reward_and_rank_and_has_a_component() -> None:
+    first, second = outputs(score(1.0, 1.5), {0: 1.0}, {})
+    assert (first.reward, first.metadata["rank"], first.log_metrics) == (2.0, 1, {"n": 1.0, "session": 1.0})
+    assert (second.reward, second.metadata["rank"], second.log_metrics) == (1.5, 2, {"n": 1.5})
+
+
+def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "sample", lambda values, count: values[::-1])
+    told = outputs(score(1.0, 2.0, 3.0), {}, {}, shuffled=True)
+    assert [one.reward for one in told] == [3.0, 2.0, 1.0]
+    assert [one.metadata["rank"] for one in told] == [3, 2, 1]
+    assert [one.log_metrics["n"] for one in told] == [1.0, 2.0, 3.0]
+
+
+def test_what_a_hook_says_at_length_is_cut() -> None:
+    components = {f"{number} {'x' * 1000}": 1.0 for number in range(1000)}
+    loud = GroupScore(rewards=[Reward(value=1.0, components=components, reason="y" * 100_000)])
+    [told] = outputs(loud, {}, {})
+    assert told.metadata["reason"] == "y" * MAX_REASON
+    assert len(told.log_metrics) == MAX_COMPONENTS
+    assert all(len(name) == MAX_COMPONENT_NAME for name in told.log_metrics)
+
+
+def test_a_reward_without_a_reason_has_none() -> None:
+    [told] = outputs(GroupScore(rewards=[Reward(value=1.0)]), {}, {})
+    assert told.metadata == {"rank": 1}

@@ -1,0 +1,115 @@
+"""From a hook's reasons to a file: a gateway, the real swarm server, its journal, and the export of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from swarm.server.journal.export import ExportState, export
+from tests.gateway.conftest import write_hooks
+from tests.gateway.stand_in import listening
+from tests.swarm.server import conftest as server
+from tests.swarm.server.vllm import plain_choice, several
+
+pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+HEAD = "from reward_hooks import Reward\ndef on_compute_relative_reward(task, candidates, context):\n    "
+BY_LENGTH = HEAD + (
+    "return [Reward(value=len(one.text), components={'length': len(one.text)}, reason=f'{one.text!r} has its length')"
+    " for one in candidates]"
+)
+
+
+async def answered(rig: server.Rig, tmp_path: Path, reward: str, **settings: Any) -> tuple[str, httpx.Response]:
+    """One request that is answered and settled; with the name of its hook."""
+    hooks = write_hooks(tmp_path / "hooks", reward)
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks), warm_groups=0, **settings)
+    async with (
+        listening(create_app(config)) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
+    ):
+        response = await http.post("/v1/chat/completions", json=BODY)
+        async with asyncio.timeout(60):
+            while rig.controller.pool.information().running_episodes:
+                await rig.client.get("/health")
+        await rig.controller.synced()
+    return str(hooks), response
+
+
+async def exported(tmp_path: Path, state: ExportState) -> list[dict[str, Any]]:
+    """The rows of both files, which say the same."""
+
+    def write() -> list[dict[str, Any]]:
+        for name in ("x.jsonl", "x.parquet"):
+            export(tmp_path / "journal.db", tmp_path / name, state)
+        rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+        table = pq.read_table(tmp_path / "x.parquet").to_pylist()
+        for name in ("group_id", "hook", "rank", "reason", "drop_reason", "reward"):
+            assert [row[name] for row in rows] == [row[name] for row in table]
+        assert [row["components"] for row in rows] == [dict(row["components"]) for row in table]
+        return rows
+
+    return await asyncio.to_thread(write)
+
+
+async def test_a_groups_rewards_components_reasons_and_order_are_exported(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
+    hook, response = await answered(rig, tmp_path, BY_LENGTH)
+    rows = await exported(tmp_path, "waiting")
+    assert [(row["reward"], row["rank"], row["components"]) for row in rows] == [
+        (2.0, 2, {"length": 2.0}),
+        (8.0, 1, {"length": 8.0}),
+    ]
+    assert [row["reason"] for row in rows] == ["'t1' has its length", "'t1 t2 t3' has its length"]
+    for row in rows:
+        assert row["hook"] == hook
+        assert f"chatcmpl-{row['group_id']}" == response.json()["id"]
+    assert len({row["group_uuid"] for row in rows}) == 1
+
+
+FAILURES = {
+    "timeout": ("import threading\nSTOP = threading.Event()\n" + HEAD + "STOP.wait(20)", "hook_timeout", "took longer"),
+    "NaN": (HEAD + "return [float('nan')] * 2", "hook_result", "rewards must be finite"),
+    "wrong count": (HEAD + "return [1.0] * 3", "hook_result", "returned 3 rewards for 2 candidates"),
+    "a string": (HEAD + "return 'good'", "hook_result", "returned a str"),
+    "raises": (HEAD + "raise ValueError('broken')", "hook_raised", "ValueError: broken"),
+}
+
+
+@pytest.mark.parametrize(("reward", "code", "words"), FAILURES.values(), ids=FAILURES)
+async def test_why_a_hook_gave_no_rewards_is_exported_and_counted(
+    rig: server.Rig, tmp_path: Path, reward: str, code: str, words: str
+) -> None:
+    seconds = 0.2 if code == "hook_timeout" else 20.0
+    hook, response = await answered(rig, tmp_path, reward, hook_timeout_seconds=seconds)
+    assert response.status_code == 200
+    rows = await exported(tmp_path, "dropped")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["drop_reason"].startswith(f"reward_hook_failed: {code}: {hook}: ")
+        assert words in row["drop_reason"]
+        assert (row["hook"], row["how"], row["reward"], row["rank"]) == (hook, "aborted", None, None)
+        assert f"chatcmpl-{row['group_id']}" == response.json()["id"]
+
+
+async def test_a_submit_hook_that_fails_says_why_too(rig: server.Rig, tmp_path: Path) -> None:
+    folder = write_hooks(tmp_path / "hooks", BY_LENGTH)
+    (folder / "on_user_submit_new_requests.py").write_text(
+        "def on_user_submit_new_requests(request, context):\n    return [request.body]\n"
+    )
+    await answered(rig, tmp_path, BY_LENGTH)
+    rows = await exported(tmp_path, "dropped")
+    assert rows
+    assert all(row["drop_reason"].startswith("submit_hook_failed: hook_result: ") for row in rows)
+    assert all("returned 1 requests; return 2" in row["drop_reason"] for row in rows)
