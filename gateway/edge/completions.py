@@ -53,6 +53,7 @@ class CompletionsEndpoint(Endpoint):
                 one = replace(
                     incoming,
                     call=self.dialect.parse(body),
+                    headers=_headers(incoming.headers, number),
                     raw=encode(body),
                     request_id=f"{incoming.request_id}.{number}",
                 )
@@ -111,6 +112,12 @@ class _Answered:
             for event in decoder.feed(part):
                 if event != "[DONE]":
                     yield json.loads(event)
+
+
+def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:
+    """Those of prompt ``number``: a key by which a retry is known names one request, and each prompt is one."""
+    key = headers.get("idempotency-key")
+    return {**headers} if key is None else {**headers, "idempotency-key": f"{key}.{number}"}
 
 
 async def _all(asking: Sequence[Any]) -> list[_Answered]:

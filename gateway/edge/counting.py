@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import MessagesDialect
 from adapters.dialects.jsons import encode
 from gateway.edge.exchange import Exchange
-from gateway.edge.passing import Passed, pass_on
+from gateway.edge.passing import Passed, model_of, pass_on
 from gateway.edge.rendering import Rendering, refusal
 from gateway.edge.seen import caller_of, public_headers
 from gateway.fanout.straight import passed
@@ -33,6 +33,14 @@ class CountTokens:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway: Gateway = scope["state"]["gateway"]
+        gateway.door.requests += 1
+        gateway.door.in_flight += 1
+        try:
+            await self._answer(gateway, scope, receive, send)
+        finally:
+            gateway.door.in_flight -= 1
+
+    async def _answer(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         more_headers = {"request-id": scope["state"]["request_id"]}
         try:
             raw = bytes(await read_body(scope, receive, gateway.config.max_body_bytes))
@@ -41,7 +49,7 @@ class CountTokens:
             gateway.count_error(exc)
             await refusal(_MESSAGES, exc, more_headers)(scope, receive, send)
             return
-        as_it_came = Passed("POST", scope["path"], "", public_headers(scope["headers"]), raw, data.get("model"), caller)
+        as_it_came = Passed("POST", scope["path"], "", public_headers(scope["headers"]), raw, model_of(data), caller)
         exchange = Exchange(
             lambda: _count(gateway, caller, data, as_it_came),
             Rendering(_MESSAGES, data, streamed=False, more_headers=more_headers),
@@ -58,10 +66,9 @@ async def _count(gateway: Gateway, caller: Caller, data: dict[str, Any], as_it_c
         RequestError: the request cannot be carried, or the engine finds fault with it.
         UnavailableError, UpstreamError: nobody can count now.
     """
-    model = data.get("model")
     async with AsyncExitStack() as held:
         table = held.enter_context(gateway.routes.table.held())
-        route = await table.find(model if isinstance(model, str) else None, caller)
+        route = await table.find(as_it_came.model, caller)
         if route.swarm is None:
             return await pass_on(gateway, as_it_came)
         body = _MESSAGES.counted(data)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, LLMRequest
 from gateway.edge.exchange import Exchange
-from gateway.edge.passing import Passed, is_plain, pass_on
+from gateway.edge.passing import Passed, is_plain, model_of, pass_on
 from gateway.edge.rendering import Rendering, refusal
 from gateway.edge.seen import caller_of, public_headers
 from gateway.forms import Caller, Incoming, Outcome
@@ -72,9 +72,9 @@ class Endpoint:
             call = self.parsed(data)
         except RequestError:
             # what we cannot carry is refused only where we would have to
-            if not await is_plain(gateway, given.get("model"), caller):
+            if not await is_plain(gateway, model_of(given), caller):
                 raise
-            passed = Passed("POST", scope["path"], "", headers, raw, given.get("model"), caller)
+            passed = Passed("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
             return lambda: pass_on(gateway, passed), rendering
         incoming = Incoming(

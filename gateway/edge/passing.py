@@ -55,11 +55,17 @@ async def pass_on(gateway: Gateway, passed: Passed) -> Relayed:
         return replace(relayed, close=held.pop_all().aclose)
 
 
-async def is_plain(gateway: Gateway, model: Any, caller: Caller) -> bool:
+def model_of(data: Mapping[str, Any]) -> str | None:
+    """The model that a body names; what is no name is for whoever answers to refuse."""
+    model = data.get("model")
+    return model if isinstance(model, str) else None
+
+
+async def is_plain(gateway: Gateway, model: str | None, caller: Caller) -> bool:
     """Whether nothing but an upstream answers the requests for ``model``."""
     try:
         with gateway.routes.table.held() as table:
-            route = await table.find(model if isinstance(model, str) else None, caller)
+            route = await table.find(model, caller)
     except SwarmGatewayError:
         return False
     return route.swarm is None

@@ -6,14 +6,14 @@ Invariant: what is not ours to answer is answered by an upstream as it came, or 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect
 from adapters.dialects.jsons import decode
 from gateway.edge.exchange import Exchange
-from gateway.edge.passing import Passed, pass_on
+from gateway.edge.passing import Passed, model_of, pass_on
 from gateway.edge.rendering import Rendering, refusal
 from gateway.edge.seen import caller_of, public_headers
 from gateway.forms import Outcome
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gateway.runtime import Gateway
 
 _OPENAI = ChatDialect()
+#: A path whose ``base_url`` ended with /v1 although the SDK adds that.
+_TWICE = "/v1/v1/"
 
 
 class Passthrough:
@@ -37,6 +39,10 @@ class Passthrough:
         self._ours = ours
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, absent: SwarmGatewayError | None = None) -> None:
+        """Pass the request on; ``absent`` is what it is told where there is no upstream."""
         gateway: Gateway = scope["state"]["gateway"]
         gateway.door.requests += 1
         gateway.door.in_flight += 1
@@ -58,7 +64,7 @@ class Passthrough:
                 caller=caller_of(scope),
             )
             exchange = Exchange(
-                lambda: self._answer(gateway, passed),
+                lambda: self._answer(gateway, passed, absent),
                 Rendering(_OPENAI, {}, streamed=False, more_headers={}),
                 keepalive=gateway.config.keepalive_seconds,
                 on_error=gateway.count_error,
@@ -67,15 +73,27 @@ class Passthrough:
         finally:
             gateway.door.in_flight -= 1
 
-    async def _answer(self, gateway: Gateway, passed: Passed) -> Outcome:
+    async def _answer(self, gateway: Gateway, passed: Passed, absent: SwarmGatewayError | None) -> Outcome:
         try:
             return await pass_on(gateway, passed)
         except NotFoundError as exc:
-            if exc.code != "route_not_found" or passed.path not in self._ours:
+            if exc.code != "route_not_found":
                 raise
+            raise absent or self._absent(passed, exc) from exc
+
+    def _absent(self, passed: Passed, exc: NotFoundError) -> SwarmGatewayError:
+        """What is wrong with an address that is neither ours nor an upstream's."""
+        if passed.path in self._ours:
             error = RequestError(f"{passed.method} {passed.path}: Method Not Allowed", code="method_not_allowed")
             error.status = 405
-            raise error from exc
+            return error
+        if passed.path.startswith(_TWICE):
+            return NotFoundError(
+                f"{passed.method} {passed.path}: not found; /v1 stands in it twice: SDKs such as Anthropic's add "
+                "it to base_url themselves: leave it out there",
+                code="route_not_found",
+            )
+        return exc
 
 
 def _model(headers: Mapping[str, str], body: bytes) -> str | None:
@@ -86,5 +104,4 @@ def _model(headers: Mapping[str, str], body: bytes) -> str | None:
         data: Any = decode(body)
     except (ValueError, RecursionError):
         return None
-    model: Any = data.get("model") if isinstance(data, dict) else None
-    return model if isinstance(model, str) else None
+    return model_of(cast("dict[str, Any]", data)) if isinstance(data, dict) else None

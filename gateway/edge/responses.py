@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.datastructures import QueryParams
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode
 from adapters.dialects.responses import ResponseStream
 from gateway.edge.endpoint import Endpoint
+from gateway.edge.passthrough import Passthrough
 from gateway.edge.rendering import Rendering
 from gateway.edge.response_store import ResponseStore, StoredResponse
 from gateway.edge.seen import caller_of
@@ -108,22 +110,26 @@ class _StoringStream:
         return self._stream.fail(exc)
 
 
-async def get_response(request: Request) -> Response:
-    """``GET /v1/responses/{id}``: a response that was kept."""
-    if request.query_params.get("stream") == "true":
-        raise RequestError("a kept response is given whole, not as a stream", param="stream")
-    gateway: Gateway = request.state.gateway
-    return JSONResponse(
-        gateway.responses.get(caller_of(request.scope).key_id, request.path_params["response_id"]).response
-    )
+class KeptResponse:
+    """``GET`` and ``DELETE /v1/responses/{id}``: a response that was kept; one that was not may be the upstream's."""
 
+    def __init__(self, others: Passthrough) -> None:
+        self._others = others
 
-async def delete_response(request: Request) -> Response:
-    """``DELETE /v1/responses/{id}``: forget it."""
-    gateway: Gateway = request.state.gateway
-    response_id: str = request.path_params["response_id"]
-    gateway.responses.delete(caller_of(request.scope).key_id, response_id)
-    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway: Gateway = scope["state"]["gateway"]
+        key_id, response_id = caller_of(scope).key_id, scope["path_params"]["response_id"]
+        try:
+            kept = gateway.responses.get(key_id, response_id).response
+        except NotFoundError as exc:
+            await self._others.answer(scope, receive, send, absent=exc)
+            return
+        if scope["method"] == "DELETE":
+            gateway.responses.delete(key_id, response_id)
+            kept = {"id": response_id, "object": "response", "deleted": True}
+        elif QueryParams(scope["query_string"]).get("stream") == "true":
+            raise RequestError("a kept response is given whole, not as a stream", param="stream")
+        await JSONResponse(kept)(scope, receive, send)
 
 
 def _items(given: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from gateway.edge.completions import CompletionsEndpoint
 from gateway.edge.counting import CountTokens
 from gateway.edge.endpoint import Endpoint
 from gateway.edge.passthrough import Passthrough
-from gateway.edge.responses import ResponsesEndpoint, delete_response, get_response
+from gateway.edge.responses import KeptResponse, ResponsesEndpoint
 
 #: Path of what is mounted last.
 ANY_OTHER = "/v1/{path:path}"
@@ -20,8 +20,7 @@ def dialect_routes() -> list[Route]:
     return [
         *(Route(endpoint.dialect.path, endpoint, methods=["POST"]) for endpoint in _endpoints()),
         Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
-        Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
-        Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}", KeptResponse(Passthrough(())), methods=["GET", "DELETE"]),
     ]
 
 

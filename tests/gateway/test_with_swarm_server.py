@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,17 @@ from gateway.config import GatewayConfig
 from tests.gateway.conftest import write_hooks
 from tests.gateway.stand_in import listening
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain, plain_choice, several, status
+from tests.swarm.server.dataplane.test_raw import told
+from tests.swarm.server.vllm import (
+    PROMPT,
+    completion_chunk,
+    plain,
+    plain_choice,
+    several,
+    status,
+    streamed,
+    usage_chunk,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +87,59 @@ async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(
     assert response.status_code == 200
     assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "quarantined")
     assert rig.controller.pool.information().completed_episodes == 0
+
+
+@pytest.mark.parametrize("prompt", ["Once upon", [5, 6, 7]])
+async def test_a_raw_prompt_reaches_vllm_as_it_is_and_is_trained(
+    rig: server.Rig, gateway: httpx.AsyncClient, prompt: Any
+) -> None:
+    rig.vllm.script.append(told([21], [21, 22, 23]))
+    response = await gateway.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "max_tokens": 9})
+    assert response.headers["x-swarm-trained"] == "true"
+    body = response.json()
+    assert (body["object"], body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == (
+        "text_completion",
+        "t21 t22 t23 ",
+        "stop",
+    )
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    [(path, sent)] = rig.vllm.requests
+    assert (path, sent["prompt"], sent["n"], sent["max_tokens"]) == ("/v1/completions", prompt, 2, 9)
+    assert "messages" not in sent
+    information = rig.controller.pool.information()
+    assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
+
+
+async def test_a_raw_prompt_streams_and_each_of_a_list_is_a_task(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    rig.vllm.default = told([21], [21, 22, 23])
+    body = {"model": "tiny", "prompt": ["a", "b"], "stream": True}
+    response = await gateway.post("/v1/completions", json=body)
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    texts = {0: "", 1: ""}
+    for choice in (choice for event in events for choice in json.loads(event)["choices"]):
+        texts[choice["index"]] += choice["text"]
+    assert texts == {0: "t21 t22 t23 ", 1: "t21 t22 t23 "}
+    assert sorted(sent["prompt"] for _, sent in rig.vllm.requests) == ["a", "b"]
+    await none_running(rig)
+    assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
+
+
+async def test_raw_prompts_first_stream_live_and_train(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    def answer(sent: dict[str, Any]) -> Any:
+        if not sent.get("stream"):
+            return told([21])(sent)
+        return streamed(completion_chunk([21], prompt=PROMPT), completion_chunk([22], "stop"), usage_chunk(2))(sent)
+
+    rig.vllm.default = answer
+    response = await gateway.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": "Once", "stream": True},
+        headers={"x-swarm-policy": "first"},
+    )
+    assert '"text":"t21 "' in response.text and response.text.endswith("data: [DONE]\n\n")
+    assert {path for path, _ in rig.vllm.requests} == {"/v1/completions"}
+    await none_running(rig)
+    assert rig.controller.pool.information().completed_episodes == 2
 
 
 async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig, gateway: httpx.AsyncClient) -> None:

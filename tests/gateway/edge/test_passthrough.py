@@ -124,3 +124,41 @@ async def test_an_upstream_counts_tokens_where_it_answers_everything(
     ):
         assert (await claude.messages.count_tokens(model="m", messages=[HI])).input_tokens == 7
     assert upstream.seen[0][:2] == ("POST", "/v1/messages/count_tokens")
+
+
+async def test_what_the_upstream_keeps_is_asked_for_there(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    async with open_gateway(upstream={"base_url": upstream.url}) as http:
+        kept = (await http.post("/v1/responses", json={"model": "tiny", "input": "hi"})).json()
+        assert (await http.get(f"/v1/responses/{kept['id']}")).json() == kept
+        assert not upstream.seen
+        theirs = await http.get("/v1/responses/resp_theirs?include=x")
+        assert (theirs.status_code, theirs.content) == (200, b"\x00answer")
+        assert (await http.delete(f"/v1/responses/{kept['id']}")).json()["deleted"] is True
+        await http.delete(f"/v1/responses/{kept['id']}")
+    assert [seen[:2] for seen in upstream.seen] == [
+        ("GET", "/v1/responses/resp_theirs?include=x"),
+        ("DELETE", f"/v1/responses/{kept['id']}"),
+    ]
+
+
+async def test_without_an_upstream_a_response_that_is_not_kept_is_a_404(gateway: httpx.AsyncClient) -> None:
+    for method in ("GET", "DELETE"):
+        response = await gateway.request(method, "/v1/responses/resp_none")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "response_not_found")
+
+
+async def test_v1_twice_in_an_address_is_told(gateway: httpx.AsyncClient) -> None:
+    response = await gateway.post("/v1/v1/messages", json={})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "route_not_found")
+    assert "/v1 stands in it twice" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("model", [[], {}, 7, None])
+async def test_a_model_that_is_no_name_is_the_upstreams_to_refuse(
+    upstream: Upstream, open_gateway: OpenGateway, path: str, model: Any
+) -> None:
+    async with open_gateway(swarm_url=None, hooks=None, upstream={"base_url": upstream.url}) as http:
+        response = await http.post(path, json={"model": model, "odd": [[1]]})
+    assert response.status_code == 200
+    assert json.loads(upstream.seen[0][3]) == {"model": model, "odd": [[1]]}

@@ -272,3 +272,22 @@ async def test_one_prompt_that_fails_fails_the_list(sdk: openai.AsyncOpenAI, swa
     with pytest.raises(openai.BadRequestError, match="too long"):
         await sdk.completions.create(model="tiny", prompt=["a", "b"])
     await swarm.until(lambda: not swarm.open_episodes)
+
+
+async def test_a_list_of_prompts_under_one_idempotency_key_trains_once(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+    ask: Any = {"model": "tiny", "prompt": ["a", "b"], "echo": True, "extra_headers": {"idempotency-key": "k"}}
+    first, again = await sdk.completions.create(**ask), await sdk.completions.create(**ask)
+    for answer in (first, again):
+        assert [choice.text for choice in answer.choices] == [f"a{BEST}", f"b{BEST}"]
+    assert len(swarm.claims) == 2
+    with pytest.raises(openai.ConflictError, match="idempotency-key"):
+        await sdk.completions.create(**ask | {"prompt": ["a", "c"]})
+    assert len(swarm.open_episodes) == 0
+
+
+async def test_an_idempotency_key_names_one_request(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+    ask: Any = {"model": "tiny", "messages": [HI], "extra_headers": {"idempotency-key": "k"}}
+    first, again = await asyncio.gather(*(sdk.chat.completions.create(**ask) for _ in range(2)))
+    assert (first.id, len(swarm.claims)) == (again.id, 1)
+    with pytest.raises(openai.ConflictError, match="idempotency-key"):
+        await sdk.chat.completions.create(**ask | {"temperature": 0.5})
