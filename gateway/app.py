@@ -24,6 +24,9 @@ from gateway.keys import KeyMiddleware, KeyRing
 from gateway.routes import admin, models, status
 from gateway.routing import Plan
 from gateway.runtime import ConfigSource, Gateway
+from gateway.seeing.eyes import check_eyes
+from gateway.seeing.middleware import SeeingMiddleware
+from gateway.seeing.scrape import metrics
 from gateway.sessions.endpoint import end_session
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
@@ -40,9 +43,10 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
         source: reads the configuration anew, on SIGHUP and for ``POST /admin/reload``.
 
     Raises:
-        ConfigError: hooks do not load; said here, before anything is started.
+        ConfigError: hooks do not load, or what is to see cannot; said here, before anything is started.
     """
     plan = Plan.of(config)
+    check_eyes(config)
     keys = KeyRing(config)
 
     @asynccontextmanager
@@ -60,11 +64,13 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
             Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
             Route("/health", status.health),
             Route("/status", status.status),
+            Route("/metrics", metrics),
             Route("/admin/reload", admin.reload, methods=["POST"]),
             *other_routes(),
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
+            Middleware(SeeingMiddleware),
             Middleware(LoopbackGuard, enabled=keys.open),
             Middleware(KeyMiddleware, keys=keys),
         ],

@@ -18,6 +18,8 @@ from gateway.guarding import Admission, Joining
 from gateway.keys import KeyRing
 from gateway.pipeline import Pipeline
 from gateway.routing import LiveRoutes, Plan
+from gateway.seeing.eyes import Eyes
+from gateway.seeing.request import failed
 from gateway.sessions import Sessions
 from gateway.stats import Stats
 from swarm.errors import ConfigError, ConflictError, SwarmGatewayError
@@ -35,6 +37,9 @@ _FIXED = (
     "session_memory_bytes",
     "response_store_bytes",
     "response_store_seconds",
+    "access_log",
+    "request_log",
+    "tracing",
 )
 
 
@@ -53,6 +58,7 @@ class Gateway:
         responses: those that applications asked to keep.
         admission, joining: what stands between requests and harm.
         door: counts of all requests, those without a route included; what a route did is counted there.
+        eyes: what looks at all this.
     """
 
     def __init__(self, plan: Plan, keys: KeyRing, source: ConfigSource | None = None) -> None:
@@ -66,6 +72,7 @@ class Gateway:
         self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)
         self.door = Stats()
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
+        self.eyes = Eyes(plan.config)
         self._held = AsyncExitStack()
 
     @property
@@ -75,7 +82,9 @@ class Gateway:
 
     def count_error(self, error: SwarmGatewayError) -> None:
         """A caller gets to see ``error``."""
-        self.door.errors[error.code or error.type] += 1
+        code = error.code or error.type
+        self.door.errors[code] += 1
+        failed(code)
 
     async def reload(self) -> list[str]:
         """Read the configuration again and serve by it from the next request on.
@@ -113,6 +122,8 @@ class Gateway:
         return fixed
 
     async def __aenter__(self) -> Self:
+        # last to go: what ends with the gateway is still seen
+        await self._held.enter_async_context(self.eyes)
         await self._held.enter_async_context(self._keys.following())
         await self._held.enter_async_context(self.routes)
         await self._held.enter_async_context(self.sessions)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+#: Kinds of one count that are told apart; codes of errors come from other servers too.
+MAX_KINDS = 100
+
 
 class DropReason(StrEnum):
     """Why a group was not trained."""
@@ -21,6 +24,15 @@ class DropReason(StrEnum):
     SUBMIT_TIMEOUT = "submission_timed_out"
     CANCELLED = "request_cancelled"
     UNAVAILABLE = "engine_unavailable"
+
+
+class Kinds(Counter[str]):
+    """Counts by kind; kinds beyond :data:`MAX_KINDS` are counted as ``other``."""
+
+    def __setitem__(self, kind: str, count: int) -> None:
+        if kind not in self and len(self) >= MAX_KINDS:
+            kind, count = "other", self["other"] + count
+        super().__setitem__(kind, count)
 
 
 @dataclass
@@ -40,9 +52,9 @@ class Stats:
     uninformative: int = 0
     delivered_tokens: int = 0
     wasted_tokens: int = 0
-    hook_failures: Counter[str] = field(default_factory=Counter[str])
-    fallbacks: Counter[str] = field(default_factory=Counter[str])
-    errors: Counter[str] = field(default_factory=Counter[str])
+    hook_failures: Counter[str] = field(default_factory=Kinds)
+    fallbacks: Counter[str] = field(default_factory=Kinds)
+    errors: Counter[str] = field(default_factory=Kinds)
 
     def __add__(self, other: Stats) -> Stats:
         """Both together."""

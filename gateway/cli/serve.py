@@ -21,6 +21,12 @@ def serve(
     control: Annotated[
         Literal["none", "shuffle"] | None, typer.Option(help="shuffle: a control run that must not learn")
     ] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="json: one object a line, with the request it is about")
+    ] = "text",
+    log_texts: Annotated[
+        bool, typer.Option("--log-texts", help="tell errors in their own words, which may quote a prompt")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="only say whether the configuration is right")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --check: print one line of JSON")] = False,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
@@ -49,7 +55,7 @@ def serve(
     parsed = _read(config, given)
     if stop_on_eof:
         stop_with_parent()
-    log_to_stderr()
+    log_to_stderr(log_format, texts=log_texts)
     source = (lambda: _read(config, given)) if config else None
     load_attribute("gateway.serve:serve")(parsed, on_bound=announce("gateway"), source=source)
 

@@ -3,15 +3,18 @@
 from gateway.config.gateway import DIGEST_PREFIX, LOOPBACK_HOSTS, ONLY_ROUTE, GatewayConfig, RouteConfig, TLSConfig
 from gateway.config.load import load_config, parse_config
 from gateway.config.route import RouteSettings, UpstreamConfig
+from gateway.config.seeing import RequestLogConfig, TracingConfig
 
 __all__ = [
     "DIGEST_PREFIX",
     "LOOPBACK_HOSTS",
     "ONLY_ROUTE",
     "GatewayConfig",
+    "RequestLogConfig",
     "RouteConfig",
     "RouteSettings",
     "TLSConfig",
+    "TracingConfig",
     "UpstreamConfig",
     "load_config",
     "parse_config",

@@ -13,6 +13,7 @@ from typing import Annotated, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.route import RouteSettings
+from gateway.config.seeing import RequestLogConfig, TracingConfig
 from swarm.types import Model
 
 #: Marks an API key that is given as its SHA-256 digest.
@@ -64,6 +65,10 @@ class GatewayConfig(RouteSettings):
         default=64 * 1024 * 1024, ge=0, description="of responses kept for `previous_response_id`; the oldest leave"
     )
     response_store_seconds: float = Field(default=24 * 3600.0, gt=0, description="after which a response is forgotten")
+
+    access_log: bool = Field(default=False, description="one line of the log per request, without what it said")
+    request_log: RequestLogConfig | None = None
+    tracing: TracingConfig | None = None
 
     model_aliases: list[ModelName] = Field(
         default=[], description="further names of the default route, such as the one an application already asks for"

@@ -77,10 +77,10 @@ def _inherit(data: dict[str, Any]) -> None:
 def _resolve_files(data: dict[str, Any], folder: Path) -> None:
     if isinstance(data.get("keys_file"), str):
         data["keys_file"] = str((folder / data["keys_file"]).resolve())
-    tls = data.get("tls")
-    if isinstance(tls, dict):
-        files = cast("dict[str, Any]", tls)
-        files |= {name: str((folder / path).resolve()) for name, path in files.items() if isinstance(path, str)}
+    for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",))):
+        if isinstance(data.get(section), dict):
+            files = cast("dict[str, Any]", data[section])
+            files |= {name: str((folder / files[name]).resolve()) for name in names if isinstance(files.get(name), str)}
 
 
 def _resolve_hooks(settings: dict[str, Any], folder: Path) -> None:

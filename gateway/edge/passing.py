@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.forms import Caller, Relayed
 from gateway.routing import Route, RouteTable
+from gateway.seeing.request import answered_by, phase
 from swarm.errors import NotFoundError, SwarmGatewayError
 
 if TYPE_CHECKING:
@@ -44,10 +45,13 @@ async def pass_on(gateway: Gateway, passed: Passed) -> Relayed:
         table = held.enter_context(gateway.routes.table.held())
         route = await _route(table, passed)
         assert route.upstream is not None
-        place = await held.enter_async_context(gateway.admission.place(route, passed.caller, len(passed.body)))
-        relayed = await route.upstream.forward(
-            passed.method, passed.path, passed.headers, passed.body, query=passed.query
-        )
+        answered_by(route.name, "upstream")
+        with phase("queue"):
+            place = await held.enter_async_context(gateway.admission.place(route, passed.caller, len(passed.body)))
+        with phase("upstream"):
+            relayed = await route.upstream.forward(
+                passed.method, passed.path, passed.headers, passed.body, query=passed.query
+            )
         relayed = place.keep(relayed)
         assert isinstance(relayed, Relayed)
         if relayed.close is not None:

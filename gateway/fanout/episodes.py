@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from gateway.background import Background
 from gateway.config import RouteSettings
@@ -62,6 +63,8 @@ class Episodes:
         self._open_groups = open_groups
         self._serving = Serving()
         self._read_at = float("-inf")
+        #: when the server did not answer for the first time since it last did
+        self.down_since: datetime | None = None
         self._reading: asyncio.Task[Serving] | None = None
 
     @property
@@ -148,7 +151,9 @@ class Episodes:
             )
             known = self._serving
             self._serving = Serving(model=known.model, num_repeat=known.num_repeat)
+            self.down_since = self.down_since or datetime.now(UTC)
         else:
+            self.down_since = None
             job, engine = status.job, status.engine
             self._serving = Serving(
                 model=status.model or (job.model_name if job is not None else ""),

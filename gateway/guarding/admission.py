@@ -35,11 +35,13 @@ class Guarded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How full a route is; ``held_bytes`` are the bodies of those served and of those waiting."""
+    """How full a route is; ``held_bytes`` are the bodies of those served and of those waiting, ``refused`` counts those
+    who were sent away since the start."""
 
     in_flight: int
     queued: int
     held_bytes: int
+    refused: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +58,7 @@ class _Gate:
     in_flight: int = 0
     queued: int = 0
     held_bytes: int = 0
+    refused: int = 0
     seconds: float | None = None
     queues: OrderedDict[str, deque[_Waiter]] = field(default_factory=OrderedDict[str, deque[_Waiter]])
 
@@ -113,7 +116,9 @@ class Admission:
     def load(self, route_name: str) -> Load:
         """How full a route is now."""
         gate = self._gates.get(route_name)
-        return Load(0, 0, 0) if gate is None else Load(gate.in_flight, gate.queued, gate.held_bytes)
+        if gate is None:
+            return Load(0, 0, 0, 0)
+        return Load(gate.in_flight, gate.queued, gate.held_bytes, gate.refused)
 
     @asynccontextmanager
     async def place(self, route: Guarded, caller: Caller, size: int = 0) -> AsyncGenerator[Place]:
@@ -239,4 +244,6 @@ def _is_granted(waiter: _Waiter) -> bool:
 
 
 def _overloaded(gate: _Gate, why: str) -> OverloadedError:
+    """The error of one who is sent away, which is counted here."""
+    gate.refused += 1
     return OverloadedError(f"{why}: come back in a while", retry_after=gate.estimate())

@@ -26,6 +26,7 @@ from gateway.forms import Decided, Incoming, Live, Outcome, Relayed
 from gateway.guarding.admission import Guarded
 from gateway.guarding.following import Followed, Follower
 from gateway.guarding.retries import Key, Mark
+from gateway.seeing.request import answered_by, phase
 from swarm.errors import ConflictError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -74,10 +75,12 @@ class Joining:
             self._flights.setdefault(mark.key, []).append(flight)
             self._flying.add(flight)
             flight.start()
-        else:
-            self.joined += 1
-            logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
-        return await flight.outcome_for(mark)
+            return await flight.outcome_for(mark)
+        self.joined += 1
+        logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
+        answered_by(route.name, "joined")
+        with phase("join"):
+            return await flight.outcome_for(mark)
 
     def _find(self, mark: Mark) -> _Flight | None:
         known = self._flights.get(mark.key, ())

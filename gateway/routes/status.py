@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.fanout.episodes import Serving
+from gateway.guarding.admission import Load
 from gateway.routing import RouteTable
 from gateway.runtime import Gateway
 from gateway.stats import Stats
@@ -49,6 +50,7 @@ async def status(request: Request) -> Response:
                         "train_fraction": route.settings.train_fraction,
                         "control": route.settings.control,
                         **route.stats.as_dict(),
+                        "load": _load(gateway.admission.load(route.name)),
                     }
                     for route in table.routes
                 },
@@ -56,6 +58,15 @@ async def status(request: Request) -> Response:
                 "swarms": [swarm.status() for swarm in swarms],
             }
         )
+
+
+def _load(load: Load) -> dict[str, int]:
+    return {
+        "running": load.in_flight,
+        "waiting": load.queued,
+        "held_bytes": load.held_bytes,
+        "refused": load.refused,
+    }
 
 
 async def _engine(table: RouteTable) -> dict[str, Any]:

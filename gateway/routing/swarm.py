@@ -66,10 +66,11 @@ class Swarm:
 
     def status(self) -> dict[str, Any]:
         """What is known of it, as JSON."""
-        serving = self.episodes.known
+        serving, down_since = self.episodes.known, self.episodes.down_since
         return {
             "url": self.url,
             "engine": serving.engine or "unreachable",
+            "down_since": down_since and down_since.isoformat(timespec="seconds"),
             "model": serving.model,
             "num_repeat": serving.num_repeat,
             "policy_version": serving.policy_version,

@@ -12,9 +12,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-#: ``queue``: for a place. ``claim``: for episodes. ``sample``: until the answers that are waited for are there.
-#: ``hook``: in reward hooks. ``submit``: until the swarm server acknowledges. ``upstream``: a plain upstream's answer.
-PhaseName = Literal["queue", "claim", "sample", "hook", "submit", "upstream"]
+#: ``queue``: for a place. ``join``: for what an earlier request gets. ``claim``: for episodes. ``sample``: until the
+#: answers that are waited for are there. ``hook``: in reward hooks. ``submit``: until the swarm server acknowledges.
+#: ``upstream``: a plain upstream's answer.
+PhaseName = Literal["queue", "join", "claim", "sample", "hook", "submit", "upstream"]
 
 
 class Span(Protocol):
@@ -52,8 +53,8 @@ class Seen:
 
     Attributes:
         route: name of the route, once it is known.
-        policy: how it was answered in fact: ``best``, ``first``, ``straight``, ``upstream``; or ``""``.
-        failed: the code of an error that came too late for a status.
+        policy: how it was answered in fact: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
+        failed: the code of the error that the caller got to see; or ``""``.
         away: seconds in which at least one phase was under way, until the answer was out.
     """
 
@@ -212,7 +213,15 @@ def trace_headers() -> dict[str, str]:
     return {"traceparent": seen.traceparent} if seen.traceparent else {}
 
 
+def trace_id() -> str:
+    """Of the trace that this request belongs to; empty where there is none."""
+    return trace_headers().get("traceparent", "")[3:35]
+
+
 def metadata() -> dict[str, str]:
     """What an episode's output says of where it came from: ``request_id``, and ``traceparent`` if there is a trace."""
     seen = _current.get()
-    return {"request_id": seen.request_id, **trace_headers()} if seen is not None else {}
+    if seen is None:
+        return {}
+    trace = trace_headers().get("traceparent")
+    return {"request_id": seen.request_id} | ({"traceparent": trace} if trace else {})

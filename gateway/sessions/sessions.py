@@ -23,6 +23,7 @@ from gateway.sessions.naming import ends, scope_of
 from gateway.sessions.ports import Route
 from gateway.sessions.signals import observe
 from gateway.sessions.turns import DeliveredTurn
+from gateway.stats import Kinds
 from reward_hooks import Feedback, HookContext
 from swarm.errors import HookError
 
@@ -218,7 +219,7 @@ class Counts:
         self.ended: Counter[str] = Counter()
         self.signals: Counter[str] = Counter()
         self.feedback: Counter[str] = Counter()
-        self.hook_failures: Counter[str] = Counter()
+        self.hook_failures: Counter[str] = Kinds()
         self.credited = 0
         self.credit_dropped = 0
 

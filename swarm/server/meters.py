@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from swarm.http.exposition import Histogram
 from swarm.protocol import Rates
 from swarm.server.journal.records import (
     BatchTaken,
@@ -34,30 +34,6 @@ WINDOW = 60.0
 WAIT_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STEP_BOUNDS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 REQUEST_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0)
-
-
-class Histogram:
-    """Counts of values up to each bound and beyond; ``bounds`` are inclusive upper ones, ascending."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def cumulative(self) -> list[tuple[str, int]]:
-        """``(bound, values at most that)``, the last one ``+Inf``: Prometheus' buckets."""
-        found: list[tuple[str, int]] = []
-        running = 0
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            running += count
-            found.append((bound, running))
-        return found
 
 
 class Rate:

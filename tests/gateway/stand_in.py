@@ -77,6 +77,8 @@ class Swarm:
         self.claimed: dict[str, int] = {}
         self.claims: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
+        #: of sampling calls; empty where there was none
+        self.traceparents: list[str] = []
         self.ends: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
         self.sampling = 0
@@ -181,6 +183,7 @@ class Swarm:
             return error(401, "wrong key")
         body = json.loads(await request.body())
         self.bodies.append(body)
+        self.traceparents.append(request.headers.get("traceparent", ""))
         self.calls.append(len(uuids))
         self.sampling += len(uuids)
         await self._notify()

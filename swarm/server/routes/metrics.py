@@ -6,22 +6,19 @@ clients, tasks or episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from swarm.http.exposition import counter, counters, exposition, gauge, gauges, histogram, histograms
 from swarm.protocol import JournalStatus, ServerStatus
-from swarm.server.meters import Histogram, Meters
+from swarm.server.meters import Meters
 from swarm.server.monitor import Monitor
 from swarm.states import EngineState
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
@@ -34,36 +31,28 @@ class MetricsRoutes:
         return [Route("/metrics", self.metrics, methods=["GET"])]
 
     async def metrics(self, request: Request) -> Response:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Server(self.monitor))
-        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE})
+        return exposition(_server(self.monitor))
 
 
-class _Server(Collector):
+def _server(monitor: Monitor) -> Iterator[Metric]:
     """One scrape of one server."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-
-    def collect(self) -> Iterator[Metric]:
-        status = self._monitor.status(steps=0, episodes=0)
-        meters = self._monitor.meters
-        yield from _engine(status, meters)
-        yield from _pool(status, self._monitor)
-        yield from _episodes(meters)
-        if status.journal is not None:
-            yield from _journal(status.journal)
-        yield from _parts(status)
-        yield from _requests(meters)
+    status = monitor.status(steps=0, episodes=0)
+    yield from _engine(status, monitor.meters)
+    yield from _pool(status, monitor)
+    yield from _episodes(monitor.meters)
+    if status.journal is not None:
+        yield from _journal(status.journal)
+    yield from _parts(status)
+    yield from _requests(monitor.meters)
 
 
 def _engine(status: ServerStatus, meters: Meters) -> Iterator[Metric]:
     states = ((state.name.lower(), float(state is status.engine.engine_status)) for state in EngineState)
     yield _gauges("swarm_engine_state", "1 for the state that the engine is in", "state", dict(states))
-    yield GaugeMetricFamily("swarm_engine_state_seconds", "Since the engine entered its state", status.engine_seconds)
-    yield GaugeMetricFamily("swarm_policy_version", "Step whose weights are served", status.engine.global_step)
-    yield CounterMetricFamily("swarm_weight_syncs", "Entries into WEIGHT_SYNCING", status.weight_syncs)
-    yield _histogram("swarm_step_seconds", "Duration of training steps", meters.step_seconds)
+    yield gauge("swarm_engine_state_seconds", "Since the engine entered its state", status.engine_seconds)
+    yield gauge("swarm_policy_version", "Step whose weights are served", status.engine.global_step)
+    yield counter("swarm_weight_syncs", "Entries into WEIGHT_SYNCING", status.weight_syncs)
+    yield histogram("swarm_step_seconds", "Duration of training steps", meters.step_seconds)
 
 
 def _pool(status: ServerStatus, monitor: Monitor) -> Iterator[Metric]:
@@ -75,11 +64,11 @@ def _pool(status: ServerStatus, monitor: Monitor) -> Iterator[Metric]:
         yield _gauges("swarm_pool_episodes", "Episodes that run, wait for a batch, or are in one", "state", episodes)
         groups = {"complete": pool.completed_tasks, "all": len(pool.tasks)}
         yield _gauges("swarm_pool_groups", "Groups (tasks) that wait for a batch", "state", groups)
-        yield GaugeMetricFamily("swarm_pool_slots", "Episodes that may run at once", pool.slots)
-        yield GaugeMetricFamily("swarm_batch_size", "Groups of a batch", pool.batch_size)
-    yield GaugeMetricFamily("swarm_claims_waiting", "Claims that wait for episodes", status.waiting_claims)
-    yield GaugeMetricFamily("swarm_claims_longest_wait_seconds", "Of those", status.longest_wait_seconds)
-    yield _histogram("swarm_claim_wait_seconds", "From claim to grant", monitor.meters.claim_waits)
+        yield gauge("swarm_pool_slots", "Episodes that may run at once", pool.slots)
+        yield gauge("swarm_batch_size", "Groups of a batch", pool.batch_size)
+    yield gauge("swarm_claims_waiting", "Claims that wait for episodes", status.waiting_claims)
+    yield gauge("swarm_claims_longest_wait_seconds", "Of those", status.longest_wait_seconds)
+    yield histogram("swarm_claim_wait_seconds", "From claim to grant", monitor.meters.claim_waits)
 
 
 def _episodes(meters: Meters) -> Iterator[Metric]:
@@ -87,19 +76,19 @@ def _episodes(meters: Meters) -> Iterator[Metric]:
     yield _counters("swarm_episodes", "How episodes ended", "outcome", meters.outcomes)
     yield _counters("swarm_quarantined_episodes", "Never to be trained", "reason", meters.quarantined.counts())
     yield _counters("swarm_dropped_episodes", "Finished, never to be trained", "cause", meters.dropped.counts())
-    yield CounterMetricFamily("swarm_trained_episodes", "Episodes of recorded steps", meters.trained_episodes)
+    yield counter("swarm_trained_episodes", "Episodes of recorded steps", meters.trained_episodes)
     tokens = {"sampled": meters.sampled_tokens, "trained": meters.trained_tokens}
     yield _counters("swarm_tokens", "Tokens of the policy", "kind", tokens)
 
 
 def _journal(journal: JournalStatus) -> Iterator[Metric]:
-    yield GaugeMetricFamily("swarm_journal_pending_records", "Not yet on disk", journal.pending)
-    yield GaugeMetricFamily("swarm_journal_lag_seconds", "Age of the oldest of those", journal.oldest_pending_seconds)
-    yield GaugeMetricFamily("swarm_journal_commit_seconds", "Duration of the last commit", journal.last_commit_seconds)
-    yield GaugeMetricFamily("swarm_journal_bytes", "On disk", journal.bytes)
-    yield GaugeMetricFamily("swarm_journal_failing", "1 while the disk refuses what is pending", bool(journal.error))
-    yield CounterMetricFamily("swarm_journal_commits", "Group commits", journal.commits)
-    yield CounterMetricFamily("swarm_journal_records", "Records written", journal.records)
+    yield gauge("swarm_journal_pending_records", "Not yet on disk", journal.pending)
+    yield gauge("swarm_journal_lag_seconds", "Age of the oldest of those", journal.oldest_pending_seconds)
+    yield gauge("swarm_journal_commit_seconds", "Duration of the last commit", journal.last_commit_seconds)
+    yield gauge("swarm_journal_bytes", "On disk", journal.bytes)
+    yield gauge("swarm_journal_failing", "1 while the disk refuses what is pending", bool(journal.error))
+    yield counter("swarm_journal_commits", "Group commits", journal.commits)
+    yield counter("swarm_journal_records", "Records written", journal.records)
 
 
 def _parts(status: ServerStatus) -> Iterator[Metric]:
@@ -117,31 +106,17 @@ def _parts(status: ServerStatus) -> Iterator[Metric]:
 
 
 def _requests(meters: Meters) -> Iterator[Metric]:
-    requests = CounterMetricFamily("swarm_requests", "Answered requests", labels=["method", "route", "status"])
-    for (method, route, status), count in meters.requests.items():
-        requests.add_metric([method, route, str(status)], count)
-    yield requests
-    seconds = HistogramMetricFamily("swarm_request_seconds", "Until the end of the answer", labels=["route"])
-    for route, histogram in meters.request_seconds.items():
-        seconds.add_metric([route], histogram.cumulative(), histogram.total)
-    yield seconds
+    yield counters("swarm_requests", "Answered requests", ["method", "route", "status"], (
+        ((method, route, str(status)), count) for (method, route, status), count in meters.requests.items()
+    ))  # fmt: skip
+    yield histograms("swarm_request_seconds", "Until the end of the answer", ["route"], {
+        (route,): seconds for route, seconds in meters.request_seconds.items()
+    })  # fmt: skip
 
 
 def _gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _labelled(GaugeMetricFamily(name, help, labels=[label]), values.items())
+    return gauges(name, help, [label], (((of,), value) for of, value in values.items()))
 
 
 def _counters(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _labelled(CounterMetricFamily(name, help, labels=[label]), values.items())
-
-
-def _labelled(
-    family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]
-) -> GaugeMetricFamily | CounterMetricFamily:
-    for label, value in values:
-        family.add_metric([label], value)
-    return family
-
-
-def _histogram(name: str, help: str, histogram: Histogram) -> Metric:
-    return HistogramMetricFamily(name, help, buckets=histogram.cumulative(), sum_value=histogram.total)
+    return counters(name, help, [label], (((of,), value) for of, value in values.items()))

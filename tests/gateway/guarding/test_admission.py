@@ -94,7 +94,7 @@ async def test_more_than_may_wait_are_told_when_to_come_back() -> None:
         await users.come(name, to, ANN)
     [(name, error)] = users.refused
     assert (name, error.status, error.should_retry) == ("c", 429, True)
-    assert users.admission.load("route") == Load(1, 1, 0)
+    assert users.admission.load("route") == Load(1, 1, 0, refused=1)
     await users.all_leave()
 
 
@@ -119,7 +119,7 @@ async def test_who_waits_too_long_is_sent_away() -> None:
     await users.come("b", to, ANN)
     await users.tasks["b"]
     assert [name for name, _ in users.refused] == ["b"]
-    assert users.admission.load("route") == Load(1, 0, 0)
+    assert users.admission.load("route") == Load(1, 0, 0, refused=1)
     await users.all_leave()
 
 
@@ -160,7 +160,7 @@ async def test_bytes_are_bounded_but_one_request_is_always_let_in() -> None:
     await users.come("c", to, ANN, 1)
     assert [name for name, _ in users.refused] == ["small", "c"]
     await users.all_leave()
-    assert users.admission.load("route") == Load(0, 0, 0)
+    assert users.admission.load("route") == Load(0, 0, 0, refused=2)
 
 
 async def test_whoever_hangs_up_while_waiting_gives_way() -> None:
@@ -247,7 +247,7 @@ def test_no_sequence_of_comings_and_leavings_breaks_a_bound_or_loses_a_place(
             load = users.admission.load("route")
             served = [name for name in users.served if not users.tasks[name].done()]
             waiting = [name for name, task in users.tasks.items() if not task.done() and name not in users.served]
-            assert load == Load(len(served), len(waiting), 0)
+            assert load == Load(len(served), len(waiting), 0, len(users.refused))
             assert load.in_flight <= bound and load.queued <= queue
             held = {key: sum(name[0] == key for name in served) for key in "abc"}
             assert held["b"] <= 1 and held["c"] <= 2
@@ -255,7 +255,7 @@ def test_no_sequence_of_comings_and_leavings_breaks_a_bound_or_loses_a_place(
                 # who waits though there is a place is at its own limit
                 assert all(held[name[0]] == (callers[name[0]].max_in_flight or -1) for name in waiting)
         await users.all_leave()
-        assert users.admission.load("route") == Load(0, 0, 0)
+        assert users.admission.load("route") == Load(0, 0, 0, len(users.refused))
         assert not users.admission._keys
 
     asyncio.run(play())

@@ -12,7 +12,7 @@ from swarm.server.journal.records import (
     EpisodesDropped,
     StepRecorded,
 )
-from swarm.server.meters import MAX_REASONS, Histogram, Meters, Rate, Reasons
+from swarm.server.meters import MAX_REASONS, Meters, Rate, Reasons
 from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory
 
 
@@ -122,11 +122,3 @@ def test_reasons_are_bounded() -> None:
     assert len(counts) == MAX_REASONS + 1
     assert sum(counts.values()) == 500
     assert max(map(len, counts)) <= 100
-
-
-def test_buckets_are_cumulative_and_inclusive() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        histogram.observe(value)
-    assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
-    assert histogram.total == 12.0
