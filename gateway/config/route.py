@@ -72,8 +72,8 @@ class RouteSettings(Model):
         default=2,
         ge=0,
         le=64,
-        description="groups claimed in advance while requests come, so that none waits for a claim; they give way to "
-        "whoever else claims, and to weight syncs",
+        description="groups claimed ahead while requests come, so that none waits for its claim; they give way to "
+        "whoever else claims and to weight syncs, and go back after 30 s without a request",
     )
     on_disconnect: Literal["cancel", "finish"] = Field(
         default="cancel", description="what becomes of the group when the user hangs up"

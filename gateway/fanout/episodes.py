@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from gateway.background import Background
 from gateway.config import RouteSettings
+from gateway.fanout.standby import Kind, Standby
 from gateway.fanout.telling import NO_REASON, Why
 from gateway.feedback import OpenGroups
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that what the server said of itself is believed.
 _STATUS_AGE = 2.0
+#: Seconds after which it is read anew, behind those who still believe it.
+_STATUS_STALE = 1.0
 #: Longest single long-poll: a claim whose caller is gone holds its place in the queue no longer than this.
 _POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
@@ -55,7 +58,11 @@ class Serving:
 
 
 class Episodes:
-    """Claims groups from one swarm server and knows its model and group size."""
+    """Claims groups from one swarm server and knows its model and group size.
+
+    Attributes:
+        standby: groups that are claimed ahead.
+    """
 
     def __init__(self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups) -> None:
         self._client = client
@@ -66,6 +73,7 @@ class Episodes:
         #: when the server did not answer for the first time since it last did
         self.down_since: datetime | None = None
         self._reading: asyncio.Task[Serving] | None = None
+        self.standby = Standby(self._claim_ahead, self._give_back, background)
 
     @property
     def known(self) -> Serving:
@@ -76,7 +84,9 @@ class Episodes:
         """What is served now, at most two seconds old. While the server is silent: the last known model and group
         size, with ``engine`` ``None``."""
         reading = self._refresh()
-        return await asyncio.shield(reading) if reading is not None else self._serving
+        if reading is None or asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
+            return self._serving
+        return await asyncio.shield(reading)
 
     async def last_known(self) -> Serving:
         """The same for those who only watch: a server that is slow to say delays them by a quarter second at most, then
@@ -87,7 +97,7 @@ class Episodes:
 
     def _refresh(self) -> asyncio.Task[Serving] | None:
         """The reading of the server's status that is under way; ``None`` while what is known is young enough."""
-        if asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
+        if asyncio.get_running_loop().time() - self._read_at < _STATUS_STALE:
             return None
         if self._reading is None or self._reading.done():
             self._reading = self._background.start(self._read(), "reading the swarm server's status")
@@ -103,6 +113,16 @@ class Episodes:
             code = "server_unreachable" if serving.engine is None else "engine_offline"
             await waited.after(UnavailableError("the swarm server is down or has no training job", code=code))
         return serving
+
+    def ready(self, count: int, waited: Waiting) -> EpisodeGroup | None:
+        """``count`` episodes that were claimed ahead, if there are any. They may have had to give way since: then their
+        first call fails with :class:`~gateway.fanout.sampling.EpisodeLostError`, and nothing was sampled."""
+        return self.standby.take(Kind(count, waited.idle_seconds))
+
+    def claim_ahead(self, count: int, waited: Waiting) -> None:
+        """Claim groups like this one for the next requests, behind, up to as many as the route is set to."""
+        if self._serving.engine is EngineState.ROLLING:
+            self.standby.fill(Kind(count, waited.idle_seconds), waited.settings.warm_groups)
 
     async def claim(self, count: int, waited: Waiting) -> EpisodeGroup:
         """Claim ``count`` episodes at once.
@@ -136,6 +156,12 @@ class Episodes:
             self._open_groups.make_room()
         return await self._client.claim_group(count, wait, discard_episode_timeout=idle_seconds)
 
+    async def _claim_ahead(self, kind: Kind) -> EpisodeGroup:
+        return await self._client.claim_group(kind.count, 0.0, discard_episode_timeout=kind.idle_seconds, standby=True)
+
+    def _give_back(self, group: EpisodeGroup) -> None:
+        self.abort(group, Why("standby_unused"))
+
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""
         uuids = [episode.episode_uuid for episode in episodes]
@@ -150,12 +176,12 @@ class Episodes:
                 "the swarm server at %s does not tell its status: %s", self._client.server_url, exc or "timeout"
             )
             known = self._serving
-            self._serving = Serving(model=known.model, num_repeat=known.num_repeat)
+            now = Serving(model=known.model, num_repeat=known.num_repeat)
             self.down_since = self.down_since or datetime.now(UTC)
         else:
             self.down_since = None
             job, engine = status.job, status.engine
-            self._serving = Serving(
+            now = Serving(
                 model=status.model or (job.model_name if job is not None else ""),
                 num_repeat=job.num_repeat if job is not None else None,
                 policy_version=engine.global_step,
@@ -163,6 +189,10 @@ class Episodes:
                 keeps_sampling=job is not None and job.sampling == "app",
                 takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
             )
+        if now != self._serving:
+            # they have given way, or will, to other weights or another job
+            self.standby.release()
+        self._serving = now
         self._read_at = asyncio.get_running_loop().time()
         return self._serving
 
@@ -177,7 +207,7 @@ class Waiting:
 
     def __init__(self, settings: RouteSettings, window: float) -> None:
         self._started = asyncio.get_running_loop().time()
-        self._settings = settings
+        self.settings = settings
         self._window = window
         self._pause = _RETRY_FIRST
 
@@ -185,7 +215,7 @@ class Waiting:
     def idle_seconds(self) -> float:
         """How long an episode may idle between its last call and its end, while others of its group are sampled, hooks
         run, feedback is waited for and rewards are submitted."""
-        settings = self._settings
+        settings = self.settings
         # a hook may be asked twice: which answer is the best, and again once there is feedback
         judging = settings.hook_timeout_seconds * (2 if self._window else 1)
         waiting = settings.sample_timeout_seconds + judging + self._window
@@ -193,7 +223,7 @@ class Waiting:
 
     def left(self, *, down: bool) -> float:
         """Seconds left of the bound for a server that is down, or for one that is merely busy."""
-        settings = self._settings
+        settings = self.settings
         bound = settings.claim_wait_seconds
         if down:
             bound = min(bound, settings.offline_wait_seconds)

@@ -122,6 +122,8 @@ class _Broadcast:
         match exc:
             case TimeoutError():
                 return too_late()
+            case EpisodeLostError() if not self._opened.done():
+                return exc
             case UnavailableError() if not self._opened.done():
                 return EpisodeLostError(exc.message)
             case SwarmGatewayError():

@@ -69,8 +69,12 @@ class Policy:
         return cls("best", quorum, deadline, train)
 
     def trains(self, settings: RouteSettings, route: str, request_id: str) -> bool:
-        """Whether this request fans out and trains. The share of ``train_fraction`` is drawn by the request's id, so
-        that all gateways, and a repetition under the same id, decide alike."""
+        """Whether this request fans out and trains; a group of one has nothing to learn from.
+
+        The share of ``train_fraction`` is drawn by the request's id, so that all gateways, and a repetition under the
+        same id, decide alike."""
+        if settings.num_repeat == 1:
+            return False
         if self.train is not None:
             return self.train
         drawn = blake2b(request_id.encode(errors="replace"), key=route.encode()[:64], digest_size=7)

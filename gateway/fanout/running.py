@@ -40,17 +40,25 @@ async def with_group(
     assert route.swarm is not None
     episodes = route.swarm.episodes
     waited = Waiting(route.settings, route.window_seconds)
-    losses = 0
+    losses, gave_way = 0, False
     while True:
         with phase("claim"):
             serving = await episodes.wait_for_job(waited)
         shaped = await shape(route, incoming, serving)
+        count = len(shaped.bodies)
+        # where one that was claimed ahead is gone, others may be
+        ready = episodes.ready(count, waited) if not gave_way else None
         with phase("claim"):
-            group = await episodes.claim(len(shaped.bodies), waited)
+            group = ready if ready is not None else await episodes.claim(count, waited)
         run = GroupRun(route, session, shaped, Claimed(group, episodes.abort))
         try:
             return await use(run)
         except EpisodeLostError as exc:
+            if ready is not None and exc.unopened:
+                run.cancel(DropReason.GAVE_WAY)
+                episodes.standby.release()
+                gave_way = True
+                continue
             run.cancel(DropReason.SAMPLE)
             losses += 1
             if losses == _GROUPS_PER_REQUEST:
@@ -64,6 +72,9 @@ async def with_group(
         except BaseException:
             run.cancel(DropReason.SAMPLE)
             raise
+        finally:
+            # not before the answer has begun: both would ask the same server at once
+            episodes.claim_ahead(count, waited)
 
 
 async def outliving(route: Route, work: Coroutine[Any, Any, T], name: str) -> T:

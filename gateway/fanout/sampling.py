@@ -45,6 +45,13 @@ class EpisodeLostError(UnavailableError):
 
     default_code = "episode_lost"
 
+    def __init__(
+        self, message: str, *, code: str | None = None, unopened: bool = False, retry_after: float = 5.0
+    ) -> None:
+        super().__init__(message, code=code, retry_after=retry_after)
+        #: its address refused the call: nothing of it was sampled
+        self.unopened = unopened
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -141,8 +148,12 @@ class Sampler:
 
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
-        :meth:`sample`."""
-        answer, _ = await self._timed(address, body, deadline, pieces=False)
+        :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await self._post(address, body, pieces=False)
+        except TimeoutError:
+            raise too_late() from None
         data = _json(answer.content)
         Answer.from_completion(data)
         return data, _version(answer.headers)
@@ -250,7 +261,9 @@ def _chunk_of(event: str) -> Chunk:
 
 def _broken(exc: ConnectionBrokenError) -> UnavailableError:
     if exc.unsent:
-        return UnavailableError(f"the episode's address cannot be reached: {exc}", retry_after=0.2)
+        return UnavailableError(
+            f"the episode's address cannot be reached: {exc}", code="server_unreachable", retry_after=0.2
+        )
     return EpisodeLostError(f"the connection to the episode broke: {exc}")
 
 
@@ -264,11 +277,17 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
         return RelayedError(status, told)
     message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
     if status in _EPISODE_OVER or code in _GONE:
-        return EpisodeLostError(f"the episode cannot be used any more: {message}")
+        return EpisodeLostError(
+            f"the episode cannot be used any more: {message}",
+            code=code if code in _GONE else None,
+            unopened=status in _EPISODE_OVER,
+        )
     if status in _NOT_NOW and headers.get("x-should-retry") != "false":
         pause = headers.get("retry-after", "")
         return UnavailableError(
-            f"the engine cannot serve now: {message}", retry_after=float(pause) if pause.isdigit() else 0.5
+            f"the engine cannot serve now: {message}",
+            code=code if isinstance(code, str) else None,
+            retry_after=float(pause) if pause.isdigit() else 0.5,
         )
     return UpstreamError(f"the engine failed: {message}", code="engine_failed")
 

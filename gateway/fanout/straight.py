@@ -6,16 +6,19 @@ Invariant: nothing is sampled before an error that says so; the engine's own wor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from adapters.dialects import Answer, to_json
 from adapters.dialects.chat_answers import chunks_of
+from gateway.fanout.episodes import Waiting
 from gateway.fanout.ports import Route
 from gateway.fanout.sampling import Chunk, EpisodeLostError, LiveSample, too_late
 from gateway.forms import Decided, Incoming, Live, Relayed
 from swarm.errors import UnavailableError
+
+T = TypeVar("T")
 
 _NOT_TRAINED = {"x-swarm-trained": "false"}
 
@@ -25,20 +28,16 @@ async def straight(route: Route, incoming: Incoming) -> Live | Decided:
 
     Raises:
         RelayedError: the engine finds fault with the request.
-        UnavailableError: no engine can serve now; nothing was sampled.
+        UnavailableError: no engine serves within the bounds for claims; nothing was sampled.
         UpstreamError: it failed, or the deadline of a sample passed.
     """
     assert route.swarm is not None
     swarm, call = route.swarm, incoming.call
     # the address has one model; which name the application knows it by is its own business
     body = to_json({**call.body, "model": swarm.episodes.known.model})
-    deadline = asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
     if call.stream:
-        return await _live(route, body, deadline)
-    try:
-        completion, version = await swarm.sampler.complete(swarm.engine, body, deadline)
-    except EpisodeLostError as exc:
-        raise _not_now(exc) from exc
+        return await _awake(route, lambda: _live(route, body, _deadline(route)))
+    completion, version = await _awake(route, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(route)))
 
     async def chunks() -> AsyncIterator[Chunk]:
         answers = [Answer.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
@@ -46,6 +45,20 @@ async def straight(route: Route, incoming: Incoming) -> Live | Decided:
             yield chunk
 
     return Decided(completion, chunks, _headers(version))
+
+
+async def _awake(route: Route, begin: Callable[[], Awaitable[T]]) -> T:
+    """What ``begin`` gives once an engine serves, which it does not while it starts or trains on the same device."""
+    waited = Waiting(route.settings, 0.0)
+    while True:
+        try:
+            return await begin()
+        except UnavailableError as exc:
+            refused = not isinstance(exc, EpisodeLostError) or exc.code == "engine_offline"
+            told = _not_now(exc)
+            if not refused:
+                raise told from exc
+        await waited.after(told)
 
 
 async def _live(route: Route, body: bytes, deadline: float) -> Live:
@@ -56,8 +69,6 @@ async def _live(route: Route, body: bytes, deadline: float) -> Live:
                 sample = await held.enter_async_context(route.swarm.sampler.stream(route.swarm.engine, body))
         except TimeoutError:
             raise too_late() from None
-        except EpisodeLostError as exc:
-            raise _not_now(exc) from exc
         opened = held.pop_all()
         return Live(_until(sample, deadline), _headers(sample.policy_version), opened.aclose)
 
@@ -85,7 +96,7 @@ async def passed(route: Route, path: str, body: bytes) -> Relayed:
         UpstreamError: the deadline of a sample passed.
     """
     assert route.swarm is not None
-    deadline = asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
+    deadline = _deadline(route)
     async with AsyncExitStack() as held:
         try:
             async with asyncio.timeout_at(deadline):
@@ -100,8 +111,14 @@ async def passed(route: Route, path: str, body: bytes) -> Relayed:
         return Relayed(answer.status, headers | _NOT_TRAINED, answer.parts(), opened.aclose)
 
 
-def _not_now(exc: EpisodeLostError) -> UnavailableError:
-    return UnavailableError(f"the engine cannot serve now: {exc.message}", retry_after=exc.retry_after or 5.0)
+def _deadline(route: Route) -> float:
+    return asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
+
+
+def _not_now(exc: UnavailableError) -> UnavailableError:
+    return UnavailableError(
+        f"the engine cannot serve now: {exc.message}", code=exc.code, retry_after=exc.retry_after or 5.0
+    )
 
 
 def _headers(version: int | None) -> dict[str, Any]:

@@ -87,6 +87,9 @@ class LiveRoutes:
             old = self._current
             self._now = await self._connected(plan)
             self._older.append(old)
+            for swarm in self._swarms.values():
+                # of the sizes and times of the old configuration
+                swarm.episodes.standby.release()
             self._background.start(self._retire(old), "closing what a new configuration does not use")
 
     @property

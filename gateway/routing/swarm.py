@@ -76,6 +76,7 @@ class Swarm:
             "policy_version": serving.policy_version,
             "background": len(self.background),
             "open_groups": len(self.open_groups),
+            "standby_groups": len(self.episodes.standby),
         }
 
     async def __aenter__(self) -> Self:
@@ -88,4 +89,5 @@ class Swarm:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.open_groups.close()
+        self.episodes.standby.close()
         await self._held.__aexit__(exc_type, exc, tb)

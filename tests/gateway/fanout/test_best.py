@@ -103,13 +103,10 @@ async def test_stragglers_are_cancelled(rig: server.Rig, open_route: OpenRoute, 
     if partial:
         partial_job(rig)
     rig.vllm.script += [plain([1]), plain([1, 2]), rig.vllm.hang(), rig.vllm.hang()]
-    loop = asyncio.get_running_loop()
     async with open_route(stragglers="cancel", acknowledge_seconds=5.0) as route:
         decided = await answer(route, Policy(quorum=2))
-        decided_at = loop.time()
         assert said(decided) == "t1 t2" and [len(asked) for asked in judge.asked] == [2]
         await reach(rig, lambda: len(rig.vllm.cancellations) == 2)
-        assert max(rig.vllm.cancellations) - decided_at < 10
         await at_rest(rig, route)
         information = rig.controller.pool.information()
         if partial:
@@ -172,15 +169,12 @@ async def test_without_any_answer_there_is_an_error_and_nothing_runs_on(rig: ser
 @pytest.mark.parametrize("policy", [Policy(), Policy(quorum=3)])
 async def test_who_leaves_cancels_every_sample(rig: server.Rig, open_route: OpenRoute, policy: Policy) -> None:
     rig.vllm.default = rig.vllm.hang()
-    loop = asyncio.get_running_loop()
     calls = 1 if policy.quorum is None else 4
     async with open_route() as route:
         asking = asyncio.create_task(answer(route, policy))
         await reach(rig, lambda: rig.vllm.streaming == calls)
-        left = loop.time()
         asking.cancel()
         await reach(rig, lambda: len(rig.vllm.cancellations) == calls)
-        assert max(rig.vllm.cancellations) - left < 10
         await at_rest(rig, route)
         assert dict(route.stats.dropped) == {"request_cancelled": 1}
 

@@ -116,30 +116,24 @@ async def test_a_plain_answer_does_not_wait_for_the_others(rig: server.Rig, open
 
 async def test_who_leaves_the_stream_cancels_every_sample(rig: server.Rig, open_route: OpenRoute) -> None:
     rig.vllm.default = by_form(rig.vllm.hang(role_chunk(), token_chunk([1])), rig.vllm.hang())
-    loop = asyncio.get_running_loop()
     async with open_route() as route:
         outcome = await live(route)
         await anext(outcome.chunks)
         await reach(rig, lambda: rig.vllm.streaming == 4)
         assert outcome.close is not None
-        left = loop.time()
         await outcome.close()
         await reach(rig, lambda: len(rig.vllm.cancellations) == 4)
-        assert max(rig.vllm.cancellations) - left < 10
         await at_rest(rig, route)
         assert dict(route.stats.dropped) == {"request_cancelled": 1}
 
 
 async def test_who_leaves_before_the_stream_begins_does_so_too(rig: server.Rig, open_route: OpenRoute) -> None:
     rig.vllm.default = rig.vllm.hang()
-    loop = asyncio.get_running_loop()
     async with open_route() as route:
         answering = asyncio.create_task(first(route, asking(stream=True), None))
         await reach(rig, lambda: rig.vllm.streaming == 4)
-        left = loop.time()
         answering.cancel()
         await reach(rig, lambda: len(rig.vllm.cancellations) == 4)
-        assert max(rig.vllm.cancellations) - left < 10
         await at_rest(rig, route)
 
 

@@ -65,6 +65,12 @@ class World:
         episodes = [EpisodeEndpoint(episode_uuid=name, base_url="u", api_key=name) for name in names]
         return EpisodeGroup(episodes, "g", "u", names[0])
 
+    def ready(self, count: int, waited: Any) -> None:
+        return None
+
+    def claim_ahead(self, count: int, waited: Any) -> None:
+        pass
+
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why) -> None:
         assert why.reason
         self.ends.update(one.episode_uuid for one in episodes)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.fanout import straight
+from gateway.fanout.episodes import Waiting
 from gateway.fanout.straight import passed
 from gateway.forms import Decided, Live
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
@@ -16,7 +17,7 @@ from tests.gateway.fanout.conftest import OpenRoute, asking, at_rest, chunks_of,
 from tests.gateway.fanout.test_best import reach
 from tests.gateway.fanout.test_first import SAID
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import role_chunk, status, token_chunk
+from tests.swarm.server.vllm import plain, role_chunk, status, token_chunk
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +47,6 @@ async def test_a_stream_is_live(rig: server.Rig, open_route: OpenRoute) -> None:
 @pytest.mark.parametrize("begun", [True, False])
 async def test_who_leaves_cancels_the_sample(rig: server.Rig, open_route: OpenRoute, *, begun: bool) -> None:
     rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([1])) if begun else rig.vllm.hang()
-    loop = asyncio.get_running_loop()
     async with open_route() as route:
         asked = asyncio.create_task(straight(route, asking(stream=begun)))
         await reach(rig, lambda: rig.vllm.streaming == 1)
@@ -54,17 +54,14 @@ async def test_who_leaves_cancels_the_sample(rig: server.Rig, open_route: OpenRo
             outcome = await asked
             assert isinstance(outcome, Live) and outcome.close is not None
             await anext(outcome.chunks)
-            left = loop.time()
             await outcome.close()
         else:
-            left = loop.time()
             asked.cancel()
         await reach(rig, lambda: bool(rig.vllm.cancellations))
-        assert rig.vllm.cancellations[0] - left < 10
 
 
 async def test_errors_say_whether_to_come_back(rig: server.Rig, open_route: OpenRoute) -> None:
-    async with open_route(sample_timeout_seconds=0.3) as route:
+    async with open_route(sample_timeout_seconds=0.3, offline_wait_seconds=0.1) as route:
         rig.vllm.default = status(400, {"error": {"message": "too long", "code": 400}})
         for stream in (False, True):
             with pytest.raises(RelayedError, match="too long"):
@@ -78,6 +75,34 @@ async def test_errors_say_whether_to_come_back(rig: server.Rig, open_route: Open
             with pytest.raises(UnavailableError) as away:
                 await straight(route, asking(stream=stream))
             assert away.value.should_retry
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_is_away_is_waited_for(rig: server.Rig, open_route: OpenRoute, *, stream: bool) -> None:
+    rig.vllm.default = SAID if stream else plain([1, 2])
+    rig.controller.offline("stopped")
+    refused = asyncio.Event()
+    async with open_route(offline_wait_seconds=60) as route:
+
+        async def bring_up() -> None:
+            await refused.wait()
+            rig.controller.boot()
+            rig.controller.rollout_ready(server.ready(rig.vllm_address))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Waiting, "after", told_of(refused, Waiting.after))
+            asked = asyncio.create_task(straight(route, asking(stream=stream)))
+            await bring_up()
+            outcome = await asked
+        assert text_of(await chunks_of(outcome)).startswith("t1 t2")
+
+
+def told_of(event: asyncio.Event, after: Any) -> Any:
+    async def wrapped(waited: Waiting, error: UnavailableError) -> None:
+        event.set()
+        await after(waited, error)
+
+    return wrapped
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/tokenize"])
