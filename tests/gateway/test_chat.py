@@ -236,7 +236,7 @@ async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(
     assert len(swarm.bodies) == 1 and not swarm.ends and not swarm.open_episodes
 
 
-@pytest.mark.parametrize("size", [1, 6])
+@pytest.mark.parametrize("size", [2, 6])
 async def test_a_group_of_another_size_than_the_jobs_is_served_but_not_trained(
     swarm: Swarm, open_gateway: OpenGateway, size: int
 ) -> None:

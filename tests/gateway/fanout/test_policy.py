@@ -57,6 +57,8 @@ def test_training_can_be_declined_or_insisted_on() -> None:
     never, always = settings(train_fraction=0.0), settings()
     assert of(train="False").trains(always, "r", "1") is False
     assert of(train="true").trains(never, "r", "1") is True
+    # one answer has nothing to be compared with
+    assert of(train="true").trains(settings(num_repeat=1), "r", "1") is False
     with pytest.raises(RequestError, match="x-swarm-train"):
         of(train="maybe")
 
