@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-fast test-slow test-engine check format bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients check format bench lock clean
 
 setup: $(READY)
 
@@ -37,6 +37,11 @@ test-slow: $(READY)
 
 test-engine: $(READY)
 	$(BIN)/python -m pytest -m engine tests $(ARGS)
+
+# opt-in: other people's clients, each in an environment of its own under .client-envs (needs uv, npm and Node 20)
+test-clients: $(READY)
+	$(BIN)/python -m tests.clients.environments
+	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

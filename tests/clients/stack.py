@@ -1,0 +1,127 @@
+"""A gateway process before a swarm server process with the suite's engine, and what they have counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from swarm.client import SwarmClient
+from swarm.job import TrainJob
+from tests.clients.model import GIVES_UP
+
+ROOT = Path(__file__).parent.parent.parent
+MODEL, GROUP = "tiny", 2
+#: For everything that is waited for; a loaded machine starts a process in some ten seconds.
+SECONDS = 120.0
+#: Giving up is worth nothing.
+HOOK = f"""
+def on_compute_relative_reward(task, candidates, context):
+    return [0.0 if candidate.text == {GIVES_UP!r} else 1.0 for candidate in candidates]
+"""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What runs; ``url`` is the gateway's, without ``/v1``."""
+
+    url: str
+    swarm: SwarmClient
+
+    @property
+    def base_url(self) -> str:
+        """As OpenAI's SDKs want it."""
+        return f"{self.url}/v1"
+
+    @contextlib.contextmanager
+    def trains(self, groups: int, *, rewards: tuple[float, ...] = (0.0, 1.0)) -> Generator[None]:
+        """Asserts that exactly ``groups`` more groups are in the pool after the block, each with ``rewards`` (in any
+        order), and that nothing is under way any more."""
+        before = self._rewards()
+        yield
+        self._settled()
+        new = {task: given for task, given in self._rewards().items() if task not in before}
+        assert [sorted(given) for given in new.values()] == [sorted(rewards)] * groups
+
+    def _rewards(self) -> Mapping[str, list[float]]:
+        return self.swarm.get_rollout_stat().completed_tasks_rewards
+
+    def _settled(self) -> None:
+        """Wait until the gateway has nothing left to do for any request."""
+        deadline = time.monotonic() + SECONDS
+        with httpx.Client(base_url=self.url, timeout=SECONDS, trust_env=False) as http:
+            while (status := http.get("/status").json())["in_flight"] or status["background"]:
+                assert time.monotonic() < deadline, status
+                time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def stack(folder: Path, **settings: Any) -> Generator[Stack]:
+    """Both processes with their files in ``folder``; ``settings`` are the gateway's."""
+    with _process("tests.clients.server", str(folder / "run")) as swarm_url, SwarmClient(swarm_url) as swarm:
+        # room for all that the suite does: a step would empty the pool that it looks into
+        job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=500, max_response_length=2000)
+        swarm.auto_sync_train_config_and_start_engine(job)
+        hooks = folder / "hooks"
+        hooks.mkdir()
+        (hooks / "on_compute_relative_reward.py").write_text(HOOK)
+        config = folder / "gateway.yaml"
+        config.write_text(
+            yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, "warm_groups": 0, **settings})
+        )
+        with _process("gateway.cli", "serve", "--config", str(config)) as url:
+            yield Stack(url, swarm)
+
+
+@contextlib.contextmanager
+def _process(module: str, *arguments: str) -> Generator[str]:
+    """A server of ours, which says where it listens."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said: deque[str] = deque(maxlen=50)
+    url: list[str] = []
+    listening = threading.Event()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line.rstrip())
+            if not url and "listening on http" in line:
+                url.append(line.split("listening on ")[1].strip())
+                listening.set()
+        listening.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        listening.wait(SECONDS)
+        assert url, "\n".join(said)
+        yield url[0]
+    finally:
+        process.terminate()
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join(SECONDS)
+        assert process.stdout is not None
+        process.stdout.close()
