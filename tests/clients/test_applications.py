@@ -1,5 +1,5 @@
-"""LangChain, openai-agents, OpenAI's SDK for Node, the ``llm`` command and aider, all unmodified, through a gateway process
-and a swarm server process: what their user sees, and what of it is in the pool to be trained."""
+"""LangChain, openai-agents, OpenAI's SDK for Node, the ``llm`` command and aider, all unmodified, through processes of
+gateway and swarm server: what their user sees, and what of it is in the pool to be trained."""
 
 from __future__ import annotations
 
