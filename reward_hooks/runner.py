@@ -181,7 +181,7 @@ class HookRunner:
 
     def _error(self, name: str, reason: str, code: str) -> HookError:
         error = HookError(f"{self._hooks.source}: {name} {reason}", code=code)
-        logger.warning("%s", error.message)
+        logger.warning("%s fails: %s", name, error)
         return error
 
 

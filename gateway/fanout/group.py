@@ -127,7 +127,7 @@ class GroupRun:
             self._failure = None
             return score
         except HookError as exc:
-            logger.error("group %s has no rewards: %s", self.shaped.group_id, exc.message)
+            logger.error("group %s has no rewards: %s", self.shaped.group_id, exc)
             self._failure = exc
             self.route.stats.hook_failures[exc.code or exc.type] += 1
             return None
@@ -282,7 +282,7 @@ class GroupRun:
             with span(f"sample {place}"):
                 self.outcomes[place] = await sample(place)
         except SwarmGatewayError as exc:
-            logger.warning("a sample failed: %s", exc.message)
+            logger.warning("a sample failed: %s", exc)
             self.outcomes[place] = exc
 
     async def _sample_together(self, pieces: bool) -> None:
@@ -291,7 +291,7 @@ class GroupRun:
             with span(f"sample {len(self.outcomes)} together"):
                 self.outcomes[:] = await self.swarm.sampler.sample_group(group, body, self.deadline, pieces=pieces)
         except SwarmGatewayError as exc:
-            logger.warning("the samples of a group failed: %s", exc.message)
+            logger.warning("the samples of a group failed: %s", exc)
             self.outcomes[:] = [exc] * len(self.outcomes)
 
     def _candidate(self, index: int, place: int, sample: Sample, feedback: Feedback | None) -> Candidate:

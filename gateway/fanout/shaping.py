@@ -83,7 +83,7 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
         with phase("hook"):
             submission = await route.hooks.submit(asked, context)
     except HookError as exc:
-        logger.error("group %s is not trained: %s", group_id, exc.message)
+        logger.error("group %s is not trained: %s", group_id, exc)
         route.stats.hook_failures[exc.code or exc.type] += 1
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
         drop, failure = DropReason.SUBMIT_HOOK, exc

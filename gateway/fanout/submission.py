@@ -65,9 +65,9 @@ class Submitter:
                     logger.warning("group %s is accepted but not trained: %s", task_id, note)
                 return DropReason.QUARANTINED if note else None
             except UnavailableError as exc:
-                logger.warning("group %s: %s; offering it again", task_id, exc.message)
+                logger.warning("group %s: %s; offering it again", task_id, exc)
             except SwarmGatewayError as exc:
-                logger.warning("group %s is not trained: %s", task_id, exc.message)
+                logger.warning("group %s is not trained: %s", task_id, exc)
                 return DropReason.REFUSED
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _RETRY_MOST)

@@ -129,8 +129,9 @@ def _kind(exc: BaseException) -> str:
 def _places(exc: BaseException) -> Iterator[str]:
     """The lines of a traceback without the words of its exceptions."""
     for one in _chain(exc):
-        yield "Traceback (most recent call last):"
-        yield "".join(traceback.format_tb(one.__traceback__)).rstrip("\n")
+        if one.__traceback__ is not None:
+            yield "Traceback (most recent call last):"
+            yield "".join(traceback.format_tb(one.__traceback__)).rstrip("\n")
         yield f"{type(one).__qualname__}: {one}" if _quotes_nobody(one) else _kind(one)
         if isinstance(one, BaseExceptionGroup):
             for member in one.exceptions:

@@ -200,7 +200,7 @@ class Sessions:
                 else:
                     self.counts.credit_dropped += bool(reward.value)
         except HookError as exc:
-            logger.error("session %s earns nothing: %s", conversation.session_id, exc.message)
+            logger.error("session %s earns nothing: %s", conversation.session_id, exc)
             self.counts.hook_failures[exc.code or exc.type] += 1
         finally:
             _release(conversation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sqlite3
 import uuid
 from collections.abc import Callable, Generator, Iterable
@@ -34,6 +35,7 @@ _STATES: dict[ExportState, str] = {
     f" e.state = {State.OVER:d} AND e.how = 'aborted' AND e.drop_reason != '')",
     "all": f"e.state != {State.CLAIMED:d}",
 }
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 #: episodes read at once, and bytes of their token data that make one piece of the file
 _READ_ROWS = 64
 _PIECE_BYTES = 4 * 1024 * 1024
@@ -78,7 +80,8 @@ def export(
     """Write one row per episode in ``state``, with its timelines nested, oldest claim first.
 
     Why it was rewarded so is in ``components``, ``reason``, ``rank`` (1 for the best of its group) and ``hook``, as far
-    as its client said (see :mod:`gateway.fanout.outputs`); why it was not trained, in ``drop_reason``.
+    as its client said (see :mod:`gateway.fanout.telling`); which request it was for, in ``request_id`` and ``trace_id``
+    (its ``step`` is then that trace's); why it was not trained, in ``drop_reason``.
 
     Args:
         journal: the ``journal.db`` of a run folder, whether its server runs or not.
@@ -188,6 +191,8 @@ def _row(
         "task_id": task_id or "",
         "group_id": _text(metadata.get("group_id")),
         "hook": _text(metadata.get("hook")),
+        "request_id": _text(metadata.get("request_id")),
+        "trace_id": _trace_id(metadata.get("traceparent")),
         "reward": reward,
         "rank": rank if type(rank := metadata.get("rank")) is int and 0 < rank < 1 << 31 else None,
         "components": said.get("log_metrics") or {},
@@ -210,6 +215,12 @@ def _row(
 def _text(value: object) -> str:
     """What a client may have written where a text is meant."""
     return clean(value) if isinstance(value, str) else ""
+
+
+def _trace_id(traceparent: object) -> str:
+    """Of the trace of the request that the episode was for: https://www.w3.org/TR/trace-context/#traceparent-header."""
+    found = _TRACEPARENT.match(traceparent) if isinstance(traceparent, str) else None
+    return found[1] if found else ""
 
 
 def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:
@@ -266,7 +277,7 @@ class _Parquet:
         self._schema = pa.schema(
             [
                 *((name, text) for name in ("episode_uuid", "run_id", "state", "episode_type", "client_uuid")),
-                *((name, text) for name in ("group_uuid", "task_id", "group_id", "hook")),
+                *((name, text) for name in ("group_uuid", "task_id", "group_id", "hook", "request_id", "trace_id")),
                 ("reward", pa.float64()),
                 ("rank", pa.int64()),
                 ("components", pa.map_(text, pa.float64())),

@@ -15,6 +15,7 @@ from gateway.config import GatewayConfig
 from gateway.seeing import tracing
 from swarm.errors import ConfigError
 from tests.gateway.conftest import OpenGateway
+from tests.gateway.seeing.streams import streamed
 from tests.gateway.stand_in import Swarm
 
 pytestmark = pytest.mark.anyio
@@ -99,10 +100,12 @@ async def test_a_request_without_a_trace_begins_one(
 
 
 async def test_a_live_stream_is_traced_to_its_end(
-    open_gateway: OpenGateway, exported: Exported, caplog: pytest.LogCaptureFixture
+    swarm: Swarm, open_gateway: OpenGateway, exported: Exported, caplog: pytest.LogCaptureFixture
 ) -> None:
+    swarm.answer = streamed
     async with open_gateway(tracing={}, policy="first") as http:
-        await http.post(CHAT, json=BODY)
+        answer = await http.post(CHAT, json={**BODY, "stream": True})
+    assert answer.text.endswith("data: [DONE]\n\n")
     (root,) = exported.named("POST request")
     samples = [span for span in exported.get_finished_spans() if span.name.startswith("sample ")]
     assert len(samples) == 4 and {one.context.trace_id for one in samples} == {root.context.trace_id}

@@ -76,6 +76,8 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "task_id": "t",
         "group_id": "",
         "hook": "",
+        "request_id": "",
+        "trace_id": "",
         "reward": 1.0,
         "rank": None,
         "components": {},
@@ -176,8 +178,10 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
 
 
 def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path) -> None:
-    said = {"rank": 2, "reason": "short \ud800", "hook": "mine", "group_id": "g1", "other": [1]}
-    odd = {"rank": "first", "reason": 5, "hook": None, "group_id": {}}
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    origin = {"request_id": "req_1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    said = {"rank": 2, "reason": "short \ud800", "hook": "mine", "group_id": "g1", "other": [1], **origin}
+    odd = {"rank": "first", "reason": 5, "hook": None, "group_id": {}, "request_id": [], "traceparent": "00-x-y-z"}
 
     async def fill() -> None:
         journal = Journal.open(tmp_path / "journal.db")
@@ -190,8 +194,15 @@ def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path)
     asyncio.run(fill())
     export(tmp_path / "journal.db", tmp_path / "x.jsonl", "waiting")
     export(tmp_path / "journal.db", tmp_path / "x.parquet", "waiting")
-    told = {"rank": 2, "reason": "short ?", "hook": "mine", "group_id": "g1"}
-    nothing = {"rank": None, "reason": "", "hook": "", "group_id": ""}
+    told = {
+        "rank": 2,
+        "reason": "short ?",
+        "hook": "mine",
+        "group_id": "g1",
+        "request_id": "req_1",
+        "trace_id": trace,
+    }
+    nothing = {**dict.fromkeys(told, ""), "rank": None}
     for rows in (lines(tmp_path / "x.jsonl"), pq.read_table(tmp_path / "x.parquet").to_pylist()):
         assert [{name: row[name] for name in told} for row in rows] == [told, nothing, nothing, nothing]
         assert all(dict(row["components"]) == {"length": 0.5} for row in rows)
