@@ -6,10 +6,12 @@ Scores are whole numbers from 0 to 9, replaced by the mean of their distribution
 (G-Eval, arXiv:2303.16634), and divided by 9.
 
 Failure mode: judges prefer places ("Large Language Models are not Fair Evaluators", Wang et al. 2023,
-arXiv:2305.17926). The order is shuffled anew for each group, so that a preference is noise and no signal; what noise
-remains flips answers whose quality differs by less than the preference. ``orders: 2`` asks again in reverse order and
-takes the mean, which cancels a preference that grows evenly along the list. Also: a judge scores the style it likes
-itself, and a policy that is trained on it for long learns to please it.
+arXiv:2305.17926). Each group is asked about three times, in turns of an order that is shuffled anew for each group, and
+:mod:`reward_hooks.judges.places` takes out what the judge gives to a place, exactly where that adds to the score. What
+remains is a preference that does not add up: scores that are rounded (a judge without log-probabilities) or that the
+end of the scale cuts off, or a place that helps good answers more than bad ones. ``orders: 1`` costs a third and leaves
+a preference in as noise; ``orders: 2`` is an order and its reverse. Also: a judge scores the style it likes itself, and
+a policy that is trained on it for long learns to please it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pydantic import Field
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.judges.client import JudgeClient, Unparsable
 from reward_hooks.judges.judge import Judge, JudgeConfig, all_of, prompt, question, shown_answer, strict_object
+from reward_hooks.judges.places import freed, orders_of
 from reward_hooks.judges.reading import DIGITS, HIGHEST, LOWEST, json_of, means, score_of, text_of
 from swarm.types import Task
 
@@ -33,30 +36,26 @@ class ListwiseConfig(JudgeConfig):
     """One listwise judge."""
 
     kind: Literal["listwise"] = "listwise"
-    orders: int = Field(default=1, ge=1, le=8, description="questions per group, each in another order; their mean")
+    orders: int = Field(default=3, ge=1, le=8, description="questions per group, each in another order")
     seed: int = Field(default=0, description="of the orders; with it, each group has an order of its own")
 
 
 class Listwise(Judge):
-    """Asks ``orders`` questions per group; the reward is in [0, 1]."""
+    """Asks ``orders`` questions per group, or as many as there are answers. The reward is in [0, 1], or just outside
+    where a preference for places was taken out."""
 
     def __init__(self, config: ListwiseConfig, client: JudgeClient | None = None) -> None:
         super().__init__(client or JudgeClient(config.endpoint))
         self._config = config
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
-        """The mean of each answer's scores over the orders."""
-        orders = self._orders(len(answers), context.group_id or task.task_id)
+        """Each answer's score, freed of its places."""
+        shuffled = random.Random(f"{self._config.seed}/{context.group_id or task.task_id}")
+        orders = orders_of(shuffled.sample(range(len(answers)), len(answers)), self._config.orders)
         asked = await all_of([self._ask(task, answers, order) for order in orders])
-        return [_reward([verdicts[index] for verdicts in asked]) for index in range(len(answers))]
-
-    def _orders(self, count: int, group: str) -> list[list[int]]:
-        """A shuffled order turned to start at places that are evenly apart, each such order followed by its reverse."""
-        first = random.Random(f"{self._config.seed}/{group}").sample(range(count), count)
-        turns = (self._config.orders + 1) // 2
-        starts = [count * turn // turns for turn in range(turns)]
-        turned = [first[start:] + first[:start] for start in starts]
-        return [order for one in turned for order in (one, one[::-1])][: self._config.orders]
+        qualities, effects = freed(orders, [[verdict[1] for verdict in one] for one in asked])
+        swing = (max(effects) - min(effects)) / HIGHEST
+        return [_reward(qualities[index], [one[index] for one in asked], swing) for index in range(len(answers))]
 
     async def _ask(self, task: Task, answers: Sequence[Candidate], order: Sequence[int]) -> _Verdicts:
         labelled = [(str(place), shown_answer(answers[index])) for place, index in enumerate(order, 1)]
@@ -101,10 +100,14 @@ def _read(choice: Mapping[str, Any], count: int) -> _Verdicts:
     return [verdicts[place] for place in range(1, count + 1)]
 
 
-def _reward(verdicts: _Verdicts) -> Reward:
+def _reward(quality: float, verdicts: _Verdicts, swing: float) -> Reward:
+    """``swing`` is how much the judge prefers its favourite place to the one it likes least."""
     scores, mean_scores = [one[0] for one in verdicts], [one[1] for one in verdicts]
     components = {"score": sum(scores) / len(scores) / HIGHEST}
     if len(verdicts) > 1:
         components["spread"] = (max(mean_scores) - min(mean_scores)) / HIGHEST
+    if len(verdicts) > 2:
+        components["place_swing"] = swing
     reason = " / ".join(dict.fromkeys(one[2] for one in verdicts if one[2]))
-    return Reward(value=sum(mean_scores) / len(mean_scores) / HIGHEST, components=components, reason=reason)
+    # equally good answers are a tie, which the last digits of solving must not undo
+    return Reward(value=round(quality / HIGHEST, 9), components=components, reason=reason)

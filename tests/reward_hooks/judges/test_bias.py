@@ -34,6 +34,11 @@ def early_wins(place: int, count: int) -> float:
     return 3.0 * (1 - place / max(1, count - 1))
 
 
+def ends_win(place: int, count: int) -> float:
+    """A point and a half of nine for the first and the last place."""
+    return 1.5 if place in (0, count - 1) else 0.0
+
+
 def groups(count: int, seed: int = 1) -> list[list[Candidate]]:
     draw = random.Random(seed)
     return [answers(*(round(draw.uniform(0, 6), 2) for _ in range(SIZE))) for _ in range(count)]
@@ -79,29 +84,45 @@ async def test_a_judge_that_sees_only_places_makes_ties(scripted: ScriptedJudge,
     assert all(one.components["contradicted"] == 1.0 for one in rewards)
 
 
-async def test_listwise_flips_at_most_one_pair_in_twenty(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
-    scripted.bias, scripted.logprobs = first_wins, True
-    rate, tau = await flips(open_judge("listwise"))
-    assert 0.0 < rate <= 0.05
-    assert tau > 0.9
+@pytest.mark.parametrize("bias", [first_wins, first_wins_much, early_wins, ends_win])
+async def test_listwise_is_free_of_what_a_judge_gives_to_places(
+    scripted: ScriptedJudge, open_judge: OpenJudge, bias: Callable[[int, int], float]
+) -> None:
+    scripted.bias, scripted.logprobs = bias, True
+    rate, tau = await flips(open_judge("listwise"), count=12)
+    assert rate == 0.0
+    assert tau == 1.0
 
 
-@pytest.mark.parametrize(
-    ("bias", "orders"), [(early_wins, 2), (first_wins_much, 8)], ids=["even slope", "first place only"]
-)
-async def test_more_orders_cancel_a_strong_preference(
+@pytest.mark.parametrize("bias", [first_wins, first_wins_much, early_wins, ends_win])
+async def test_rounding_to_whole_scores_hides_some_of_what_a_judge_gives_to_places(
+    scripted: ScriptedJudge, open_judge: OpenJudge, bias: Callable[[int, int], float]
+) -> None:
+    scripted.bias = bias
+    rate, tau = await flips(open_judge("listwise"), count=20)
+    assert rate <= 0.1
+    assert tau > 0.85
+    every_turn, _ = await flips(open_judge("listwise", orders=SIZE), count=5)
+    assert every_turn == 0.0
+
+
+@pytest.mark.parametrize(("bias", "orders"), [(early_wins, 1), (first_wins_much, 1), (first_wins_much, 2)])
+async def test_fewer_orders_leave_a_strong_preference_in(
     scripted: ScriptedJudge, open_judge: OpenJudge, bias: Callable[[int, int], float], orders: int
 ) -> None:
     scripted.bias, scripted.logprobs = bias, True
-    once, tau_once = await flips(open_judge("listwise"))
-    often, tau_often = await flips(open_judge("listwise", orders=orders), count=30)
-    assert once > 0.05  # the preference is strong
-    assert often <= 0.05
-    assert tau_often > max(tau_once, 0.95)
+    rate, _ = await flips(open_judge("listwise", orders=orders), count=30)
+    assert rate > 0.05
+
+
+async def test_how_much_a_judge_prefers_places_is_a_component(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    scripted.bias, scripted.logprobs = early_wins, True
+    rewards = await open_judge("listwise").on_compute_relative_reward(TASK, answers(1, 2, 3, 4, 5), context())
+    assert [one.components["place_swing"] for one in rewards] == pytest.approx([3 / 9] * 5)
 
 
 async def test_each_group_has_an_order_of_its_own(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
-    judge = open_judge("listwise")
+    judge = open_judge("listwise", orders=1)
     for group in range(20):
         await judge.on_compute_relative_reward(TASK, answers(1, 2, 3), context(f"{group}"))
     # 6 orders of three answers; the cache answers those that come again

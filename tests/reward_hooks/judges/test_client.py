@@ -50,7 +50,7 @@ async def test_64_groups_share_connections_and_stay_inside_the_limit(
 
 async def test_what_is_transient_is_tried_again(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     scripted.replies = [refusal(503), refusal(429, retry_after="0.001")]
-    judge = open_judge("listwise")
+    judge = open_judge("listwise", orders=1)
     rewards = await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
     assert rewards[1].value > rewards[0].value
     assert (judge.client.spent.calls, judge.client.spent.retries) == (3, 2)
@@ -60,7 +60,7 @@ async def test_an_answer_stopped_by_new_weights_is_asked_for_again(
     scripted: ScriptedJudge, open_judge: OpenJudge
 ) -> None:
     scripted.replies = [JSONResponse(completion('{"verd', finish_reason="abort"))]
-    rewards = await open_judge("listwise").on_compute_relative_reward(TASK, answers(1, 2), context())
+    rewards = await open_judge("listwise", orders=1).on_compute_relative_reward(TASK, answers(1, 2), context())
     assert rewards[1].value > rewards[0].value
 
 
@@ -83,7 +83,7 @@ async def test_each_failure_is_an_error_with_its_reason(
     scripted: ScriptedJudge, open_judge: OpenJudge, replies: list[Response], code: str, words: str, tries: int
 ) -> None:
     scripted.replies = list(replies)
-    judge = open_judge("listwise")
+    judge = open_judge("listwise", orders=1)
     error = await failing(judge)
     assert error.code == code
     assert words in error.message
@@ -95,7 +95,7 @@ async def test_nobody_there_is_an_error_after_all_tries() -> None:
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     endpoint = {"base_url": f"http://127.0.0.1:{port}/v1", "attempts": 2, "retry_base_seconds": 0.001}
-    judge = make_judge({"kind": "listwise", "endpoint": endpoint})
+    judge = make_judge({"kind": "listwise", "orders": 1, "endpoint": endpoint})
     error = await failing(judge)
     await judge.aclose()
     assert error.code == "judge_unavailable"
@@ -106,8 +106,8 @@ async def test_a_judge_that_hangs_is_given_up_with_the_deadline(scripted: Script
     released = asyncio.Event()
     scripted.hold = lambda: _wait(released)
     try:
-        by_deadline = await failing(open_judge("listwise"), seconds=0.2)
-        by_try = await failing(open_judge("listwise", endpoint={"timeout_seconds": 0.1, "attempts": 1}))
+        by_deadline = await failing(open_judge("listwise", orders=1), seconds=0.2)
+        by_try = await failing(open_judge("listwise", orders=1, endpoint={"timeout_seconds": 0.1, "attempts": 1}))
     finally:
         released.set()
     assert by_deadline.code == "judge_timeout"
@@ -277,7 +277,7 @@ parts:
 async def test_a_call_that_is_given_up_is_paid_for(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     released = asyncio.Event()
     scripted.hold = lambda: _wait(released)
-    judge = open_judge("listwise", endpoint={"output_price": 1.0}, max_tokens=1000)
+    judge = open_judge("listwise", orders=1, endpoint={"output_price": 1.0}, max_tokens=1000)
     try:
         await failing(judge, seconds=0.2)
     finally:
