@@ -35,7 +35,7 @@ def answer(text: str, index: int = 0) -> Candidate:
     return Candidate(index=index, message={"role": "assistant", "content": text}, text=text)
 
 
-def context(group_id: str = "g", seconds: float = 30.0) -> HookContext:
+def context(group_id: str = "g", seconds: float = 300.0) -> HookContext:
     return HookContext(num_repeat=2, group_id=group_id, deadline_seconds=seconds)
 
 
