@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -374,17 +376,28 @@ class AsyncSwarmClient(AsyncEngineControl):
         await self.close()
 
     async def _claim(self, wanted: Claim) -> EpisodeGroup:
+        key = wanted.idempotency_key or uuid.uuid4().hex
+        wanted = replace(wanted, idempotency_key=key)
         abandoned = asyncio.Event()
         claiming = self.in_background(self._run(claim(self._flows, wanted), abandoned))
         try:
             episodes = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            # the server may be granting this very moment: let the poll finish and hand its episodes back
+            # the server may be granting this very moment: have the poll answered now, and hand its episodes back
             abandoned.set()
             claiming.add_done_callback(self._hand_back)
+            if not claiming.done():
+                self.in_background(self._withdraw(key))
             raise
         self._open.add(episodes)
         return episodes
+
+    async def _withdraw(self, key: str) -> None:
+        """A claim that nobody waits for must not stand before those that somebody waits for."""
+        try:
+            await self._run(self._flows.perform(wire.withdraw_call(self.client_uuid, key), policy=ABORT_POLICY))
+        except SwarmGatewayError as exc:
+            logger.debug("a claim that was given up waits to the end of its poll: %s", exc)
 
     async def _abort_one(self, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None) -> None:
         call = wire.abort_call(self.client_uuid, episode_uuid, reason, metadata)

@@ -232,6 +232,12 @@ def decide_group_end_call(client_uuid: str, transaction: str, commit: bool) -> C
     return Call("POST", "/commit_group_end" if commit else "/cancel_group_end", protocol.SuccessResponse, body)
 
 
+def withdraw_call(client_uuid: str, idempotency_key: str) -> Call[protocol.SuccessResponse]:
+    """Let a claim that waits go."""
+    body = protocol.WithdrawClaimRequest(client_uuid=client_uuid, idempotency_key=idempotency_key)
+    return Call("POST", "/withdraw_claim", protocol.SuccessResponse, body)
+
+
 def abort_call(
     client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
 ) -> Call[protocol.SuccessResponse]:

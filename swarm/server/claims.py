@@ -118,6 +118,14 @@ class ClaimQueue:
         finally:
             self._leave(waiting)
 
+    def withdraw(self, client_uuid: str, claim_key: str) -> None:
+        """Let everyone go who waits for the claim with this key; changes nothing of one that is granted."""
+        if (waiting := self._joinable.get((client_uuid, claim_key))) is not None:
+            self._unqueue(waiting)
+            waiting.granted.cancel()
+            # it may have held up those behind it
+            self.serve()
+
     def serve(self) -> None:
         """Grant what can be granted now."""
         for waiting in list(self._waiting):
@@ -178,7 +186,8 @@ class ClaimQueue:
 
     def _unqueue(self, waiting: WaitingClaim) -> None:
         self._waiting.pop(waiting, None)
-        self._joinable.pop(waiting.name, None)
+        if self._joinable.get(waiting.name) is waiting:
+            del self._joinable[waiting.name]
 
 
 def _check_same(wish: ClaimWish, count: int) -> None:

@@ -21,6 +21,7 @@ ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
         "/get_current_batch_rollout_pool_information": "read",
         "/claim_episode": "claim",
         "/claim_group": "claim",
+        "/withdraw_claim": "claim",
         "/end_episode": "claim",
         "/end_group": "claim",
         "/prepare_group_end": "claim",

@@ -30,6 +30,7 @@ from swarm.protocol import (
     EpisodeEnd,
     EpisodeRequest,
     SuccessResponse,
+    WithdrawClaimRequest,
 )
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
@@ -43,7 +44,8 @@ _GONE = "the caller is gone"
 
 @dataclass(frozen=True)
 class EpisodeRoutes:
-    """``/claim_*``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode`` and ``/agree_sync_weight``."""
+    """``/claim_*``, ``/withdraw_claim``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode`` and
+    ``/agree_sync_weight``."""
 
     config: ServerConfig
     controller: Controller
@@ -53,6 +55,7 @@ class EpisodeRoutes:
         return [
             Route("/claim_episode", self.claim_episode, methods=["POST"]),
             Route("/claim_group", self.claim_group, methods=["POST"]),
+            Route("/withdraw_claim", self.withdraw_claim, methods=["POST"]),
             Route("/end_episode", self.end_episode, methods=["POST"]),
             Route("/end_group", self.end_group, methods=["POST"]),
             Route("/abort_episode", self.abort_episode, methods=["POST"]),
@@ -99,6 +102,11 @@ class EpisodeRoutes:
                 openai_api_key=grant.group_key,
             )
         )
+
+    async def withdraw_claim(self, request: Request) -> Response:
+        wanted = await read_model(request, WithdrawClaimRequest, self.config.max_body_bytes)
+        self.controller.claims.withdraw(wanted.client_uuid, wanted.idempotency_key)
+        return answer(SuccessResponse(success=True))
 
     async def end_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EndEpisodeRequest, self.config.max_body_bytes)

@@ -220,6 +220,13 @@ CONTROL: tuple[Operation, ...] = (
     ),
     Operation(
         "POST",
+        "/withdraw_claim",
+        "Let a claim that waits go; always succeeds",
+        request=protocol.WithdrawClaimRequest,
+        answer=protocol.SuccessResponse,
+    ),
+    Operation(
+        "POST",
         "/abort_episode",
         "Give an episode up; always succeeds",
         request=protocol.AbortEpisodeRequest,

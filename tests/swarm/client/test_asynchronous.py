@@ -131,6 +131,7 @@ async def test_episodes_granted_to_a_caller_that_left_are_handed_back(
 ) -> None:
     held = threading.Event()
     server.script("/claim_group", Answer(group("a", "b"), wait=held))
+    server.script("/withdraw_claim", {"success": True})
     server.script("/abort_episode", {"success": True})
     caller = asyncio.ensure_future(client.claim_group(2, 5.0))
     await until(lambda: len(server.requests) == 1)
@@ -142,17 +143,23 @@ async def test_episodes_granted_to_a_caller_that_left_are_handed_back(
     assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b"}
 
 
-async def test_a_claim_that_was_given_up_is_not_polled_again(server: ScriptedServer, client: AsyncSwarmClient) -> None:
+async def test_a_claim_that_was_given_up_is_withdrawn_and_not_polled_again(
+    server: ScriptedServer, client: AsyncSwarmClient
+) -> None:
     held = threading.Event()
     server.script("/claim_group", Answer(not_yet(NO_EPISODES), wait=held))
+    server.script("/withdraw_claim", {"success": True})
     caller = asyncio.ensure_future(client.claim_group(2, 60.0))
     await until(lambda: len(server.requests) == 1)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
+    await until(lambda: len(server.requests) == 2)
     held.set()
     await client.close()
-    assert [one.path for one in server.requests] == ["/claim_group"]
+    assert [one.path for one in server.requests] == ["/claim_group", "/withdraw_claim"]
+    [claimed], [withdrawn] = server.bodies("/claim_group"), server.bodies("/withdraw_claim")
+    assert {"client_uuid": "me", "idempotency_key": claimed["idempotency_key"]} == withdrawn
 
 
 async def test_close_is_bounded(

@@ -92,6 +92,21 @@ async def test_a_repetition_joins_the_claim_that_waits(queue: ClaimQueue, pool: 
     assert queue.claim(KEYED, wait=True) == grant
 
 
+async def test_a_claim_that_is_withdrawn_is_answered_and_lets_others_pass(queue: ClaimQueue, pool: EpisodePool) -> None:
+    full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
+    works = [asyncio.create_task(queue.wait(waiting(queue.claim(KEYED, wait=True)), LONG)) for _ in range(2)]
+    behind = waiting(queue.claim(ClaimWish("behind"), wait=True))
+    queue.withdraw("somebody else", "k")
+    queue.withdraw("me", "k")
+    again = waiting(queue.claim(KEYED, wait=True))
+    assert [type(outcome) for outcome in await asyncio.gather(*works)] == [Refusal] * 2
+    assert waiting(queue.claim(KEYED, wait=True)) is again, "who comes later has a claim of its own"
+    free(queue, pool, full)
+    assert behind.granted.done() and not again.granted.done()
+    queue.withdraw("behind", "")
+    assert pool.running == 4, "what is granted stays so"
+
+
 async def test_a_grant_that_nobody_is_left_to_take_goes_back(queue: ClaimQueue, pool: EpisodePool) -> None:
     full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
     gone = asyncio.Event()

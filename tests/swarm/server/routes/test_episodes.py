@@ -131,6 +131,16 @@ async def test_a_claim_that_was_granted_while_its_answer_was_lost_is_joined(rig:
     assert rig.controller.pool.running == 4
 
 
+async def test_a_claim_that_is_withdrawn_is_answered_at_once(rig: Rig) -> None:
+    full = await rig.post("/claim_group", client_uuid="me", count=4)
+    waits = asyncio.create_task(rig.post("/claim_episode", client_uuid="me", wait_seconds=60, idempotency_key="k"))
+    await rig.eventually(lambda: len(rig.controller.claims) == 1)
+    assert await rig.post("/withdraw_claim", client_uuid="me", idempotency_key="k") == {"success": True, "error": None}
+    async with asyncio.timeout(30):
+        assert not (await waits)["success"]
+    assert full["success"] and len(rig.controller.claims) == 0
+
+
 async def test_late_ends_say_what_happened(rig: Rig) -> None:
     episodes = {
         "episode_timed_out": await rig.claim(discard_episode_timeout=0.05),

@@ -1,0 +1,167 @@
+"""What goes wrong while people use an application, and what they notice of it: one coroutine per trouble.
+
+Each returns figures that a report shows; ``errors`` are what users saw, and ``leaks`` what was left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from tests.gateway.resilience.rig import Rig, until
+from tests.gateway.resilience.users import ALL, BEST, Answer, Ask, ask
+
+#: So many errors need no further ones.
+_HOPELESS = 50
+
+
+@dataclass
+class Seen:
+    """What the users of one scenario got."""
+
+    answers: int = 0
+    errors: list[str] = field(default_factory=list[str])
+    seconds: list[float] = field(default_factory=list[float])
+    ways: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, answer: Answer) -> None:
+        self.answers += 1
+        self.seconds.append(answer.seconds)
+        self.ways[answer.ask.name] += 1
+        if answer.error:
+            self.errors.append(answer.error)
+
+    def report(self) -> dict[str, Any]:
+        ordered = sorted(self.seconds) or [0.0]
+        return {
+            "answers": self.answers,
+            "errors": len(self.errors),
+            "first_errors": self.errors[:5],
+            "median_seconds": round(ordered[len(ordered) // 2], 3),
+            "longest_seconds": round(ordered[-1], 3),
+            "ways": dict(self.ways),
+        }
+
+
+@contextlib.asynccontextmanager
+async def using(rig: Rig, seen: Seen, ways: Sequence[Ask], seed: int, users: int) -> AsyncGenerator[None]:
+    """``users`` at once, each asking again once it is answered, while the block runs; all get their last answer."""
+    over = asyncio.Event()
+    numbers = count()
+
+    async def user(number: int) -> None:
+        chance = random.Random(f"{seed}-{number}")
+        while not over.is_set():
+            seen.add(await ask(rig.gateway.port, chance.choice(ways), f"question {next(numbers)}"))
+            assert len(seen.errors) < _HOPELESS, seen.errors[:3]
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(users):
+            group.create_task(user(number))
+        try:
+            yield
+        finally:
+            over.set()
+
+
+async def syncs(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
+    """``wanted`` weight syncs under ``users`` users, with no upstream to hide behind."""
+    seen, began = Seen(), time.monotonic()
+    async with rig.serving(upstream=False):
+        first = rig.steps
+        async with using(rig, seen, ALL, seed, users):
+            await rig.stepped(first + wanted, within=60 + 3 * wanted)
+        leaks = await rig.leaks()
+        trained = (await rig.stats())["groups"]["trained"]
+    return {
+        "syncs": rig.steps - first,
+        **seen.report(),
+        "groups_trained": trained,
+        "leaks": leaks,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def restarts(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
+    """The swarm server is killed and started again ``wanted`` times under ``users`` users, with an upstream."""
+    seen, began = Seen(), time.monotonic()
+    chance = random.Random(seed)
+    async with rig.serving(upstream=True, offline_wait_seconds=0.5):
+        async with using(rig, seen, BEST, seed, users):
+            for _ in range(wanted):
+                steps = rig.steps
+                await rig.stepped(steps + 2, within=90)
+                await asyncio.sleep(chance.uniform(0.0, 0.3))
+                await rig.kill_server()
+                await asyncio.sleep(chance.uniform(0.0, 1.0))
+                await rig.start_server()
+                await rig.rolling()
+            steps = rig.steps
+            await rig.stepped(steps + 2, within=90)
+        leaks = await rig.leaks()
+        fallbacks = (await rig.stats())["fallbacks"]
+    return {
+        "restarts": wanted,
+        **seen.report(),
+        "by_upstream": rig.plain.answered,
+        "fallbacks": fallbacks,
+        "leaks": leaks,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def crashes(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
+    """The trainer is killed ``wanted`` times under ``users`` users, with an upstream; an operator starts it again."""
+    seen, began = Seen(), time.monotonic()
+    chance = random.Random(seed)
+    async with rig.serving(upstream=True, offline_wait_seconds=0.5):
+        async with using(rig, seen, BEST, seed, users):
+            for _ in range(wanted):
+                steps = rig.steps
+                await rig.stepped(steps + 2, within=90)
+                await asyncio.sleep(chance.uniform(0.0, 0.3))
+                answered = rig.plain.answered
+                rig.kill_engine()
+                # without a word about what was sampled when it died, everybody goes on by the upstream
+                await until(lambda: rig.plain.answered >= answered + users, 60, "the upstream is not asked")  # noqa: B023
+                await rig.rolling()
+            steps = rig.steps
+            await rig.stepped(steps + 2, within=90)
+        leaks = await rig.leaks()
+        fallbacks = (await rig.stats())["fallbacks"]
+    return {
+        "crashes": wanted,
+        **seen.report(),
+        "by_upstream": rig.plain.answered,
+        "fallbacks": fallbacks,
+        "leaks": leaks,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def hanging_judge(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
+    """The judge hangs on ``wanted`` questions among others, with no upstream to hide behind."""
+    seen, others, began = Seen(), Seen(), time.monotonic()
+    judged = [way for way in BEST if way.name != "straight"]
+    async with rig.serving(upstream=False, hook_timeout_seconds=0.5):
+        async with using(rig, others, judged, seed, users=users // 4):
+            for number in range(wanted):
+                word = "HANG" if number % 2 else "BLOCK"
+                seen.add(await ask(rig.gateway.port, judged[number % len(judged)], f"{word} {number}"))
+        leaks = await rig.leaks()
+        dropped = (await rig.stats())["groups"]["dropped"]
+    return {
+        "hangs": wanted,
+        **seen.report(),
+        "others": others.report(),
+        "dropped": dropped,
+        "leaks": leaks,
+        "seconds": round(time.monotonic() - began, 1),
+    }
