@@ -127,8 +127,10 @@ class WhereaboutsMiddleware:
 
 
 async def held(request: Request) -> Response:
-    """What is held; all zero, but for ``tasks``, while nobody asks anything."""
+    """What is held; all zero, but for ``tasks``, while nobody asks anything. Groups claimed ahead are given back."""
     gateway: Gateway = request.state.gateway
+    for swarm in gateway.routes.swarms:
+        swarm.episodes.standby.release()
     load = gateway.admission.load("default")
     stats = gateway.routes.stats["default"]
     return JSONResponse(

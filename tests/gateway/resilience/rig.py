@@ -205,8 +205,6 @@ class Rig:
                 "swarm_url": f"http://127.0.0.1:{self.port}",
                 "hooks": str(hooks),
                 "max_in_flight": PLACES,
-                # groups that are claimed in advance would look like leaks
-                "warm_groups": 0,
                 **settings,
             }
             self._gateway = await stack.enter_async_context(gateway_process(self.folder, config))
