@@ -24,7 +24,7 @@ from gateway.replay.report import Report, read_report
 CLI = [sys.executable, "-m", "gateway.cli"]
 
 # longer than the swarm server's own bound on a boot, which can say why it took so long
-PULL_SECONDS, BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS = 900, 700, 120, 150
+PULL_SECONDS, BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS = 900, 700, 400, 150
 
 
 class ExperimentError(Exception):
