@@ -38,8 +38,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.engine import MODEL
 from benchmarks.processes import Running, dict_server, running, start_engine, swarm_server
+from benchmarks.vllm import MODEL
 from benchmarks.wire import Connection, post
 from swarm.http.serve import loop_factory
 from swarm.job import TrainJob

@@ -13,8 +13,9 @@ each alone at its time:
 
 Ours run with a real swarm server, whose engine is the same scripted vLLM. For each: plain requests in a closed loop of
 1, 2, 4 ... callers (median, p99, requests per second), the highest rate whose p99 is within 20 ms, the time to the
-first token of a stream, and the resident memory afterwards. Added times are differences of medians (p99s) to
-``direct``. Servers and callers share the machine's cores, so compare figures of one run only.
+first token of a stream, CPU time per request, and the resident memory afterwards. Added times are differences of
+medians (p99s) to ``direct``. Servers and callers share the machine's cores, so compare figures of one run only; CPU
+time per request says most where other work runs beside.
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import peers
 from benchmarks.processes import Running, running, start_engine, swarm_server
-from benchmarks.vllm import MODEL, ChatServer
-from benchmarks.wire import Connection, Stream, address_of, post
+from benchmarks.vllm import MODEL, TOKENS, ChatServer
+from benchmarks.wire import Caller, address_of, post
 from swarm.http.serve import loop_factory
 from swarm.job import TrainJob
 
 PATH = "/v1/chat/completions"
 HOOK = "def on_compute_relative_reward(task, candidates, context):\n    return [0.1 * c.index for c in candidates]\n"
+BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS}
 GROUP = 8
+PEERS = frozenset({"litellm", "ferrogw"})
 #: The issue's bound on the 99th percentile, for the highest rate.
 P99_MS = 20.0
 _WARM_UP = 50
@@ -92,8 +97,35 @@ def serve_gateway(settings: dict[str, Any], announce: Callable[[str], None]) -> 
     serve(GatewayConfig(port=0, **settings), on_bound=announce)
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is measured at ``url``.
+
+    Attributes:
+        processes: of the gateway itself; with their children.
+        behind: of what it needs beside vLLM.
+    """
+
+    url: str
+    processes: list[psutil.Process]
+    behind: list[psutil.Process] = field(default_factory=list[psutil.Process])
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """CPU time so far, of the gateway and of what is behind it."""
+        return sum(map(_cpu_of, family(self.processes))), sum(map(_cpu_of, self.behind))
+
+
+def family(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for process in processes for one in (process, *process.children(recursive=True))]
+
+
+def _cpu_of(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
 @contextlib.contextmanager
-def ours(folder: Path, delay: float, **settings: Any) -> Generator[tuple[str, list[psutil.Process]]]:
+def ours(folder: Path, delay: float, **settings: Any) -> Generator[Subject]:
     """Our gateway and a swarm server that never has enough for a batch: no weight sync gets in between."""
     job = TrainJob(model=MODEL, batch_size=100_000, num_repeat=GROUP)
     os.environ["STAND_IN_DELAY"] = str(delay)
@@ -104,59 +136,80 @@ def ours(folder: Path, delay: float, **settings: Any) -> Generator[tuple[str, li
         asyncio.run(start_engine(swarm, job))
         settings = {"swarm_url": swarm.url, "hooks": str(hooks), **settings}
         with running(serve_gateway, settings) as gateway:
-            yield gateway.url, [psutil.Process(gateway.pid)]
+            yield Subject(gateway.url, [psutil.Process(gateway.pid)], [psutil.Process(swarm.pid)])
 
 
 @contextlib.contextmanager
-def alone(server: contextlib.AbstractContextManager[Running]) -> Generator[tuple[str, list[psutil.Process]]]:
+def alone(server: contextlib.AbstractContextManager[Running]) -> Generator[Subject]:
     with server as started:
-        yield started.url, [psutil.Process(started.pid)]
+        yield Subject(started.url, [psutil.Process(started.pid)])
 
 
 @contextlib.contextmanager
 def peer(
     start: Callable[[int, str, Path], contextlib.AbstractContextManager[psutil.Process]], upstream: str, folder: Path
-) -> Generator[tuple[str, list[psutil.Process]]]:
+) -> Generator[Subject]:
     from swarm.http.serve import bind
 
     with bind("127.0.0.1", 0) as sock:
         port: int = sock.getsockname()[1]
     with start(port, upstream, folder) as process:
-        yield f"http://127.0.0.1:{port}", [process]
+        yield Subject(f"http://127.0.0.1:{port}", [process])
 
 
-async def closed_loop(url: str, callers: int, seconds: float) -> dict[str, float]:
-    """Median and p99 in milliseconds and the rate of ``callers`` that ask, each again as soon as it is answered."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 200}
-    request = post(PATH, json.dumps(body).encode())
-    connections = [await Connection.open(*address_of(url)) for _ in range(callers)]
+async def closed_loop(subject: Subject, callers: int, seconds: float) -> dict[str, float]:
+    """Of ``callers`` that ask, each again as soon as it is answered: median and p99 in milliseconds, rate, CPU time in
+    milliseconds per request (of the gateway, and of what is behind it)."""
+    request = post(PATH, json.dumps(BODY).encode())
     latencies: list[float] = []
-    started = time.perf_counter()
+    before, started = subject.cpu_seconds(), time.perf_counter()
 
-    async def ask_on(connection: Connection) -> None:
-        while (asked := time.perf_counter()) - started < seconds:
-            status, answer = await connection.ask(request)
-            if status != 200:
-                raise RuntimeError(f"{url}: {status} {answer[:500]!r}")
-            latencies.append(time.perf_counter() - asked)
+    async def ask_on(caller: Caller) -> None:
+        while time.perf_counter() - started < seconds:
+            reply = await caller.ask(request)
+            if reply.status != 200:
+                raise RuntimeError(f"{subject.url}: {reply.status} {reply.body[:500]!r}")
+            latencies.append(reply.seconds)
 
     async with asyncio.TaskGroup() as group:
-        for connection in connections:
-            group.create_task(ask_on(connection))
+        for _ in range(callers):
+            group.create_task(_calling(subject, ask_on))
     elapsed = time.perf_counter() - started
-    for connection in connections:
-        connection.close()
-    return {**percentiles(latencies), "rps": round(len(latencies) / elapsed, 1)}
+    return {
+        **percentiles(latencies),
+        "rps": round(len(latencies) / elapsed, 1),
+        **cpu_per_request(subject, before, len(latencies)),
+    }
 
 
-async def first_token(url: str, count: int) -> dict[str, float]:
-    """Milliseconds from sending a streamed request to its first chunk with content, one caller."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 200}
-    request = post(PATH, json.dumps(body).encode())
-    stream = await Stream.open(*address_of(url))
-    latencies = [await stream.ask(request) for _ in range(count)]
-    stream.close()
-    return percentiles(latencies)
+async def first_token(subject: Subject, count: int) -> dict[str, float]:
+    """Milliseconds from sending a streamed request to its first chunk with content, one caller; CPU as above."""
+    request = post(PATH, json.dumps(BODY | {"stream": True}).encode())
+    latencies: list[float] = []
+    before = subject.cpu_seconds()
+
+    async def ask_on(caller: Caller) -> None:
+        for _ in range(count):
+            reply = await caller.ask(request)
+            if reply.status != 200 or reply.first_token is None:
+                raise RuntimeError(f"{subject.url}: no stream of tokens: {reply.status} {reply.body[:500]!r}")
+            latencies.append(reply.first_token)
+
+    await _calling(subject, ask_on)
+    return {**percentiles(latencies), **cpu_per_request(subject, before, count)}
+
+
+async def _calling(subject: Subject, ask_on: Callable[[Caller], Awaitable[None]]) -> None:
+    caller = Caller(*address_of(subject.url))
+    try:
+        await ask_on(caller)
+    finally:
+        caller.close()
+
+
+def cpu_per_request(subject: Subject, before: tuple[float, float], count: int) -> dict[str, float]:
+    gateway, behind = (now - then for now, then in zip(subject.cpu_seconds(), before, strict=True))
+    return {"cpu_ms": round(gateway / count * 1000, 3), "cpu_behind_ms": round(behind / count * 1000, 3)}
 
 
 def percentiles(latencies: list[float]) -> dict[str, float]:
@@ -164,26 +217,36 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
     return {"p50_ms": round(quantiles[49] * 1000, 2), "p99_ms": round(quantiles[98] * 1000, 2)}
 
 
-async def measure(url: str, callers: list[int], seconds: float) -> dict[str, Any]:
-    await first_token(url, _WARM_UP)
-    await closed_loop(url, 4, min(1.0, seconds))
-    loops = {str(count): await closed_loop(url, count, seconds) for count in callers}
+async def measure(subject: Subject, options: argparse.Namespace, advance: Callable[[], None]) -> dict[str, Any]:
+    """All figures of one subject; ``advance`` is called after each of :func:`steps`."""
+    seconds: float = options.seconds
+    await first_token(subject, _WARM_UP)
+    await closed_loop(subject, 4, min(1.0, seconds))
+    advance()
+    loops: dict[str, dict[str, float]] = {}
+    for count in options.callers:
+        loops[str(count)] = await closed_loop(subject, count, seconds)
+        advance()
     within = [row["rps"] for row in loops.values() if row["p99_ms"] <= P99_MS]
+    token = await first_token(subject, max(100, int(40 * seconds)))
+    advance()
+    memory = sum(one.memory_info().rss for one in family(subject.processes))
     return {
         "callers": loops,
         "rps_within_p99": max(within, default=None),
-        "first_token": await first_token(url, max(100, int(40 * seconds))),
+        "first_token": token,
+        "memory_mib": round(memory / 2**20, 1),
     }
 
 
-def memory(processes: list[psutil.Process]) -> float:
-    """Resident memory of the processes and their children, in MiB."""
-    family = [one for process in processes for one in (process, *process.children(recursive=True))]
-    return round(sum(one.memory_info().rss for one in family) / 2**20, 1)
+def steps(options: argparse.Namespace) -> int:
+    """How many there are of one subject."""
+    return len(options.callers) + 2
 
 
 def compare(rows: dict[str, dict[str, Any]]) -> None:
     """Write what each adds to ``direct``, and its rates as ratios to the bare proxy's and LiteLLM's, into its row."""
+    rows = {name: row for name, row in rows.items() if "error" not in row}
     direct = rows["direct"]
     for row in rows.values():
         row["added"] = {
@@ -200,7 +263,7 @@ def compare(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=4.0, help="per figure")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per figure")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="time the scripted vLLM takes to its first token")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--no-peers", action="store_true", help="do not install and measure other gateways")
@@ -215,10 +278,10 @@ def run(options: argparse.Namespace) -> None:
             peers.install()
     delay = options.delay_ms / 1000
     rows: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as name, running(serve_vllm, delay) as vllm:
-        folder = Path(name)
-        subjects: dict[str, Callable[[], contextlib.AbstractContextManager[tuple[str, list[psutil.Process]]]]] = {
-            "direct": lambda: contextlib.nullcontext((vllm.url, [psutil.Process(vllm.pid)])),
+    with tempfile.TemporaryDirectory() as place, running(serve_vllm, delay) as vllm:
+        folder = Path(place)
+        subjects: dict[str, Callable[[], contextlib.AbstractContextManager[Subject]]] = {
+            "direct": lambda: contextlib.nullcontext(Subject(vllm.url, [psutil.Process(vllm.pid)])),
             "proxy": lambda: alone(running(serve_proxy, vllm.url)),
             "ours_n1": lambda: ours(folder, delay, num_repeat=1),
             "ours_n8": lambda: ours(folder, delay),
@@ -226,17 +289,32 @@ def run(options: argparse.Namespace) -> None:
             "litellm": lambda: peer(peers.litellm, vllm.url, folder),
             "ferrogw": lambda: peer(peers.ferrogw, vllm.url, folder),
         }
-        wanted = {"direct", *(options.only or subjects)} - ({"litellm", "ferrogw"} if options.no_peers else set())
-        for name, start in subjects.items():
-            if name not in wanted:
-                continue
-            with console.status(f"measuring {name}"), start() as (url, processes):
-                with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                    rows[name] = runner.run(measure(url, options.callers, options.seconds))
-                rows[name]["memory_mib"] = memory(processes)
+        wanted = {"direct", *(options.only or subjects)} - (PEERS if options.no_peers else set[str]())
+        with progress(console) as bar:
+            task = bar.add_task("", total=len(wanted & subjects.keys()) * steps(options))
+            for name, start in subjects.items():
+                if name not in wanted:
+                    continue
+                bar.update(task, description=name)
+                try:
+                    with start() as subject, asyncio.Runner(loop_factory=loop_factory()) as runner:
+                        rows[name] = runner.run(measure(subject, options, lambda: bar.advance(task)))
+                except (peers.PeerError, RuntimeError, ConnectionError, ExceptionGroup) as exc:
+                    # a peer that does not answer is a finding about it, and no reason to lose the others' figures
+                    if name not in PEERS:
+                        raise
+                    rows[name] = {"error": repr(exc)}
+                    console.print(f"{name}: {exc!r}", style="yellow")
     compare(rows)
-    cores = len(os.sched_getaffinity(0))
-    text = json.dumps({"cores": cores, "delay_ms": options.delay_ms, "seconds": options.seconds, **rows}, indent=2)
+    about = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
+    about |= {"delay_ms": options.delay_ms, "seconds": options.seconds}
+    text = json.dumps({**about, **rows}, indent=2)
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n")
+
+
+def progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:>10}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console
+    )

@@ -27,7 +27,7 @@ from swarm.job import TrainJob, dump_job
 
 ROOT = Path(__file__).parent.parent
 ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.engine")
-_START_SECONDS = 60
+_START_SECONDS = 180
 
 
 @dataclass(frozen=True)

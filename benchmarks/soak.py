@@ -32,9 +32,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.engine import MODEL
 from benchmarks.lifecycle import GROUP, Client, connected, percentiles
 from benchmarks.processes import Running, running, start_engine, swarm_server
+from benchmarks.vllm import MODEL
 from swarm.http.serve import loop_factory
 from swarm.job import TrainJob
 

@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's chat route that costs almost nothing: precomputed answers of 200 tokens, plain or streamed.
+"""A stand-in for vLLM's chat route that costs almost nothing: precomputed answers, plain or streamed.
 
 Token ids and log-probabilities come only with answers that were asked for them, as in vLLM: a plain proxy is not made
 to carry them. Text is one word per token.
@@ -15,7 +15,6 @@ from typing import Any, cast
 MODEL = "stand-in"
 TOKENS = 200
 PROMPT = list(range(1000, 1050))
-_IDS = [200 + (7 * place) % 1000 for place in range(TOKENS)]
 _N = re.compile(rb'"n"\s*:\s*(\d+)')
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _DETAILS = b"return_token_ids"
@@ -25,13 +24,14 @@ _REST_AFTER = 0.02
 
 
 @functools.cache
-def completion(choices: int, details: bool) -> bytes:
+def completion(choices: int, details: bool, tokens: int = TOKENS) -> bytes:
     """A plain chat answer as vLLM 0.28 gives it, with its head; ``details``: token ids and log-probabilities."""
-    choice = {"message": {"role": "assistant", "content": "".join(map(_text, _IDS)), "tool_calls": []}}
+    ids = _ids(tokens)
+    choice = {"message": {"role": "assistant", "content": "".join(map(_text, ids)), "tool_calls": []}}
     choice |= {"finish_reason": "stop", "stop_reason": None, "logprobs": None}
     if details:
-        choice |= {"logprobs": {"content": [_entry(token) for token in _IDS]}, "token_ids": _IDS}
-    count = choices * TOKENS
+        choice |= {"logprobs": {"content": [_entry(token) for token in ids]}, "token_ids": ids}
+    count = choices * tokens
     answer = {
         **_HEAD,
         "object": "chat.completion",
@@ -47,13 +47,14 @@ def completion(choices: int, details: bool) -> bytes:
 
 
 @functools.cache
-def stream(choices: int, details: bool) -> tuple[bytes, bytes]:
+def stream(choices: int, details: bool, tokens: int = TOKENS) -> tuple[bytes, bytes]:
     """A streamed answer: up to the first token of each choice, and the rest, one event per token."""
+    ids = _ids(tokens)
     first = [_chunk({"delta": {"role": "assistant", "content": ""}}, index, details) for index in range(choices)]
-    first += [_token_chunk(_IDS[0], index, details) for index in range(choices)]
-    rest = [_token_chunk(token, index, details) for token in _IDS[1:] for index in range(choices)]
+    first += [_token_chunk(ids[0], index, details) for index in range(choices)]
+    rest = [_token_chunk(token, index, details) for token in ids[1:] for index in range(choices)]
     rest += [_chunk({"delta": {}, "finish_reason": "stop"}, index, False) for index in range(choices)]
-    count = choices * TOKENS
+    count = choices * tokens
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": count, "total_tokens": len(PROMPT) + count}
     rest.append({**_HEAD, "object": "chat.completion.chunk", "choices": [], "usage": usage})
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -76,6 +77,10 @@ def _chunk(choice: dict[str, Any], index: int, with_prompt: bool) -> dict[str, A
     return {**_HEAD, "object": "chat.completion.chunk", "choices": [choice], **prompt}
 
 
+def _ids(tokens: int) -> list[int]:
+    return [200 + (7 * place) % 1000 for place in range(tokens)]
+
+
 def _text(token: int) -> str:
     return f"t{token} "
 
@@ -90,6 +95,8 @@ class ChatServer(asyncio.Protocol):
 
     #: seconds to the first token, or to the whole of a plain answer
     delay = 0.0
+    #: of each choice
+    tokens = TOKENS
 
     def __init__(self) -> None:
         self._received = b""
@@ -119,8 +126,8 @@ class ChatServer(asyncio.Protocol):
         found = _N.search(body)
         choices, details = int(found[1]) if found else 1, _DETAILS in body
         if not _STREAM.search(body):
-            self._transport.write(completion(choices, details))
+            self._transport.write(completion(choices, details, self.tokens))
             return
-        first, rest = stream(choices, details)
+        first, rest = stream(choices, details, self.tokens)
         self._transport.write(first)
         asyncio.get_running_loop().call_later(_REST_AFTER, self._transport.write, rest)

@@ -1,7 +1,7 @@
-"""The cheapest HTTP/1.1 client that is still one: a keep-alive connection, one request at a time, no pipelining.
+"""The cheapest HTTP/1.1 clients that are still such: a keep-alive connection, one request at a time, no pipelining.
 
 A load generator on the machine that it measures must cost little; httpx takes more CPU time per request than a server.
-Answers must have a ``content-length``, which all plain answers of our servers have.
+:class:`Connection` is for our own servers, whose plain answers have a ``content-length``; :class:`Caller` is for any.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import asyncio
 import json
 import re
 import time
+from dataclasses import dataclass
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
+
+import httptools
 
 
 class Connection(asyncio.Protocol):
@@ -70,58 +73,104 @@ class Connection(asyncio.Protocol):
             answer.set_exception(ConnectionError(f"the server closed the connection ({exc})"))
 
 
-class Stream(asyncio.Protocol):
-    """A keep-alive connection for streamed answers in chunked encoding: when the first token came."""
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer; seconds since the request was sent. ``first_token`` is ``None`` where no chunk had content."""
+
+    status: int
+    body: bytes
+    first_token: float | None
+    seconds: float
+
+
+class Caller(asyncio.Protocol):
+    """Sends one request at a time to a server of any making and reads its answer: of a length that is told, in chunks,
+    or until the connection ends. A connection that the server has closed is opened anew, which is not timed."""
 
     _TOKEN = re.compile(rb'"content": ?"[^"]')
 
-    def __init__(self) -> None:
-        self._received = bytearray()
-        self._began = 0.0
-        self._first: float | None = None
-        self._done: asyncio.Future[float] | None = None
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
         self._transport: asyncio.Transport | None = None
+        self._reply: asyncio.Future[Reply] | None = None
+        self._parser: Any = None
+        self._answered = False
 
-    @classmethod
-    async def open(cls, host: str, port: int) -> Self:
-        _, protocol = await asyncio.get_running_loop().create_connection(cls, host, port)
-        return protocol
+    async def ask(self, request: bytes) -> Reply:
+        """The answer to ``request``.
 
-    def ask(self, request: bytes) -> asyncio.Future[float]:
-        """Send ``request`` and read its whole answer; seconds until its first chunk with content had come."""
-        assert self._done is None and self._transport is not None, "one request at a time"
-        self._done = asyncio.get_running_loop().create_future()
-        self._began = time.perf_counter()
-        self._transport.write(request)
-        return self._done
+        Raises:
+            ConnectionError: there is none.
+        """
+        assert self._reply is None, "one request at a time"
+        try:
+            return await self._ask(request)
+        except ConnectionError:
+            if self._answered:
+                raise
+        # it may have closed an idle connection just as the request was on its way
+        return await self._ask(request)
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
+    async def _ask(self, request: bytes) -> Reply:
+        loop = asyncio.get_running_loop()
+        if self._transport is None or self._transport.is_closing():
+            await loop.create_connection(lambda: self, *self._address)
+        assert self._transport is not None
+        self._body = bytearray()
+        self._first: float | None = None
+        self._answered = False
+        reply = self._reply = loop.create_future()
+        self._began = time.perf_counter()
+        self._transport.write(request)
+        return await reply
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio's
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
+        self._bounded = False
 
     def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        self._received += data
-        if self._first is None and self._TOKEN.search(self._received):
-            self._first = now - self._began
-        if self._done is None or not self._received.endswith(b"\r\n0\r\n\r\n"):
-            return
-        done, self._done = self._done, None
-        answer, first = bytes(self._received), self._first
-        self._received.clear()
-        self._first = None
-        if first is None or not answer.startswith(b"HTTP/1.1 200 "):
-            done.set_exception(RuntimeError(f"no stream of tokens: {answer[:500]!r}"))
-        else:
-            done.set_result(first)
+        self._answered = True
+        self._parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        done, self._done = self._done, None
-        if done is not None and not done.done():
-            done.set_exception(ConnectionError(f"the server closed the connection ({exc})"))
+        self._transport = None
+        if self._reply is None:
+            return
+        if exc is None and self._answered and not self._bounded:
+            self.on_message_complete()
+        else:
+            self._end().set_exception(ConnectionError(f"the server closed the connection ({exc})"))
+
+    # ------------------------------------------------------------------ what the parser finds
+
+    def on_message_begin(self) -> None:
+        self._bounded = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._bounded |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        if self._first is None and self._TOKEN.search(self._body):
+            self._first = time.perf_counter() - self._began
+
+    def on_message_complete(self) -> None:
+        seconds = time.perf_counter() - self._began
+        if not self._parser.should_keep_alive() and self._transport is not None:
+            self._transport.close()
+        if self._reply is not None:
+            self._end().set_result(Reply(self._parser.get_status_code(), bytes(self._body), self._first, seconds))
+
+    def _end(self) -> asyncio.Future[Reply]:
+        assert self._reply is not None
+        reply, self._reply = self._reply, None
+        return reply
 
 
 def address_of(url: str) -> tuple[str, int]:

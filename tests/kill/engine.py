@@ -18,13 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import MODEL, ChatServer, completion
+from benchmarks.vllm import MODEL, ChatServer
 from swarm.link.batches import BatchRequests
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BatchReady, BootProgress, Finished, Message, RolloutReady, Stop
 from swarm.types import TrainBatch
 
-TOKENS = 6
 #: a killed server's engine leaves soon, so that not many are there at a time
 _SERVER_TIMEOUT = 4.0
 
@@ -39,14 +38,10 @@ class Log:
         os.write(self._file, json.dumps(fields).encode() + b"\n")
 
 
-def short(choices: int) -> bytes:
-    return completion(choices, TOKENS)
-
-
 class Chat(ChatServer):
     """Short answers."""
 
-    make = staticmethod(short)
+    tokens = 6
 
 
 async def main() -> None:
