@@ -8,7 +8,8 @@ each alone at its time:
 * ``ours_n1``: our gateway with one answer per request, which goes straight through the swarm server, as a group of one
   teaches nothing;
 * ``ours_n8``: our gateway with groups of eight: claimed, sampled in one call, scored, ended with fsync (``best``);
-* ``ours_first``: the same with the first answer streamed live;
+* ``ours_n8_acknowledged``: the same, the answer waits until its rewards are on disk (``acknowledge_seconds``);
+* ``ours_first``: groups of eight with the first answer streamed live;
 * ``litellm``, ``ferrogw``: see :mod:`benchmarks.peers`; left out with ``--no-peers``.
 
 Ours run with a real swarm server, whose engine is the same scripted vLLM. For each: plain requests in a closed loop of
@@ -46,7 +47,7 @@ from swarm.job import TrainJob
 
 PATH = "/v1/chat/completions"
 HOOK = "def on_compute_relative_reward(task, candidates, context):\n    return [0.1 * c.index for c in candidates]\n"
-BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS}
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS}
 GROUP = 8
 PEERS = frozenset({"litellm", "ferrogw"})
 #: The issue's bound on the 99th percentile, for the highest rate.
@@ -104,11 +105,13 @@ class Subject:
     Attributes:
         processes: of the gateway itself; with their children.
         behind: of what it needs beside vLLM.
+        model: the name to ask for.
     """
 
     url: str
     processes: list[psutil.Process]
     behind: list[psutil.Process] = field(default_factory=list[psutil.Process])
+    model: str = MODEL
 
     def cpu_seconds(self) -> tuple[float, float]:
         """CPU time so far, of the gateway and of what is behind it."""
@@ -147,20 +150,23 @@ def alone(server: contextlib.AbstractContextManager[Running]) -> Generator[Subje
 
 @contextlib.contextmanager
 def peer(
-    start: Callable[[int, str, Path], contextlib.AbstractContextManager[psutil.Process]], upstream: str, folder: Path
+    start: Callable[[int, str, Path], contextlib.AbstractContextManager[psutil.Process]],
+    upstream: str,
+    folder: Path,
+    model: str = MODEL,
 ) -> Generator[Subject]:
     from swarm.http.serve import bind
 
     with bind("127.0.0.1", 0) as sock:
         port: int = sock.getsockname()[1]
     with start(port, upstream, folder) as process:
-        yield Subject(f"http://127.0.0.1:{port}", [process])
+        yield Subject(f"http://127.0.0.1:{port}", [process], model=model)
 
 
 async def closed_loop(subject: Subject, callers: int, seconds: float) -> dict[str, float]:
     """Of ``callers`` that ask, each again as soon as it is answered: median and p99 in milliseconds, rate, CPU time in
     milliseconds per request (of the gateway, and of what is behind it)."""
-    request = post(PATH, json.dumps(BODY).encode())
+    request = post(PATH, json.dumps(BODY | {"model": subject.model}).encode())
     latencies: list[float] = []
     before, started = subject.cpu_seconds(), time.perf_counter()
 
@@ -184,7 +190,7 @@ async def closed_loop(subject: Subject, callers: int, seconds: float) -> dict[st
 
 async def first_token(subject: Subject, count: int) -> dict[str, float]:
     """Milliseconds from sending a streamed request to its first chunk with content, one caller; CPU as above."""
-    request = post(PATH, json.dumps(BODY | {"stream": True}).encode())
+    request = post(PATH, json.dumps(BODY | {"model": subject.model, "stream": True}).encode())
     latencies: list[float] = []
     before = subject.cpu_seconds()
 
@@ -285,9 +291,10 @@ def run(options: argparse.Namespace) -> None:
             "proxy": lambda: alone(running(serve_proxy, vllm.url)),
             "ours_n1": lambda: ours(folder, delay, num_repeat=1),
             "ours_n8": lambda: ours(folder, delay),
+            "ours_n8_acknowledged": lambda: ours(folder, delay, acknowledge_seconds=5),
             "ours_first": lambda: ours(folder, delay, policy="first"),
             "litellm": lambda: peer(peers.litellm, vllm.url, folder),
-            "ferrogw": lambda: peer(peers.ferrogw, vllm.url, folder),
+            "ferrogw": lambda: peer(peers.ferrogw, vllm.url, folder, peers.FERROGW_MODEL),
         }
         wanted = {"direct", *(options.only or subjects)} - (PEERS if options.no_peers else set[str]())
         with progress(console) as bar:
@@ -316,5 +323,5 @@ def run(options: argparse.Namespace) -> None:
 
 def progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:>10}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console
+        TextColumn("{task.description:>20}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console
     )

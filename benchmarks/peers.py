@@ -26,6 +26,8 @@ PACKAGES = ("litellm[proxy]==1.109.1", "ferrogw==1.5.10")
 _OVERRIDES = "certifi>=2025\nlitellm-proxy-extras>=0.4\n"
 _INSTALL_SECONDS, _START_SECONDS = 900, 120
 _KEY = "fgw_benchmark"
+#: ferrogw takes none but names that it knows; the scripted vLLM takes any.
+FERROGW_MODEL = "gpt-4o-mini"
 
 
 class PeerError(Exception):
