@@ -77,7 +77,8 @@ def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
     except ConfigError:
         raise
     except TypeError as exc:
-        raise ConfigError(f"{place} cannot be made with the options {dict(options or {})}: {exc}") from exc
+        hint = "" if options else "; options are given in a YAML file of parts, see reward_hooks.compose"
+        raise ConfigError(f"{place} cannot be made with the options {dict(options or {})}: {exc}{hint}") from exc
     except Exception as exc:
         raise ConfigError(f"{place} failed to be made: {type(exc).__name__}: {exc}") from exc
 

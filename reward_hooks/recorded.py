@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from reward_hooks.contract import Candidate
 from swarm.errors import ConfigError
@@ -36,7 +37,11 @@ class RecordedGroup(Model):
     @model_validator(mode="after")
     def _one_rank_each(self) -> Self:
         if self.rank is not None and len(self.rank) != len(self.candidates):
-            raise ValueError(f"rank has {len(self.rank)} numbers for {len(self.candidates)} candidates")
+            raise PydanticCustomError(
+                "rank",
+                "rank has {numbers} numbers for {count} candidates",
+                {"numbers": len(self.rank), "count": len(self.candidates)},
+            )
         return self
 
     @property
@@ -68,6 +73,8 @@ def _group(line: str, where: str) -> RecordedGroup:
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
     fields = dict(cast("dict[str, Any]", row))
+    if "candidates" not in fields:
+        raise ConfigError(f"{where}: has no candidates; a hook ranks recorded answers, so add a list of them")
     prompt = fields.pop("prompt", None)
     if "task" not in fields:
         if not isinstance(prompt, str) or not prompt.strip():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.cli.progress import OnProgress
-from reward_hooks import load_hooks
+from reward_hooks import HookRunner, load_hooks
 from reward_hooks.offline import GroupReport, HookReport, OfflineConfig, run_offline
 from reward_hooks.recorded import read_groups
 from swarm.errors import ConfigError
@@ -32,9 +35,21 @@ def try_hooks(
     groups = list(islice(read_groups(data), limit))
     if not groups:
         raise ConfigError(f"{data} holds no group")
-    return asyncio.run(
-        run_offline(hooks, groups, other, config, lambda done, total: on_progress("scoring", done, total, "groups"))
-    )
+    with _quiet(logging.getLogger(HookRunner.__module__)):
+        return asyncio.run(
+            run_offline(hooks, groups, other, config, lambda done, total: on_progress("scoring", done, total, "groups"))
+        )
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Generator[None]:
+    """What fails is in the report; a line for each group beside it would bury that."""
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def print_hook_report(report: HookReport, show: int) -> None:

@@ -28,7 +28,7 @@ def scaffold(name: str, parent: Path) -> Path:
         parent: made if it is not there.
 
     Raises:
-        ConfigError: the name will not do, or the folder is there already.
+        ConfigError: the name will not do, the folder is there already, or cannot be made.
     """
     name = name.replace("-", "_")
     if not _NAME.fullmatch(name):
@@ -36,8 +36,16 @@ def scaffold(name: str, parent: Path) -> Path:
     target = parent / f"opencode_build_{name}"
     if target.exists():
         raise ConfigError(f"{target} is there already; remove it or choose another name")
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=parent) as work:
+    try:
+        _write(name, target)
+    except OSError as exc:
+        raise ConfigError(f"cannot make {target}: {exc.strerror or exc}") from exc
+    return target
+
+
+def _write(name: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as work:
         made = Path(work) / target.name
         made.mkdir()
         for source in sorted(files("gateway.scaffold").joinpath("template").iterdir(), key=lambda one: one.name):
@@ -45,4 +53,3 @@ def scaffold(name: str, parent: Path) -> Path:
                 text = source.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
                 (made / source.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
         shutil.move(made, target)
-    return target

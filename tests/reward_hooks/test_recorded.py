@@ -40,10 +40,14 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("{", "line 2: no JSON"),
         ("[]", "must be a JSON object"),
         ('{"candidates": ["a"]}', "add a prompt"),
-        ('{"prompt": "q"}', "candidates"),
+        ('{"prompt": "q"}', "has no candidates; a hook ranks recorded answers"),
+        ('{"messages": [{"role": "user", "content": "q"}]}', "has no candidates"),
         ('{"prompt": "q", "candidates": []}', "candidates"),
         ('{"prompt": "q", "candidates": [1]}', "candidates"),
-        ('{"prompt": "q", "candidates": ["a", "b"], "rank": [1]}', "1 numbers for 2 candidates"),
+        (
+            '{"prompt": "q", "candidates": ["a", "b"], "rank": [1]}',
+            "line 2: value: rank has 1 numbers for 2 candidates",
+        ),
         ('{"prompt": "q", "candidates": ["a"], "rnak": [1]}', "rnak"),
     ],
 )

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
+from gateway.replay.experiment import ExperimentError
+from gateway.replay.held_out import HeldOutConfig, HeldOutScore
 from reward_hooks import HookRunner, load_hooks
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from swarm.data import read_tasks
@@ -72,6 +74,26 @@ async def test_the_task_says_who_it_is_about_and_strangers_are_refused(hooks: Ho
     with pytest.raises(HookError) as caught:
         await hooks.submit(stranger, context)
     assert caught.value.code == "no_reference"
+
+
+def test_a_control_is_added_to_what_is_there_and_to_nothing_else(tmp_path: Path) -> None:
+    script = load_file(FOLDER / "experiment.py")
+    with pytest.raises(ExperimentError, match="run without --only-control first"):
+        script.trained(tmp_path)
+    score = HeldOutScore(
+        label="base",
+        mean=0.3,
+        low=0.2,
+        high=0.4,
+        components={},
+        tokens=1.0,
+        config=HeldOutConfig(max_tokens=1),
+        prompts=[],
+        policy_versions=[0],
+    )
+    scores = [score, score.model_copy(update={"label": "control"})]
+    (tmp_path / script.REPORT_FILE).write_text(script.Result(runs=[], scores=scores).model_dump_json())
+    assert script.trained(tmp_path) == script.Result(runs=[], scores=[score])
 
 
 def test_the_configuration_is_valid() -> None:

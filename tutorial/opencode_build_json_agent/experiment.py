@@ -80,7 +80,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=16, help="training steps of each run")
     parser.add_argument("--samples", type=int, default=4, help="answers to each held-out prompt")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the prompts")
-    parser.add_argument("--no-control", action="store_true", help="skip the run with shuffled rewards")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--no-control", action="store_true", help="skip the run with shuffled rewards")
+    only.add_argument("--only-control", action="store_true", help="add that run to what --out holds already")
     parser.add_argument("--out", type=Path, default=Path("json-out"), help="folder for logs, reports and the plot")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.samples < 1:
@@ -91,8 +93,11 @@ def main() -> int:
     began = time.monotonic()
     try:
         experiment.pull("smollm2-135m")
-        report, scores = run("trained", arguments, control=False, base=True)
-        result = save(Result(runs=[report], scores=scores), arguments.out)
+        if arguments.only_control:
+            result = trained(arguments.out)
+        else:
+            report, scores = run("trained", arguments, control=False, base=True)
+            result = save(Result(runs=[report], scores=scores), arguments.out)
         if not arguments.no_control:
             report, scores = run("control", arguments, control=True, base=False)
             result = save(Result(runs=[*result.runs, report], scores=[*result.scores, *scores]), arguments.out)
@@ -107,6 +112,24 @@ def main() -> int:
     for score in result.scores:
         print(f"held-out score, {line(score)}")
     return 0
+
+
+def trained(out: Path) -> Result:
+    """What ``out`` holds of an experiment, without any control.
+
+    Raises:
+        ExperimentError: it holds none.
+    """
+    try:
+        result = Result.model_validate_json((out / REPORT_FILE).read_bytes())
+    except (OSError, ValueError) as exc:
+        raise experiment.ExperimentError(
+            f"{out / REPORT_FILE} cannot be read ({exc}); run without --only-control first"
+        ) from exc
+    return Result(
+        runs=[one for one in result.runs if one.label != "control"],
+        scores=[one for one in result.scores if one.label != "control"],
+    )
 
 
 def leave(number: int, frame: FrameType | None) -> None:

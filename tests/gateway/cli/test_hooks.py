@@ -69,3 +69,9 @@ def test_no_groups_are_an_error(folder: Path) -> None:
     (folder / "groups.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="holds no group"):
         run(folder)
+
+
+def test_a_hook_that_fails_is_told_in_the_report_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    code, out = run(folder, "--show", "0")
+    assert code == 0 and "1 x unsure" in out
+    assert not [one for one in caplog.records if one.name.startswith("reward_hooks")]

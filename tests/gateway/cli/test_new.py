@@ -55,6 +55,12 @@ def test_names_that_will_not_do(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot make .*opencode_build_x"):
+        make("x", tmp_path / "file")
+
+
 def test_its_reward_recovers_the_order_of_its_own_groups(tmp_path: Path) -> None:
     made = make("x", tmp_path)
     command = ["hooks", "test", str(made), "--data", str(made / "groups.jsonl"), "--json"]
