@@ -65,6 +65,14 @@ class Pipeline:
             return await _relayed(route, route.upstream, incoming, "")
         policy = Policy.of(route.settings, incoming.headers)
         trains = policy.trains(route.settings, route.name, incoming.request_id)
+        patience = route.settings.offline_wait_seconds
+        if (
+            route.upstream is not None
+            and route.upstream.available
+            and (gone := route.swarm.episodes.gone_for(patience))
+        ):
+            # one who would wait in vain need not wait as long as those before
+            return await self._otherwise(incoming, route, gone, engine=False)
         try:
             if not trains:
                 return await _straight(route, incoming)
@@ -79,15 +87,22 @@ class Pipeline:
     async def _otherwise(
         self, incoming: Incoming, route: Route, error: UnavailableError | UpstreamError, *, engine: bool
     ) -> Outcome:
-        """The answer where the swarm gave none: the upstream's, else the ``engine``'s own without training."""
+        """The answer where the swarm gave none: the upstream's, else the ``engine``'s own without training if it serves
+        now. The latter only where nothing was sampled yet."""
         reason = error.code or DropReason.UNAVAILABLE
         if route.upstream is not None:
-            route.stats.fallbacks[reason] += 1
-            return await _relayed(route, route.upstream, incoming, reason)
+            try:
+                outcome = await _relayed(route, route.upstream, incoming, reason)
+            except UnavailableError as exc:
+                # its breaker is open, or it is out of reach
+                error = exc
+            else:
+                route.stats.fallbacks[reason] += 1
+                return outcome
         if not engine:
             raise error
         try:
-            outcome = await _straight(route, incoming)
+            outcome = await _straight(route, incoming, patient=False)
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1
@@ -100,10 +115,10 @@ async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason:
         return await upstream.relay(incoming, reason)
 
 
-async def _straight(route: Route, incoming: Incoming) -> Outcome:
+async def _straight(route: Route, incoming: Incoming, *, patient: bool = True) -> Outcome:
     answered_by(route.name, "straight")
     with phase("sample"):
-        return await straight(route, incoming)
+        return await straight(route, incoming, patient=patient)
 
 
 @contextmanager

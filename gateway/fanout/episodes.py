@@ -30,6 +30,8 @@ _STATUS_STALE = 1.0
 #: Longest single long-poll: a claim whose caller is gone holds its place in the queue no longer than this.
 _POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
+#: What is known of a server that is away is true for so long.
+_GONE_AGE = 10.0
 #: Longest delay of those who only watch; a server that is well answers in milliseconds.
 _GLANCE_SECONDS = 0.25
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
@@ -72,6 +74,9 @@ class Episodes:
         self._read_at = float("-inf")
         #: when the server did not answer for the first time since it last did
         self.down_since: datetime | None = None
+        self._heard_at = float("-inf")
+        #: since when there is no engine that serves, on the loop's clock
+        self._gone_since: float | None = None
         self._reading: asyncio.Task[Serving] | None = None
         self.standby = Standby(self._claim_ahead, self._give_back, background)
 
@@ -94,6 +99,17 @@ class Episodes:
         if (reading := self._refresh()) is not None:
             await asyncio.wait({reading}, timeout=_GLANCE_SECONDS)
         return self._serving
+
+    def gone_for(self, seconds: float) -> UnavailableError | None:
+        """The error of a server or an engine that has been away for ``seconds`` or more, as far as is known; looks
+        again, behind."""
+        self._refresh()
+        now = asyncio.get_running_loop().time()
+        if self._gone_since is None or now - self._gone_since < seconds or now - self._heard_at > _GONE_AGE:
+            return None
+        if self._serving.engine is None:
+            return UnavailableError("the swarm server has been down for a while", code="server_unreachable")
+        return UnavailableError("the engine has been offline for a while", code="engine_offline")
 
     def _refresh(self) -> asyncio.Task[Serving] | None:
         """The reading of the server's status that is under way; ``None`` while what is known is young enough."""
@@ -193,7 +209,11 @@ class Episodes:
             # they have given way, or will, to other weights or another job
             self.standby.release()
         self._serving = now
-        self._read_at = asyncio.get_running_loop().time()
+        self._read_at = self._heard_at = asyncio.get_running_loop().time()
+        if now.engine not in _DOWN_STATES:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = self._heard_at
         return self._serving
 
 

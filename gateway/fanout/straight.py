@@ -23,8 +23,13 @@ T = TypeVar("T")
 _NOT_TRAINED = {"x-swarm-trained": "false"}
 
 
-async def straight(route: Route, incoming: Incoming) -> Live | Decided:
+async def straight(route: Route, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
     """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
+
+    Args:
+        route: with a swarm.
+        incoming: the request; its model name has been checked.
+        patient: wait for an engine that cannot serve now, as a claim would; else try once.
 
     Raises:
         RelayedError: the engine finds fault with the request.
@@ -36,8 +41,10 @@ async def straight(route: Route, incoming: Incoming) -> Live | Decided:
     # the address has one model; which name the application knows it by is its own business
     body = to_json({**call.body, "model": swarm.episodes.known.model})
     if call.stream:
-        return await _awake(route, lambda: _live(route, body, _deadline(route)))
-    completion, version = await _awake(route, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(route)))
+        return await _awake(route, lambda: _live(route, body, _deadline(route)), patient=patient)
+    completion, version = await _awake(
+        route, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(route)), patient=patient
+    )
 
     async def chunks() -> AsyncIterator[Chunk]:
         answers = [Answer.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
@@ -47,7 +54,7 @@ async def straight(route: Route, incoming: Incoming) -> Live | Decided:
     return Decided(completion, chunks, _headers(version))
 
 
-async def _awake(route: Route, begin: Callable[[], Awaitable[T]]) -> T:
+async def _awake(route: Route, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
     """What ``begin`` gives once an engine serves, which it does not while it starts or trains on the same device."""
     waited = Waiting(route.settings, 0.0)
     while True:
@@ -56,7 +63,7 @@ async def _awake(route: Route, begin: Callable[[], Awaitable[T]]) -> T:
         except UnavailableError as exc:
             refused = not isinstance(exc, EpisodeLostError) or exc.code == "engine_offline"
             told = _not_now(exc)
-            if not refused:
+            if not (refused and patient):
                 raise told from exc
         await waited.after(told)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -41,6 +42,16 @@ class Upstream:
         if body.get("stream"):
             return StreamingResponse(iter([STREAM]), media_type="text/event-stream")
         return JSONResponse(completion("from the fallback"))
+
+
+async def engine_itself(request: Request) -> Response:
+    """The engine without an episode, at the swarm server's own address."""
+    if not (await request.json()).get("stream"):
+        return JSONResponse(completion("from the engine"))
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    delta = {"index": 0, "delta": {"role": "assistant", "content": "from the engine"}, "finish_reason": "stop"}
+    events = [f"data: {json.dumps({**head, 'choices': [delta]})}\n\n", "data: [DONE]\n\n"]
+    return StreamingResponse(iter(events), media_type="text/event-stream")
 
 
 @pytest.fixture
@@ -145,6 +156,45 @@ async def test_an_unreachable_fallback_is_a_503(swarm: Swarm, open_gateway: Open
         response = await http.post(CHAT, json=BODY)
     assert response.status_code == 503
     assert "upstream 127.0.0.1:9 cannot be reached" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("with_upstream", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_answers_without_training_where_nothing_else_does(
+    swarm: Swarm, open_gateway: OpenGateway, with_upstream: bool, stream: bool
+) -> None:
+    swarm.app.router.routes.append(Route(CHAT, engine_itself, methods=["POST"]))
+    swarm.state = EngineState.WEIGHT_SYNCING
+    upstream = {"base_url": f"{NOWHERE}/v1"} if with_upstream else None
+    async with open_gateway(claim_wait_seconds=0.1, upstream=upstream) as http:
+        response = await http.post(CHAT, json={**BODY, "stream": stream})
+        assert response.status_code == 200 and "from the engine" in response.text
+        assert response.headers["x-swarm-trained"] == "false"
+        assert response.headers["x-swarm-drop-reason"] == "engine_syncing"
+        assert (await http.get("/status")).json()["fallbacks"] == {"engine_syncing": 1}
+
+
+async def test_an_open_breaker_leads_to_the_engine(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    swarm.app.router.routes.append(Route(CHAT, engine_itself, methods=["POST"]))
+    swarm.state = EngineState.WEIGHT_SYNCING
+    async with open_gateway(claim_wait_seconds=0.05, upstream={"base_url": f"{NOWHERE}/v1"}) as http:
+        answers = [await http.post(CHAT, json=BODY) for _ in range(8)]
+    assert [answer.status_code for answer in answers] == [200] * 8
+
+
+async def test_nobody_waits_for_an_engine_that_has_been_away_for_long(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm.state = EngineState.OFFLINE
+    async with open_gateway(offline_wait_seconds=0, upstream={"base_url": upstream.url}) as http:
+        for _ in range(3):
+            response = await http.post(CHAT, json=BODY)
+            assert response.headers["x-swarm-drop-reason"] == "engine_offline"
+        assert not swarm.claims
+        swarm.state = EngineState.ROLLING
+        async with asyncio.timeout(60):
+            while response.headers["x-swarm-trained"] != "true":
+                response = await http.post(CHAT, json=BODY)
 
 
 @pytest.mark.parametrize("code", [401, 422])

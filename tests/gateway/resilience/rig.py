@@ -37,7 +37,7 @@ from tests.kill.invariants import lines
 JOB = TrainJob(model="stand-in", batch_size=4, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
 #: Of 16 users some wait for a place.
 PLACES = 12
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 _SETTLE_SECONDS = 60.0
 
 #: Judges by length; hangs where the user says so.

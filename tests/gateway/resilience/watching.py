@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.processes import ROOT
 
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 _STOP_SECONDS = 40.0
 _WORD_SECONDS = 120.0
 
