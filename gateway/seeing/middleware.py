@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.seeing.observed import Observed
-from gateway.seeing.request import Seen, Span, seeing
+from gateway.seeing.request import Seen, Span, seeing, trace_headers
 from swarm.http.asgi import RawHeaders, header
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class SeeingMiddleware:
         if tracer is not None:
             spanning = tracer.span(f"{scope['method']} request", _trace(seen, scope["headers"]))
         with seeing(seen), spanning as span:
+            if span is not None and not span.recording:
+                # spans that nobody sees would cost half of those that somebody does
+                seen.traceparent, seen.tracer = trace_headers().get("traceparent", ""), None
             try:
                 await self.app(scope, receiving, sending)
             except Exception:

@@ -21,6 +21,11 @@ PhaseName = Literal["queue", "join", "claim", "sample", "hook", "submit", "upstr
 class Span(Protocol):
     """One stretch of a trace."""
 
+    @property
+    def recording(self) -> bool:
+        """Whether anybody will see it, and those inside it."""
+        ...
+
     def set(self, name: str, value: str | int | float | bool) -> None:
         """Note an attribute."""
         ...
@@ -55,6 +60,8 @@ class Seen:
         route: name of the route, once it is known.
         policy: how it was answered in fact: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
         failed: the code of the error that the caller got to see; or ``""``.
+        tracer: ``None``: nobody traces it, or this one is not sampled.
+        traceparent: what other servers are told where there is no tracer.
         away: seconds in which at least one phase was under way, until the answer was out.
     """
 

@@ -108,6 +108,11 @@ class _Span:
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
 
+    @property
+    def recording(self) -> bool:
+        """See :class:`gateway.seeing.request.Span`."""
+        return self._span.is_recording()
+
     def set(self, name: str, value: str | int | float | bool) -> None:
         """See :class:`gateway.seeing.request.Span`."""
         self._span.set_attribute(name, value)

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -22,3 +23,22 @@ def test_servers_log_with_time_level_and_name() -> None:
         "WARNING httpx: trouble",
     ]
     assert all(line[:2] == "20" for line in done.stderr.splitlines())
+
+
+AS_JSON = """
+import logging, uvicorn
+from gateway.cli.logs import log_to_stderr
+log_to_stderr("json")
+uvicorn.Config(None, log_level="warning")
+for name in ("gateway.x", "uvicorn.error"):
+    logging.getLogger(name).warning("trouble: %s", ValueError("what a user said"))
+"""
+
+
+def test_servers_log_objects_without_what_users_say() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_JSON], capture_output=True, text=True, timeout=60, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [
+        ("warning", "gateway.x", "trouble: ValueError"),
+        ("warning", "uvicorn.error", "trouble: ValueError"),
+    ]

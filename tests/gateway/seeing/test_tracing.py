@@ -112,10 +112,16 @@ async def test_a_live_stream_is_traced_to_its_end(
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
-async def test_none_are_taken_where_none_are_wanted(open_gateway: OpenGateway, exported: Exported) -> None:
+async def test_none_are_taken_where_none_are_wanted(
+    swarm: Swarm, open_gateway: OpenGateway, exported: Exported
+) -> None:
     async with open_gateway(tracing={"sampled": 0}) as http:
         await http.post(CHAT, json=BODY)
         await http.post(CHAT, json=BODY, headers={"traceparent": TRACEPARENT})
+    ours, theirs = swarm.traceparents
+    sampled = [int(one.split("-")[3], 16) & 1 for one in (ours, theirs)]
+    assert sampled == [0, 1] and theirs.split("-")[1] == TRACE
+    assert {one["traceparent"] for one in origin(swarm)[:4]} == {ours}
     # the second one's trace is being taken elsewhere
     assert {f"{span.get_span_context().trace_id:032x}" for span in exported.get_finished_spans()} == {TRACE}
 
