@@ -155,13 +155,16 @@ class ClaimGroupResponse(Model):
     fail_cause: str = ""
 
 
+_OUTPUT_FIELDS = frozenset(WorkflowOutput.model_fields)
+
+
 def _tolerant(value: Any) -> Any:
     """A foreign client's workflow output as ours: unknown and null fields, and metrics that are no number, are left
     out; what is wrong with the reward stays wrong."""
     if not isinstance(value, Mapping):
         return value
     given = cast("Mapping[str, Any]", value)
-    known = {key: one for key, one in given.items() if key in WorkflowOutput.model_fields and one is not None}
+    known = {key: one for key, one in given.items() if key in _OUTPUT_FIELDS and one is not None}
     metrics: Any = known.get("log_metrics")
     if isinstance(metrics, Mapping):
         named = cast("Mapping[str, Any]", metrics)
@@ -198,21 +201,21 @@ class AbortEpisodeRequest(EpisodeRequest):
     metadata: dict[str, Any] = {}
 
 
-class EndEpisodeRequest(EpisodeRequest):
-    """``POST /end_episode``. Repeating it with the same episode is answered like the first time; with another
-    ``idempotency_key`` it is another end, which comes too late."""
-
-    task_id: str = Field(min_length=1, max_length=MAX_NAME)
-    workflow_output: WireOutput
-    declare_client_active: bool = True
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
-
-
 class EpisodeEnd(WireRequest):
-    """One member of an ended group."""
+    """One episode that ends, and its result."""
 
     episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
     workflow_output: WireOutput
+
+
+class EndEpisodeRequest(EpisodeEnd):
+    """``POST /end_episode``. Repeating it with the same episode is answered like the first time; with another
+    ``idempotency_key`` it is another end, which comes too late."""
+
+    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    task_id: str = Field(min_length=1, max_length=MAX_NAME)
+    declare_client_active: bool = True
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
 class EndGroupRequest(WireRequest):

@@ -126,6 +126,10 @@ class ClaimQueue:
             # it may have held up those behind it
             self.serve()
 
+    def remembers(self, wish: ClaimWish) -> bool:
+        """Whether ``wish`` repeats a claim that was granted."""
+        return bool(wish.claim_key) and (wish.client_uuid, wish.claim_key) in self._granted
+
     def serve(self) -> None:
         """Grant what can be granted now."""
         for waiting in list(self._waiting):

@@ -387,7 +387,7 @@ class Controller(EngineBoard):
 
     @property
     def _pool(self) -> EpisodePool | None:
-        return self._run.pool if self._run is not None and self._run.has_job else None
+        return self._run.found_pool if self._run is not None else None
 
     def _to(self, state: EngineState, detail: str) -> None:
         self._enter(state, detail)
@@ -399,14 +399,16 @@ class Controller(EngineBoard):
         return self._pool is not None and self._pool.collection.give_back()
 
     def _tell_collected(self) -> None:
-        if self._state is EngineState.ROLLING_POST or (self._pool is not None and self._pool.batch_ready):
+        if self._state is EngineState.ROLLING_POST or ((pool := self._pool) is not None and pool.batch_ready):
             self._collected.notify()
 
     def _next_due(self) -> float:
-        if self._pool is None:
+        if (pool := self._pool) is None:
             return math.inf
-        dues = (self._pool.next_deadline(), self._pool.collection.next_change())
-        return min((due for due in dues if due is not None), default=math.inf)
+        deadline, change = pool.next_deadline(), pool.collection.next_change()
+        if change is None:
+            return math.inf if deadline is None else deadline
+        return change if deadline is None else min(deadline, change)
 
     def _watch(self) -> None:
         if self._next_due() < self._watching:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.protocol import EpisodeEnd
@@ -27,8 +27,7 @@ TOO_LATE: dict[EndedHow, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How an episode ended: ``drop_reason`` is empty unless its reward will not be trained."""
 
     client_uuid: str

@@ -12,6 +12,7 @@ import hmac
 import math
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from swarm.entropy import random_bytes
 from swarm.errors import SwarmGatewayError
@@ -98,8 +99,7 @@ class EpisodeGroup:
     key: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimWish:
+class ClaimWish(NamedTuple):
     """What a client asks for: ``count`` episodes at once or none; times in seconds.
 
     Of wishes with one client and ``claim_key`` (if not empty) all get what the first got; a restart remembers that of
@@ -123,16 +123,14 @@ class ClaimWish:
         return (self.throttle.current_task_id if self.throttle else None) or ""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What a client gets for a claimed episode; the key exists nowhere else."""
 
     episode_uuid: str
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """What one claim got: its episodes in order, and the group's address if it was claimed as a group."""
 
     claims: tuple[Claim, ...]

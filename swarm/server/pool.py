@@ -115,20 +115,22 @@ class EpisodePool:
 
     def claim(self, wish: ClaimWish) -> Grant | Refusal:
         """Give out all the episodes of ``wish``, or none."""
-        if wish.count > self._job.slots:
-            return Refusal(f"{wish.count} episodes cannot run at once: there are {self._job.slots} slots", False)
+        slots = self._job.slots
+        if wish.count > slots:
+            return Refusal(f"{wish.count} episodes cannot run at once: there are {slots} slots", False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         if self.collection.ready:
             # it is about to leave: what began now would be cut off by the weight sync
             return Refusal(POST_ROLLING)
-        if not wish.standby:
-            self._relieve(wish.count - (self._job.slots - len(self._running)))
+        if wish.standby:
+            if not self.collection.has_room(len(self._standby) + wish.count):
+                return Refusal(NO_EPISODES)
+        elif self._standby:
+            self._relieve(wish.count - (slots - len(self._running)))
             if not self.collection.has_room(len(self._standby) + wish.count):
                 self._relieve(len(self._standby))
-        elif not self.collection.has_room(len(self._standby) + wish.count):
-            return Refusal(NO_EPISODES)
-        if self._job.slots - len(self._running) < wish.count:
+        if slots - len(self._running) < wish.count:
             return Refusal(NO_EPISODES)
         admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.count, wish.throttle)
         self.batches.drop(admission.dropped)

@@ -64,6 +64,11 @@ class TrainingRun:
         return self._job
 
     @property
+    def found_pool(self) -> EpisodePool | None:
+        """The pool, if there is one."""
+        return self._pool
+
+    @property
     def pool(self) -> EpisodePool:
         """The pool; raises like :attr:`job`."""
         if self._pool is None:

@@ -6,8 +6,9 @@ block that holds them, however that is left.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from swarm.server.journal.records import Record
 
@@ -22,6 +23,7 @@ class Together:
     def __init__(self, append: Callable[..., None]) -> None:
         self._append = append
         self._held: list[Record] | None = None
+        self._depth = 0
 
     def __call__(self, *records: Record) -> None:
         if self._held is None:
@@ -29,17 +31,23 @@ class Together:
         else:
             self._held += records
 
-    @contextlib.contextmanager
-    def hold(self) -> Generator[None]:
-        """Not to be held across a wait: others' records would be held back too."""
-        if self._held is not None:
-            yield
+    def hold(self) -> Self:
+        """For a ``with`` statement. Not to be held across a wait: others' records would be held back too."""
+        return self
+
+    # a contextmanager would cost each end as much as half of its records
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._held is None:
+            self._held = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth:
             return
-        held = self._held = []
-        try:
-            yield
-        finally:
-            # also after an error: what has happened in memory has happened
-            self._held = None
-            if held:
-                self._append(*held)
+        # also after an error: what has happened in memory has happened
+        held, self._held = self._held, None
+        if held:
+            self._append(*held)

@@ -63,7 +63,7 @@ class Admission:
     def _anonymous_may(self, scope: Scope) -> bool:
         if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
             return False
-        return _is_here(scope) and not any(name in _FORWARDED for name, _ in scope["headers"])
+        return _is_here(scope) and _FORWARDED.isdisjoint(dict(scope["headers"]))
 
     @staticmethod
     def _check_scope(caller: Caller, scope: Scope) -> None:

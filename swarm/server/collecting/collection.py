@@ -39,6 +39,9 @@ class Admission:
         return not self.reason
 
 
+_GRANTED = Admission()
+
+
 class Collection:
     """Finished episodes and clients of one job.
 
@@ -117,12 +120,14 @@ class Collection:
         was refused must be tried again at :meth:`next_change` at the latest.
         """
         if episode_type == "eval":
-            return Admission()
+            return _GRANTED
         refusal = self._throttle.refusal(client_uuid, count, policy) if policy else ""
         self._clients.throttled(client_uuid, bool(refusal))
         if refusal:
             self._someone_throttled = True
             return Admission(refusal)
+        if self._groups.has_room(self._shares.running + count):
+            return _GRANTED
         reason, dropped = self._groups.make_room(self._shares.running, count, self.ready)
         return Admission(reason, tuple(self._counted(dropped)))
 

@@ -5,6 +5,8 @@ Invariant: a transaction is written whole or not at all, and writing it again le
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from swarm.server.journal.ledger import Changes, Ledger, Live, Move, Row, Rows, Run
 from swarm.server.journal.schema import State
 
-#: Rows of one statement are powers of two up to this, so that few statements are ever compiled.
+#: Up to so many rows any number is one statement; more are taken in multiples of it, so that few are ever compiled.
+_FEW_ROWS = 16
 _MAX_ROWS = 128
 
 
@@ -27,8 +30,13 @@ class _Bulk:
 
     def run(self, connection: sqlite3.Connection, rows: Rows) -> None:
         for chunk in _chunks(rows):
-            marks = ",".join([f"({','.join('?' * self.width)})"] * len(chunk))
-            connection.execute(f"{self.head} {marks}{self.tail}", [value for row in chunk for value in row])
+            connection.execute(_statement(self, len(chunk)), list(itertools.chain.from_iterable(chunk)))
+
+
+@functools.cache
+def _statement(bulk: _Bulk, rows: int) -> str:
+    marks = ",".join([f"({','.join('?' * bulk.width)})"] * rows)
+    return f"{bulk.head} {marks}{bulk.tail}"
 
 
 _RUNS = _Bulk(
@@ -139,6 +147,7 @@ _NUMBERED = (("episodes", "id"), ("episodes", "ended"), ("calls", "id"))
 def _chunks(rows: Rows) -> Iterator[list[Row]]:
     start = 0
     while start < len(rows):
-        size = min(_MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))
+        left = len(rows) - start
+        size = left if left <= _FEW_ROWS else min(_MAX_ROWS, left // _FEW_ROWS * _FEW_ROWS)
         yield rows[start : start + size]
         start += size

@@ -27,7 +27,6 @@ from swarm.protocol import (
     ClaimGroupResponse,
     EndEpisodeRequest,
     EndGroupRequest,
-    EpisodeEnd,
     EpisodeRequest,
     SuccessResponse,
     WithdrawClaimRequest,
@@ -110,9 +109,8 @@ class EpisodeRoutes:
 
     async def end_episode(self, request: Request) -> Response:
         wanted = await read_model(request, EndEpisodeRequest, self.config.max_body_bytes)
-        end = EpisodeEnd.model_construct(episode_uuid=wanted.episode_uuid, workflow_output=wanted.workflow_output)
         key = wanted.idempotency_key or ""
-        return _ended(await self.controller.end(wanted.client_uuid, wanted.task_id, [end], as_group=False, end_key=key))
+        return _ended(await self.controller.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key))
 
     async def end_group(self, request: Request) -> Response:
         wanted = await read_model(request, EndGroupRequest, self.config.max_body_bytes)

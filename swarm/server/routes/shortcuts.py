@@ -16,7 +16,7 @@ from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.http.asgi import base_url_of, error_response, header, parse_json, request_id, validated
 from swarm.http.guard import is_json
 from swarm.http.shortcuts import Shortcuts, ShortRequest
-from swarm.protocol import ClaimEpisodeRequest, EndEpisodeRequest, EpisodeEnd
+from swarm.protocol import ClaimEpisodeRequest, EndEpisodeRequest
 from swarm.server.auth import Admission
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
@@ -49,8 +49,9 @@ class EpisodeShortcuts:
             self._check(scope)
             wanted = validated(ClaimEpisodeRequest, parse_json(request.body))
             wish = wish_for(wanted, self.config)
-            if not wish.standby:
-                controller.pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+            if controller.claims.remembers(wish):
+                return False
+            # a grant is a sign of life; what is refused here comes to the application, which tells of one
             grant = controller.claims.claim(wish, wait=False)
         except SwarmGatewayError:
             return False
@@ -90,8 +91,7 @@ class EpisodeShortcuts:
             pool, client_uuid, episode_uuid = controller.pool, wanted.client_uuid, wanted.episode_uuid
             if not pool.can_continue(client_uuid, episode_uuid):
                 return False
-            end = EpisodeEnd.model_construct(episode_uuid=episode_uuid, workflow_output=wanted.workflow_output)
-            dropped = pool.end(client_uuid, wanted.task_id, [end], end_key=wanted.idempotency_key or "")
+            dropped = pool.end(client_uuid, wanted.task_id, [wanted], end_key=wanted.idempotency_key or "")
         except SwarmGatewayError:
             return False
         controller.pool_changed()
@@ -113,7 +113,7 @@ class EpisodeShortcuts:
             SwarmGatewayError: it may refuse the request.
         """
         headers = scope["headers"]
-        if any(name in _PROXIED for name, _ in headers) or not is_json(header(headers, b"content-type") or b""):
+        if not _PROXIED.isdisjoint(dict(headers)) or not is_json(header(headers, b"content-type") or b""):
             raise SwarmGatewayError("not for a shortcut")
         self.admission.admit(scope)
 
