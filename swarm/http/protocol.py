@@ -3,16 +3,19 @@ shortcuts past the application.
 
 Invariant: bytes leave in the order in which they were written, at the latest in the next turn of the event loop, and
 no more than :data:`GATHERED_BYTES` wait, so that the flow control of large bodies works as without it. No connection
-makes us keep more of a request's head than :data:`HEAD_BYTES` and one read.
+makes us keep more of a request's head than :data:`HEAD_BYTES` and one read, nor wait longer than its
+:class:`~swarm.http.patience.Patience`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from swarm.http.asgi import header
+from swarm.http.patience import Awaited, Patience, Watch
 from swarm.http.shortcuts import BODY_BYTES, Shortcut, Shortcuts, ShortRequest
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     class _UvicornProtocol(asyncio.Protocol):
         transport: asyncio.Transport
         server_state: Any
+        connections: set[Any]
+        pipeline: Sequence[Any]
         cycle: Any
         flow: Any
         parser: Any
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
         expect_100_continue: bool
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def connection_lost(self, exc: Exception | None) -> None: ...
+        def on_message_begin(self) -> None: ...
         def on_headers_complete(self) -> None: ...
         def on_body(self, body: bytes) -> None: ...
         def on_message_complete(self) -> None: ...
@@ -41,6 +48,7 @@ GATHERED_BYTES = 65536
 #: of a request's line, headers or trailers; httptools has no bound of its own, and its time grows with their square
 HEAD_BYTES = 65536
 
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -91,26 +99,49 @@ class GatheringTransport:
             self._transport.write(b"".join(pending))
 
 
+def _gathering(transport: asyncio.BaseTransport) -> asyncio.Transport:
+    # it is one as far as uvicorn looks
+    return cast(asyncio.Transport, GatheringTransport(cast(asyncio.Transport, transport)))
+
+
 class GatheringProtocol(_UvicornProtocol):
     """httptools where the platform has it, else h11, which bounds heads itself; see :class:`GatheringTransport`.
 
     Args:
         shortcuts: they are asked first, about POSTs of small bodies to their very path, without a query; not over h11.
+        patience: what callers get; over h11 only uvicorn's own for idle connections.
     """
 
     #: bytes since the parser last gave out a whole head or a part of a body
     _withheld = 0
 
-    def __init__(self, *args: Any, shortcuts: Shortcuts | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, shortcuts: Shortcuts | None = None, patience: Patience | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._patience = patience or Patience()
         self._shortcuts = {path.encode(): (path, shortcut) for path, shortcut in (shortcuts or {}).items()}
         self._shortcut: Shortcut | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        gathering = GatheringTransport(cast(asyncio.Transport, transport))
-        super().connection_made(cast(asyncio.Transport, gathering))
+    if not hasattr(_UvicornProtocol, "on_headers_complete"):
 
-    if hasattr(_UvicornProtocol, "on_headers_complete"):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(_gathering(transport))
+
+    else:
+        _watch: Watch
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(_gathering(transport))
+            self._watch = Watch(self._patience, self._is_ours, self._too_late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._watch.stop()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            self._watch.begin(Awaited.HEAD)
+            super().on_message_begin()
 
         def data_received(self, data: bytes) -> None:
             self._withheld += len(data)
@@ -123,6 +154,7 @@ class GatheringProtocol(_UvicornProtocol):
 
         def on_headers_complete(self) -> None:
             self._withheld = 0
+            self._watch.begin(Awaited.BODY)
             found = self._shortcuts.get(self.url)
             if found is None or not self._is_plain():
                 self._shortcut = None
@@ -134,12 +166,15 @@ class GatheringProtocol(_UvicornProtocol):
 
         def on_body(self, body: bytes) -> None:
             self._withheld = 0
+            self._watch.hear()
             if self._shortcut is None:
                 super().on_body(body)
             else:
                 self.cycle.body += body
 
         def on_message_complete(self) -> None:
+            answered = self.cycle is None or self.cycle.response_complete
+            self._watch.begin(Awaited.REQUEST if answered else Awaited.NOTHING)
             shortcut, self._shortcut = self._shortcut, None
             if shortcut is None:
                 super().on_message_complete()
@@ -157,6 +192,32 @@ class GatheringProtocol(_UvicornProtocol):
                 super().on_headers_complete()
                 super().on_body(request.body)
                 super().on_message_complete()
+
+        def on_response_complete(self) -> None:
+            if self.pipeline:
+                super().on_response_complete()
+                return
+            # as there, without a timer for each answer: the watch looks after idle connections too
+            self.server_state.total_requests += 1
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+                if self._watch.awaited is Awaited.NOTHING:
+                    self._watch.begin(Awaited.REQUEST)
+
+        def _is_ours(self) -> bool:
+            """Whether the caller waits for us: for an answer, or for its body to be read."""
+            if self._watch.awaited is Awaited.BODY:
+                return self.flow.read_paused
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _too_late(self, awaited: Awaited) -> None:
+            if self not in self.connections or self.transport.is_closing():
+                return
+            began = self.cycle is not None and getattr(self.cycle, "response_started", False)
+            answering = began and not self.cycle.response_complete
+            if awaited is not Awaited.REQUEST and not answering:
+                self.transport.write(_TOO_SLOW)
+            self.transport.close()
 
         def _is_plain(self) -> bool:
             """Whether the request is one for shortcuts, by its head, and the connection free for an answer."""

@@ -17,14 +17,15 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError
+from swarm.http.patience import Patience
 from swarm.http.protocol import GatheringProtocol
 from swarm.http.shortcuts import Shortcuts
 from swarm.http.tls import TLSFiles
 
 logger = logging.getLogger(__name__)
 
-#: Longer than any client of ours keeps an idle connection, so that none meets a socket closed under it.
-KEEP_ALIVE_SECONDS = 75
+#: ``idle`` is longer than any client of ours keeps an idle connection, so that none meets a socket closed under it.
+PATIENCE = Patience(idle=75.0)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -61,9 +62,10 @@ def uvicorn_config(
     log_level: str,
     shortcuts: Shortcuts | None = None,
     tls: TLSFiles | None = None,
+    patience: Patience = PATIENCE,
 ) -> uvicorn.Config:
     """How our servers serve: httptools where the platform has them, no access log, no server header."""
-    protocol = functools.partial(GatheringProtocol, shortcuts=shortcuts)
+    protocol = functools.partial(GatheringProtocol, shortcuts=shortcuts, patience=patience)
     return uvicorn.Config(
         app,
         # it is only ever called
@@ -72,7 +74,7 @@ def uvicorn_config(
         access_log=False,
         server_header=False,
         log_level=log_level,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=round(patience.idle),
         timeout_graceful_shutdown=shutdown_seconds,
         ssl_certfile=tls.certificate if tls is not None else None,
         ssl_keyfile=tls.key if tls is not None else None,

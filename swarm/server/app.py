@@ -20,9 +20,10 @@ from swarm.errors import ConfigError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
 from swarm.http.direct import DirectRoutes
 from swarm.http.guard import JsonBodies
-from swarm.server.auth import Admission, AuthMiddleware, TokenRing
+from swarm.server.auth import Admission, AuthMiddleware, ClientNames, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
+from swarm.server.dataplane.elsewhere import Elsewhere
 from swarm.server.dataplane.routes import DataPlane
 from swarm.server.dataplane.upstream import Upstream
 from swarm.server.journal.journal import Journal
@@ -95,10 +96,11 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 await asyncio.gather(expiry, return_exceptions=True)
                 await upstream.close()
 
+    names = ClientNames()
     control = [
         *EngineRoutes(config, controller, supervisor).routes(),
-        *EpisodeRoutes(config, controller, meters).routes(),
-        *PreparedRoutes(config, prepared).routes(),
+        *EpisodeRoutes(config, controller, meters, names).routes(),
+        *PreparedRoutes(config, prepared, names).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *StatusRoutes(controller, monitor).routes(),
         *MetricsRoutes(monitor).routes(),
@@ -106,6 +108,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
         *ServingRoutes(data_plane).routes(),
     ]
+    elsewhere = Elsewhere(data_plane.routes())
     admission = Admission(ring, config.anonymous)
     guards = [
         Middleware(AuthMiddleware, admission=admission),
@@ -116,6 +119,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             DirectRoutes(control, guards),
             Route("/health", health, methods=["GET"]),
             *data_plane.routes(),
+            Mount("/episodes", app=elsewhere),
+            Mount("/groups", app=elsewhere),
             # last: it answers for every path that is not above, so that nothing is told to callers without the token
             Mount("", routes=control, middleware=guards),
         ],
@@ -124,7 +129,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         lifespan=lifespan,
     )
     app.state.startup_error = None
-    app.state.shortcuts = EpisodeShortcuts(config, controller, meters, admission).table()
+    app.state.shortcuts = EpisodeShortcuts(config, controller, meters, admission, names).table()
     app.state.controller = controller
     app.state.supervisor = supervisor
     app.state.data_plane = data_plane

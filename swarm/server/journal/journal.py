@@ -10,15 +10,16 @@ import asyncio
 import logging
 import math
 import sqlite3
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from swarm.errors import UnavailableError
 from swarm.server.journal.checkpoint import Checkpointer
+from swarm.server.journal.lookups import Lookups
 from swarm.server.journal.reading import past_ending, recover
 from swarm.server.journal.records import PastEnding, Record, Recovered
 from swarm.server.journal.retention import Retention
@@ -28,8 +29,6 @@ from swarm.server.journal.writer import Writer
 from swarm.types import Model
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: seconds that :meth:`Journal.close` gives a disk that fails
 _CLOSE_SECONDS = 10.0
@@ -68,7 +67,7 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._reader = connect_to_read(path)
-        self._lookups = ThreadPoolExecutor(1, "swarm-journal-lookup")
+        self._lookups = Lookups(self._reader)
         writer.start(self._committed)
 
     @classmethod
@@ -161,7 +160,7 @@ class Journal:
         Raises:
             UnavailableError: the journal cannot be read now (``journal_unavailable``).
         """
-        return await self._look_up(lambda: past_ending(self._reader, episode_uuid))
+        return await self._lookups.ask(lambda reader: past_ending(reader, episode_uuid), SYNC_SECONDS)
 
     def stats(self) -> JournalStats:
         """Counts, times and the size on disk."""
@@ -179,7 +178,10 @@ class Journal:
         )
 
     async def close(self) -> None:
-        """Write what is pending and release the folder; a second call does nothing."""
+        """Write what is pending and release the folder; a second call does nothing.
+
+        A disk that hangs has :data:`_CLOSE_SECONDS` for each part of it, and what it holds is left behind.
+        """
         if self._lock.released:
             return
         done = await asyncio.to_thread(self._writer.stop, _CLOSE_SECONDS)
@@ -189,17 +191,13 @@ class Journal:
             self._deadline.cancel()
         if not done:
             logger.error("%d journal records could not be written: %s", self.pending, self._writer.error)
-        self._lookups.shutdown()
-        self._reader.close()
-        if done:
-            self._connection.close()
+        closed = await asyncio.to_thread(self._lookups.close, _CLOSE_SECONDS)
+        # the last one to close copies the log into the database
+        if done and not await asyncio.to_thread(_done_within, _CLOSE_SECONDS, self._connection.close):
+            closed = False
+        if not closed:
+            logger.error("the disk hangs: the journal is left as it is, with all that was acknowledged")
         self._lock.release()
-
-    async def _look_up(self, read: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._lookups, read)
-        except sqlite3.Error as exc:
-            raise UnavailableError(f"the journal cannot be read: {exc}", code="journal_unavailable") from exc
 
     def _committed(self) -> None:
         """In the writer's thread: let those go on who wait for what was just committed."""
@@ -237,3 +235,11 @@ def _tell(told: OnDisk, error: UnavailableError | None) -> None:
 
 def _files(path: Path) -> tuple[Path, Path]:
     return path, path.with_name(path.name + "-wal")
+
+
+def _done_within(seconds: float, work: Callable[[], None]) -> bool:
+    """Whether ``work`` ended in time; if not, it goes on in a thread that nothing waits for."""
+    thread = threading.Thread(target=work, name="swarm-journal-close", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

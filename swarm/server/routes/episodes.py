@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from swarm.errors import NotFoundError
-from swarm.http.asgi import base_url, read_model
+from swarm.http.asgi import base_url
 from swarm.protocol import (
     AbortEpisodeRequest,
     AgreeSyncWeightRequest,
@@ -31,12 +31,13 @@ from swarm.protocol import (
     SuccessResponse,
     WithdrawClaimRequest,
 )
+from swarm.server.auth import ClientNames
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.episodes import Claim, ClaimWish, Grant
 from swarm.server.meters import Meters
-from swarm.server.routes.answer import answer
+from swarm.server.routes.answer import OfClientT, answer, read_as_client
 
 _GONE = "the caller is gone"
 
@@ -49,6 +50,7 @@ class EpisodeRoutes:
     config: ServerConfig
     controller: Controller
     meters: Meters
+    names: ClientNames
 
     def routes(self) -> list[Route]:
         return [
@@ -63,7 +65,7 @@ class EpisodeRoutes:
         ]
 
     async def claim_episode(self, request: Request) -> Response:
-        wanted = await read_model(request, ClaimEpisodeRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, ClaimEpisodeRequest)
         grant = await self._claim(request, wanted, 1, as_group=False)
         if isinstance(grant, str):
             return answer(ClaimEpisodeResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant))
@@ -79,7 +81,7 @@ class EpisodeRoutes:
         )
 
     async def claim_group(self, request: Request) -> Response:
-        wanted = await read_model(request, ClaimGroupRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, ClaimGroupRequest)
         grant = await self._claim(request, wanted, wanted.count, as_group=True)
         if isinstance(grant, str):
             return answer(ClaimGroupResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant))
@@ -103,24 +105,26 @@ class EpisodeRoutes:
         )
 
     async def withdraw_claim(self, request: Request) -> Response:
-        wanted = await read_model(request, WithdrawClaimRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, WithdrawClaimRequest)
         self.controller.claims.withdraw(wanted.client_uuid, wanted.idempotency_key)
         return answer(SuccessResponse(success=True))
 
     async def end_episode(self, request: Request) -> Response:
-        wanted = await read_model(request, EndEpisodeRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, EndEpisodeRequest)
         key = wanted.idempotency_key or ""
-        return _ended(await self.controller.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key))
+        return _ended(
+            await self.controller.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key)
+        )
 
     async def end_group(self, request: Request) -> Response:
-        wanted = await read_model(request, EndGroupRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, EndGroupRequest)
         key = wanted.idempotency_key or ""
         return _ended(
             await self.controller.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
         )
 
     async def abort_episode(self, request: Request) -> Response:
-        wanted = await read_model(request, AbortEpisodeRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, AbortEpisodeRequest)
         try:
             note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.metadata)
         except NotFoundError as exc:
@@ -129,14 +133,18 @@ class EpisodeRoutes:
         return answer(SuccessResponse(success=True, error=note or None))
 
     async def can_continue_episode(self, request: Request) -> Response:
-        wanted = await read_model(request, EpisodeRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, EpisodeRequest)
         mine = await self.controller.can_continue(wanted.client_uuid, wanted.episode_uuid)
         return answer(CanContinueResponse(can_continue=mine))
 
     async def agree_sync_weight(self, request: Request) -> Response:
-        wanted = await read_model(request, AgreeSyncWeightRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, AgreeSyncWeightRequest)
         reason = await self.controller.agree(wanted.client_uuid)
         return answer(AgreeSyncWeightResponse(success=not reason, failure_reason=reason))
+
+    async def _read(self, request: Request, model: type[OfClientT]) -> OfClientT:
+        """The body of a request, whose caller may act for the client that it names."""
+        return await read_as_client(request, model, self.config.max_body_bytes, self.names)
 
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
         wish = wish_for(wanted, self.config, count, as_group=as_group)

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from swarm.errors import RequestError
-from swarm.http.asgi import read_model
 from swarm.protocol import (
     MAX_NAME,
     GroupEndDecision,
@@ -21,9 +20,10 @@ from swarm.protocol import (
     PrepareGroupEndRequest,
     SuccessResponse,
 )
+from swarm.server.auth import ClientNames
 from swarm.server.config import ServerConfig
 from swarm.server.prepared import PreparedGroups
-from swarm.server.routes.answer import answer
+from swarm.server.routes.answer import OfClientT, answer, read_as_client
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class PreparedRoutes:
 
     config: ServerConfig
     prepared: PreparedGroups
+    names: ClientNames
 
     def routes(self) -> list[Route]:
         return [
@@ -44,16 +45,16 @@ class PreparedRoutes:
         ]
 
     async def prepare(self, request: Request) -> Response:
-        await self.prepared.prepare(await read_model(request, PrepareGroupEndRequest, self.config.max_body_bytes))
+        await self.prepared.prepare(await self._read(request, PrepareGroupEndRequest))
         return answer(SuccessResponse(success=True))
 
     async def commit(self, request: Request) -> Response:
-        wanted = await read_model(request, GroupEndRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, GroupEndRequest)
         dropped = await self.prepared.commit(wanted.client_uuid, wanted.transaction)
         return answer(SuccessResponse(success=True, error=f"not trained: {dropped}" if dropped else None))
 
     async def cancel(self, request: Request) -> Response:
-        wanted = await read_model(request, GroupEndRequest, self.config.max_body_bytes)
+        wanted = await self._read(request, GroupEndRequest)
         await self.prepared.cancel(wanted.client_uuid, wanted.transaction)
         return answer(SuccessResponse(success=True))
 
@@ -65,3 +66,6 @@ class PreparedRoutes:
 
     async def undecided(self, request: Request) -> Response:
         return answer(PreparedGroupEnds(prepared=self.prepared.undecided()))
+
+    async def _read(self, request: Request, model: type[OfClientT]) -> OfClientT:
+        return await read_as_client(request, model, self.config.max_body_bytes, self.names)

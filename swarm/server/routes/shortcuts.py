@@ -17,7 +17,7 @@ from swarm.http.asgi import base_url_of, error_response, header, parse_json, req
 from swarm.http.guard import is_json
 from swarm.http.shortcuts import Shortcuts, ShortRequest
 from swarm.protocol import ClaimEpisodeRequest, EndEpisodeRequest
-from swarm.server.auth import Admission
+from swarm.server.auth import Admission, ClientNames
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.episodes import Grant
@@ -36,6 +36,7 @@ class EpisodeShortcuts:
     controller: Controller
     meters: Meters
     admission: Admission
+    names: ClientNames
 
     def table(self) -> Shortcuts:
         return {"/claim_episode": self.claim, "/end_episode": self.end}
@@ -48,6 +49,7 @@ class EpisodeShortcuts:
         try:
             self._check(scope)
             wanted = validated(ClaimEpisodeRequest, parse_json(request.body))
+            self.names.check(scope["caller"], wanted.client_uuid)
             wish = wish_for(wanted, self.config)
             if controller.claims.remembers(wish):
                 return False
@@ -88,6 +90,7 @@ class EpisodeShortcuts:
         try:
             self._check(request.scope)
             wanted = validated(EndEpisodeRequest, parse_json(request.body))
+            self.names.check(request.scope["caller"], wanted.client_uuid)
             pool, client_uuid, episode_uuid = controller.pool, wanted.client_uuid, wanted.episode_uuid
             if not pool.can_continue(client_uuid, episode_uuid):
                 return False

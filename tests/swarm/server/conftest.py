@@ -48,7 +48,7 @@ class Rig:
 
     async def eventually(self, condition: Callable[[], bool]) -> None:
         """Give way to the server until ``condition`` holds."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await anyio.lowlevel.checkpoint()
 

@@ -51,6 +51,47 @@ async def test_a_guess_ends_nothing(rig: Rig, tmp_path: Path) -> None:
         assert not ended.is_success, guess
         await rig.client.post("/abort_episode", json={"client_uuid": "theirs", "episode_uuid": guess})
         await rig.client.post("/abort_episode", json={"client_uuid": "other", "episode_uuid": theirs.uuid})
+    del rig.client.headers["authorization"]
     going_on = await rig.post("/can_continue_episode", client_uuid="theirs", episode_uuid=theirs.uuid)
     assert going_on["can_continue"], "another client's name and its id do not match either"
     assert len(set(theirs.uuid)) > 4 and len(theirs.uuid) == 32
+
+
+async def test_a_client_is_its_tokens_own(rig: Rig, tmp_path: Path) -> None:
+    theirs = await rig.claim("theirs", idempotency_key="k")
+    await become(rig, tmp_path, "claim")
+    own = await rig.claim("mine")
+    known: dict[str, Any] = {"client_uuid": "theirs", "episode_uuid": theirs.uuid, "task_id": "task"}
+    output: dict[str, Any] = {"workflow_output": {"reward": 1.0}}
+    ends = {"ends": [{"episode_uuid": theirs.uuid} | output]}
+    for path, body in {
+        "/claim_episode": {"idempotency_key": "k"},
+        "/claim_group": {"idempotency_key": "k", "count": 1},
+        "/end_episode": output,
+        "/end_group": ends,
+        "/prepare_group_end": ends | {"transaction": "t", "hold_seconds": 5},
+        "/commit_group_end": {"transaction": "t"},
+        "/cancel_group_end": {"transaction": "t"},
+        "/withdraw_claim": {"idempotency_key": "k"},
+        "/abort_episode": {},
+        "/can_continue_episode": {},
+        "/agree_sync_weight": {},
+    }.items():
+        answer = await rig.client.post(path, json=known | body)
+        assert answer.status_code == 403, path
+        assert answer.json()["error"]["code"] == "client_of_another_token", path
+        assert theirs.key not in answer.text
+    assert (await rig.post("/can_continue_episode", client_uuid="mine", episode_uuid=own.uuid))["can_continue"]
+    del rig.client.headers["authorization"]
+    # callers on this machine without a token are admins here
+    for client, episode in (("theirs", theirs), ("mine", own)):
+        going_on = await rig.post("/can_continue_episode", client_uuid=client, episode_uuid=episode.uuid)
+        assert going_on["can_continue"]
+
+
+async def test_a_rotated_token_keeps_its_clients(rig: Rig, tmp_path: Path) -> None:
+    await become(rig, tmp_path, "claim")
+    own = await rig.claim("mine")
+    TokenFile(tmp_path).revoke("other")
+    await become(rig, tmp_path, "claim")
+    assert (await rig.post("/can_continue_episode", client_uuid="mine", episode_uuid=own.uuid))["can_continue"]

@@ -306,3 +306,75 @@ async def test_any_name_that_a_body_can_carry_is_stored(journal: Journal) -> Non
     journal.append(claimed("a", client="\ud800"), ended("a", task_id="\udfff\0"))
     await journal.synced()
     assert journal.recover().finished == [("?", trajectory("a", "\udfff\0"))]
+
+
+class Held:
+    """A disk that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.reached.set()
+        assert self.let_go.wait(60)
+
+    close = __call__
+
+
+@pytest.fixture
+def held() -> Generator[Held]:
+    held = Held()
+    yield held
+    held.let_go.set()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
+    path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(f"{JOURNAL}.past_ending", held)
+    monkeypatch.setattr(f"{JOURNAL}._CLOSE_SECONDS", 0.2)
+    journal = Journal.open(path)
+    journal.append(claimed("a"))
+    await journal.synced()
+    with pytest.raises(UnavailableError, match=r"cannot be read: no answer within 0\.3 s"):
+        await journal.past_ending("a")
+    assert held.reached.is_set()
+    await asyncio.wait_for(journal.close(), 60)
+    assert "the disk hangs" in caplog.text
+    again = Journal.open(path)
+    assert [one.claim.episode_uuid for one in again.recover().claimed] == ["a"]
+    held.let_go.set()
+    monkeypatch.undo()
+    await again.close()
+
+
+async def test_a_disk_that_hangs_at_the_very_last_does_not_hold_the_end(
+    path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal.open(path)
+    journal.append(claimed("a"))
+    await journal.synced()
+    connection = journal._connection  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(journal, "_connection", held)
+    monkeypatch.setattr(f"{JOURNAL}._CLOSE_SECONDS", 0.2)
+    await asyncio.wait_for(journal.close(), 60)
+    assert held.reached.is_set()
+    assert "the disk hangs" in caplog.text
+    connection.close()
+
+
+async def test_who_has_given_up_is_not_told(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal.open(path)
+    monkeypatch.setattr(f"{JOURNAL}.past_ending", held)
+    first = asyncio.create_task(journal.past_ending("a"))
+    second = asyncio.create_task(journal.past_ending("b"))
+    await asyncio.to_thread(held.reached.wait, 60)
+    for one in (first, second):
+        one.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    held.let_go.set()
+    monkeypatch.undo()
+    assert await journal.past_ending("never") is None, "the thread lives"
+    await journal.close()
