@@ -173,8 +173,7 @@ class GatheringProtocol(_UvicornProtocol):
                 self.cycle.body += body
 
         def on_message_complete(self) -> None:
-            answered = self.cycle is None or self.cycle.response_complete
-            self._watch.begin(Awaited.REQUEST if answered else Awaited.NOTHING)
+            self._watch.begin(Awaited.NOTHING if self._is_answering() else Awaited.REQUEST)
             shortcut, self._shortcut = self._shortcut, None
             if shortcut is None:
                 super().on_message_complete()
@@ -208,14 +207,16 @@ class GatheringProtocol(_UvicornProtocol):
             """Whether the caller waits for us: for an answer, or for its body to be read."""
             if self._watch.awaited is Awaited.BODY:
                 return self.flow.read_paused
+            return self._is_answering()
+
+        def _is_answering(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
 
         def _too_late(self, awaited: Awaited) -> None:
             if self not in self.connections or self.transport.is_closing():
                 return
-            began = self.cycle is not None and getattr(self.cycle, "response_started", False)
-            answering = began and not self.cycle.response_complete
-            if awaited is not Awaited.REQUEST and not answering:
+            answer_began = self._is_answering() and getattr(self.cycle, "response_started", False)
+            if awaited is not Awaited.REQUEST and not answer_began:
                 self.transport.write(_TOO_SLOW)
             self.transport.close()
 
