@@ -37,7 +37,7 @@ async def best(route: Route, incoming: Incoming, session: Link | None, policy: P
     async def use(run: GroupRun) -> Decided:
         return await _decide(run, incoming, session, policy)
 
-    return await outliving(route, with_group(route, incoming, session, use), "answering a request")
+    return await outliving(route, with_group(route, incoming, session, use), session)
 
 
 async def _decide(run: GroupRun, incoming: Incoming, session: Link | None, policy: Policy) -> Decided:
@@ -67,7 +67,7 @@ async def _decide(run: GroupRun, incoming: Incoming, session: Link | None, polic
         trained=(drop is None) if done else None,
         drop_reason=drop,
     )
-    return _decided(run, incoming, delivered, report)
+    return _decided(run, incoming, session, delivered, report)
 
 
 async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
@@ -88,12 +88,17 @@ async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
             wanted, until = incoming.call.choices, None
 
 
-def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report: GroupReport) -> Decided:
+def _decided(
+    run: GroupRun, incoming: Incoming, session: Link | None, delivered: Sequence[int], report: GroupReport
+) -> Decided:
     answer_id = run.shaped.answer_id
     samples = [run.samples[place] for place in delivered]
     answers = [sample.answer for sample in samples]
+    # whether a plain answer arrives, nobody learns
+    whole = not incoming.call.stream
 
     async def chunks() -> AsyncIterator[dict[str, Any]]:
+        nonlocal whole
         pieces = [sample.pieces for sample in samples]
         for chunk in chunks_of(
             answers,
@@ -103,5 +108,10 @@ def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report
             pieces=pieces,
         ):
             yield chunk
+        whole = True
 
-    return Decided(completion_of(answers, answer_id), chunks, report.headers())
+    async def close() -> None:
+        if not whole and session is not None:
+            session.abandoned()
+
+    return Decided(completion_of(answers, answer_id), chunks, report.headers(), close)

@@ -37,7 +37,7 @@ async def first(route: Route, incoming: Incoming, session: Link | None) -> Live 
             return await _Broadcast(run, incoming, session).begin()
         return await _whole(run, incoming, session)
 
-    return await outliving(route, with_group(route, incoming, session, use), "answering a request")
+    return await outliving(route, with_group(route, incoming, session, use), session)
 
 
 async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Decided:
@@ -76,6 +76,7 @@ class _Broadcast:
         self._opened: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._head: Chunk = {}
         self._whole = False
+        self._left = False
 
     async def begin(self) -> Live:
         """Start everything; the outcome once the first stream has its first chunk.
@@ -156,6 +157,8 @@ class _Broadcast:
             if self._session is not None:
                 message = self._assemblies[0].answer().message
                 self._session.delivered(self._run.shaped.answer_id, message, None, choices=self._count)
+                if self._left:
+                    self._session.abandoned()
 
     async def _chunks(self) -> AsyncIterator[Chunk]:
         left = self._count
@@ -174,6 +177,7 @@ class _Broadcast:
             yield {**self._head, "choices": [], "usage": total_usage(answers)}
 
     async def _close(self) -> None:
+        self._left = True
         if not self._whole and self._run.route.settings.on_disconnect == "cancel":
             self._run.cancel(DropReason.CANCELLED)
 

@@ -78,7 +78,7 @@ class Link(Protocol):
         ...
 
     def abandoned(self) -> None:
-        """The user hung up on the answer."""
+        """The user hung up on the answer before all of it was out."""
         ...
 
     async def closing(self) -> Closing:

@@ -77,8 +77,15 @@ async def with_group(
             episodes.claim_ahead(count, waited)
 
 
-async def outliving(route: Route, work: Coroutine[Any, Any, T], name: str) -> T:
-    """The result of ``work``; where the route says so it goes on when the user hangs up."""
+async def outliving(route: Route, work: Coroutine[Any, Any, T], session: Link | None) -> T:
+    """The result of ``work``, which answers a request of ``session``; where the route says so it goes on when the user
+    hangs up, and the answer that comes of it is an abandoned one."""
     if route.settings.on_disconnect == "cancel":
         return await work
-    return await asyncio.shield(route.background.start(work, name))
+    answering = route.background.start(work, "answering a request")
+    try:
+        return await asyncio.shield(answering)
+    except asyncio.CancelledError:
+        if session is not None:
+            answering.add_done_callback(lambda _: session.abandoned())
+        raise

@@ -48,6 +48,7 @@ class World:
     submitted: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     judged: int = 0
     pending: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
+    dropped: int = 0
     given: set[int] = field(default_factory=set[int])
 
     # -- episodes
@@ -206,10 +207,12 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
                 world.end(place, "ok")
             await background.settle(5)
             assert not len(background)
+        world.dropped = route.stats.dropped.total()
         return world
 
     world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
+    assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"
     for rewards in world.submitted:
         assert len({int(reward) // 1000 for reward in rewards.values()}) == 1
         assert len(set(rewards.values())) == len(rewards)
