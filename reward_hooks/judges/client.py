@@ -61,7 +61,7 @@ class JudgeClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._headers = endpoint.headers()
+        self._headers = {"content-type": "application/json", **endpoint.headers()}
         self._budget = Budget(endpoint)
         self._cache: OrderedDict[str, Any] = OrderedDict()
         self._refused: set[str] = set()

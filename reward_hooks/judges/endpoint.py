@@ -18,8 +18,8 @@ class Endpoint(Model):
     """An OpenAI-compatible server, or for score models the server they are behind. Prices are per million tokens, in
     whatever currency ``max_cost`` is in; caps hold for the life of this process.
 
-    The model in training can be its own judge: name the address of a vLLM that serves it. The address of this gateway
-    is the wrong one, since every question to it is a group of its own.
+    The model in training can be its own judge: name the ``/v1`` of the swarm server, which is the engine without an
+    episode. The address of the gateway is the wrong one, since every question to it is a group of its own.
     """
 
     base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")

@@ -202,6 +202,8 @@ async def test_the_key_comes_from_the_environment(
     await judge.on_compute_relative_reward(TASK, answers(1), context())
     assert scripted.headers[0]["authorization"] == "Bearer sk-1"
     assert (scripted.bodies[0]["model"], scripted.bodies[0]["seed"]) == ("judge", 5)
+    # vLLM refuses a body that is not called JSON
+    assert all(one["content-type"] == "application/json" for one in scripted.headers)
 
 
 async def test_judges_of_one_client_share_its_caps(scripted: ScriptedJudge) -> None:
