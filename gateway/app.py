@@ -22,6 +22,7 @@ from gateway.edge.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.feedback.endpoint import give_feedback
 from gateway.keys import KeyMiddleware, KeyRing
 from gateway.routes import admin, models, status
+from gateway.routes.openapi import openapi
 from gateway.routing import Plan
 from gateway.runtime import ConfigSource, Gateway
 from gateway.seeing.eyes import check_eyes
@@ -65,6 +66,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
             Route("/health", status.health),
             Route("/status", status.status),
             Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
             Route("/admin/reload", admin.reload, methods=["POST"]),
             *other_routes(),
         ],

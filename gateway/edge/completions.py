@@ -11,13 +11,14 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from adapters.dialects import CompletionsDialect, LLMRequest
 from adapters.dialects.completions import prompts_of
 from adapters.dialects.jsons import encode
 from adapters.dialects.sse import DONE, SseDecoder, encode_event
 from gateway.edge.endpoint import Endpoint
+from gateway.edge.passing import is_plain
 from gateway.edge.rendering import parts_of
 from gateway.forms import Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RequestError, UpstreamError
@@ -44,7 +45,8 @@ class CompletionsEndpoint(Endpoint):
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
         prompts = prompts_of(data)
-        if len(prompts) == 1:
+        # an upstream that answers everything is asked as the gateway was
+        if len(prompts) == 1 or await is_plain(gateway, incoming.call.model, incoming.caller):
             return await gateway.pipeline.answer(incoming)
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
         async with AsyncExitStack() as held:
@@ -90,17 +92,25 @@ class _Answered:
         return isinstance(self.outcome, Relayed) and self.outcome.status != 200
 
     async def body(self) -> dict[str, Any]:
-        """The ``text_completion``."""
+        """The ``text_completion``.
+
+        Raises:
+            UpstreamError: the upstream gave none.
+        """
         match self.outcome:
             case Decided(completion=completion):
                 return self.dialect.answer(self.data, completion)
             case Relayed(body=bytes() as body):
-                return json.loads(body)
+                return _object(body)
             case _:
                 raise UpstreamError("a stream came where none was asked for", code="malformed_answer")
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream."""
+        """The chunks of a stream.
+
+        Raises:
+            UpstreamError: the upstream gave none.
+        """
         if isinstance(self.outcome, Decided | Live):
             parts = parts_of(self.outcome, self.dialect.stream(self.data))
         elif isinstance(self.outcome.body, bytes):
@@ -111,7 +121,21 @@ class _Answered:
         async for part in parts:
             for event in decoder.feed(part):
                 if event != "[DONE]":
-                    yield json.loads(event)
+                    yield _object(event)
+
+
+def _object(text: bytes | str) -> dict[str, Any]:
+    """An answer, or a chunk, of an upstream; of an error its message is raised."""
+    try:
+        data: Any = json.loads(text)
+    except ValueError:
+        data = None
+    told: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if isinstance(told.get("choices"), list):
+        return told
+    error: Any = told.get("error")
+    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
+    raise UpstreamError(str(message or "the upstream's answer has no choices"), code="malformed_answer")
 
 
 def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:

@@ -1,49 +1,23 @@
 """The table of all routes: what each takes, answers and needs.
 
 Invariant: every route of the app is in it (a test compares), and its models are the ones that the routes use; the
-OpenAPI document and the names of routes in metrics are made from it.
+OpenAPI document and the names of routes in metrics are made from it. A route is opened by a ``token`` with a scope (see
+:mod:`swarm.server.auth.scopes`), by the key of an ``episode`` or a group, or by anyone (``none``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from swarm import protocol
+from swarm.http.openapi import OpenAIBody, Operation, Query
 from swarm.protocol import EngineStatus, ServerStatus
 from swarm.server.routes.agentjet import TRAINER_PATHS
 from swarm.server.routes.dialects import MessagesRequest, ResponsesRequest
 from swarm.server.routes.serving import RELAYED_PATHS
 from swarm.states import EngineState
-
-Method = Literal["GET", "POST"]
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong and what to do about it; an engine's own refusal is passed on with whatever it says."""
-
-    model_config = ConfigDict(extra="allow")
-
-    message: str = ""
-    type: str = ""
-    param: str | None = None
-    code: str | int | None = Field(default=None, description="a word for programs")
-
-
-class ErrorResponse(BaseModel):
-    """Every error, in OpenAI's shape."""
-
-    model_config = ConfigDict(extra="allow")
-
-    error: ErrorDetail
-
-
-class OpenAIBody(BaseModel):
-    """A body as OpenAI's and vLLM's API have it; unknown fields are forwarded."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class ChatCompletionRequest(OpenAIBody):
@@ -62,43 +36,6 @@ class Health(BaseModel):
     """The server answers; its engine may be in any state."""
 
     status: str
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One query parameter; ``schema`` is JSON Schema."""
-
-    name: str
-    description: str
-    schema: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One route.
-
-    Args:
-        answer: the model of the 200; ``None``: see ``media_type``.
-        refusals: statuses beside those that every route of its kind may answer, and when.
-        media_type: of the 200 where that is not JSON.
-        stream: the 200 may be server-sent events.
-        upload: media type of a body that is not JSON.
-        key: what opens it: a token with a scope (see :mod:`swarm.server.auth.scopes`), an episode's or group's key, or
-            nothing.
-    """
-
-    method: Method
-    path: str
-    summary: str
-    request: type[BaseModel] | None = None
-    answer: type[BaseModel] | None = None
-    query: tuple[Query, ...] = ()
-    refusals: tuple[tuple[int, str], ...] = ()
-    refused: type[BaseModel] | None = None
-    media_type: str = "application/json"
-    stream: bool = False
-    upload: str | None = None
-    key: Literal["token", "episode", "none"] = "token"
 
 
 _STATUS_QUERY = (

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import listening
+from tests.gateway.stand_in import Swarm, listening
 
 pytestmark = pytest.mark.anyio
 
@@ -162,3 +163,24 @@ async def test_a_model_that_is_no_name_is_the_upstreams_to_refuse(
         response = await http.post(path, json={"model": model, "odd": [[1]]})
     assert response.status_code == 200
     assert json.loads(upstream.seen[0][3]) == {"model": model, "odd": [[1]]}
+
+
+async def test_a_list_of_prompts_goes_to_an_upstream_whole(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    body = {"model": "m", "prompt": ["a", "b"], "stream": False}
+    async with open_gateway(
+        swarm_url=None, hooks=None, upstream={"base_url": upstream.url}, model_aliases=["m"]
+    ) as http:
+        assert (await http.post("/v1/completions", json=body)).content == b"\x00answer"
+    assert [json.loads(seen[3]) for seen in upstream.seen] == [body]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_fallback_that_answers_nonsense_to_prompts_is_a_502(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, streamed: bool
+) -> None:
+    swarm.state = EngineState.OFFLINE
+    body = {"model": "tiny", "prompt": ["a", "b"], "stream": streamed}
+    async with open_gateway(upstream={"base_url": upstream.url}, offline_wait_seconds=0.0) as http:
+        response = await http.post("/v1/completions", json=body)
+    assert "malformed_answer" in response.text and "internal error" not in response.text
+    assert response.status_code == 502
