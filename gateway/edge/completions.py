@@ -117,11 +117,15 @@ class _Answered:
             raise UpstreamError("the upstream gave no stream where one was asked for", code="malformed_answer")
         else:
             parts = self.outcome.body
-        decoder = SseDecoder()
+        decoder, ended = SseDecoder(), False
         async for part in parts:
             for event in decoder.feed(part):
-                if event != "[DONE]":
+                if event == "[DONE]":
+                    ended = True
+                else:
                     yield _object(event)
+        if not ended:
+            raise UpstreamError("the upstream's stream broke off, or was none", code="stream_cut")
 
 
 def _object(text: bytes | str) -> dict[str, Any]:
