@@ -1,0 +1,90 @@
+"""A configuration that is exchanged while requests run: what is wrong changes nothing, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from starlette.responses import JSONResponse, Response
+
+from gateway.app import create_app
+from gateway.config import load_config
+from tests.gateway.conftest import write_hooks
+from tests.gateway.stand_in import Swarm, completion, listening
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+WRONG = ["swarm_url: [", "hooks: nowhere", "misspelt: 1", "num_repeat: -1"]
+
+
+def asking(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+
+
+class Config:
+    """The gateway's file."""
+
+    def __init__(self, folder: Path, swarm: Swarm) -> None:
+        self.path = folder / "gateway.yaml"
+        self._good = {"swarm_url": swarm.url, "hooks": str(write_hooks(folder / "hooks")), "warm_groups": 0}
+
+    def write(self, *aliases: str) -> None:
+        self.path.write_text(yaml.safe_dump({**self._good, "model_aliases": list(aliases)}))
+
+
+async def test_a_wrong_configuration_leaves_the_old_one_while_requests_run(swarm: Swarm, tmp_path: Path) -> None:
+    config, go = Config(tmp_path, swarm), asyncio.Event()
+    config.write("old")
+
+    async def waits(body: dict[str, Any], number: int) -> Response:
+        await go.wait()
+        return JSONResponse(completion("word"))
+
+    swarm.answer = waits
+    app = create_app(load_config(config.path), lambda: load_config(config.path))
+    async with (
+        listening(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        before = group.create_task(http.post(CHAT, json=asking("old")))
+        await swarm.until(lambda: swarm.sampling)
+        for wrong in WRONG:
+            config.path.write_text(wrong)
+            refused = await http.post("/admin/reload")
+            assert refused.status_code == 400, refused.text
+        during = group.create_task(http.post(CHAT, json=asking("old")))
+        await swarm.until(lambda: len(swarm.calls) == 2)
+        config.write("new")
+        assert (await http.post("/admin/reload")).status_code == 200
+        after = group.create_task(http.post(CHAT, json=asking("new")))
+        assert (await http.post(CHAT, json=asking("old"))).status_code == 404
+        go.set()
+        assert [(await one).status_code for one in (before, during, after)] == [200] * 3
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this platform has no SIGHUP")
+async def test_a_hangup_reads_the_file_again(swarm: Swarm, tmp_path: Path) -> None:
+    config = Config(tmp_path, swarm)
+    config.write("old")
+    app = create_app(load_config(config.path), lambda: load_config(config.path))
+    async with (
+        listening(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
+    ):
+        assert (await http.post(CHAT, json=asking("old"))).status_code == 200
+        config.path.write_text(WRONG[0])
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (await http.post(CHAT, json=asking("old"))).status_code == 200
+        config.write("new")
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(60):
+            while (await http.post(CHAT, json=asking("new"))).status_code != 200:
+                pass
+        assert (await http.post(CHAT, json=asking("old"))).status_code == 404
