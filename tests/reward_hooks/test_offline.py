@@ -86,7 +86,7 @@ async def test_a_hook_that_hangs_fails_its_group() -> None:
 async def test_what_judges_cost_is_the_hooks_own() -> None:
     async with judging() as scripted:
         endpoint = {**scripted.endpoint, "input_price": 1.0, "output_price": 1.0}
-        judge = make_judge({"kind": "listwise", "endpoint": endpoint})
+        judge = make_judge({"kind": "listwise", "orders": 1, "endpoint": endpoint})
         other = make_judge({"kind": "pointwise", "endpoint": endpoint})
         groups = [
             RecordedGroup(task=Task(task_id="t", main_query=f"q{n}"), candidates=answers(1, 4, 8), rank=[3, 2, 1])
