@@ -1,6 +1,7 @@
 """A client of the kill test: runs episodes for ever, and writes down what it was promised before it goes on.
 
-``python -m tests.kill.client NAME PORT FOLDER SEED``; speaks to the proxy at PORT and appends to ``FOLDER/NAME.jsonl``.
+``python -m tests.kill.client NAME PORT FOLDER SEED``; speaks to the proxy at PORT, in the way that NAME has in
+:mod:`tests.kill.drivers`, and appends to ``FOLDER/NAME.jsonl``.
 Started again under its name after a kill it reads that file and takes up every request that was not answered, under
 the same idempotency key. It ends when there is a file ``FOLDER/stop`` and nothing of its own is unanswered.
 
@@ -20,15 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wire import Connection, post
+from benchmarks.wire import post
+from tests.kill.drivers import DRIVERS, GROUP, Bare, Driver
 from tests.kill.engine import Log
 
 WORKERS = 4
-GROUP = 2
-#: seconds without an answer after which a request is repeated
-_REPEAT_AFTER = 3.0
-#: seconds after which the server counts as gone for good
-_GIVE_UP_AFTER = 120.0
 _CHAT_GIVE_UP_AFTER = 10.0
 _CHAT = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
@@ -36,16 +33,16 @@ _CHAT = b'{"messages": [{"role": "user", "content": "hello"}]}'
 class Worker:
     """One episode, or one group, at a time."""
 
-    def __init__(self, name: str, number: int, port: int, folder: Path, seed: str) -> None:
+    def __init__(self, name: str, number: int, port: int, folder: Path, seed: str, driver: Driver) -> None:
         self._client = name
         self._number = number
-        self._port = port
         self._stop = folder / "stop"
         self._path = folder / f"{name}.jsonl"
         self._log = Log(self._path)
+        self._driver = driver
         # of each life another sequence, or a client that is killed early would do the same for ever
         self._random = random.Random(f"{seed}-{number}-{time.time_ns()}")
-        self._connection: Connection | None = None
+        self._calls = Bare(name, port)
 
     async def run(self) -> None:
         work = self._left_over()
@@ -54,7 +51,7 @@ class Worker:
                 work = self._new_claim()
             await self._episode(work)
             work = None
-        self._hang_up()
+        await self._calls.close()
 
     # ------------------------------------------------------------------ what was begun
 
@@ -89,7 +86,7 @@ class Worker:
     async def _episode(self, work: dict[str, Any]) -> None:
         claim = work["claiming"]
         if "claimed" not in work:
-            answer = await self._claim(work)
+            answer = await self._driver.claim(work["kind"], claim)
             if not answer["success"]:
                 self._write(claim=claim, unclaimed=answer["fail_cause"])
                 return
@@ -97,7 +94,7 @@ class Worker:
             self._write(claim=claim, **fields)
             work |= fields
             if self._random.random() < 0.1:
-                again = await self._claim(work)
+                again = await self._driver.claim(work["kind"], claim)
                 if again["success"] and uuids(members(again)) != uuids(work["claimed"]):
                     self._write(claim=claim, violation=f"a repeated claim got {again}")
         if "ending" not in work:
@@ -106,7 +103,8 @@ class Worker:
                 await self._abort(work)
                 return
             rewards = {one["episode_uuid"]: round(self._random.random(), 9) for one in work["claimed"]}
-            work |= {"ending": f"{self._random.getrandbits(64):x}", "rewards": rewards, "task": self._task(work)}
+            task = self._task(work)
+            work |= {"ending": self._driver.end_key(task, rewards), "rewards": rewards, "task": task}
             self._write(claim=claim, ending=work["ending"], rewards=rewards, task=work["task"])
         await self._end(work)
 
@@ -115,19 +113,6 @@ class Worker:
             return f"group-{work['claiming']}"
         done = sum("acked" in fields for fields in self._lines())
         return f"{self._client}-{self._number}-{done // GROUP}"
-
-    async def _claim(self, work: dict[str, Any]) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "client_uuid": self._client,
-            "idempotency_key": work["claiming"],
-            "discard_episode_timeout": 8.0,
-            "wait_seconds": 2.0,
-        }
-        if work["kind"] == "group":
-            _, answer = await self._ask("/claim_group", body | {"count": GROUP})
-        else:
-            _, answer = await self._ask("/claim_episode", body | {"episode_type": work["kind"]})
-        return answer
 
     async def _chat(self, work: dict[str, Any]) -> None:
         """One call each, or one for the whole group; an episode that is over is found out when it is ended."""
@@ -141,7 +126,7 @@ class Worker:
         deadline = time.monotonic() + _CHAT_GIVE_UP_AFTER
         while time.monotonic() < deadline:
             try:
-                status, _ = await self._once(post(f"{base}/chat/completions", _CHAT, key=key))
+                status, _ = await self._calls.once(post(f"{base}/chat/completions", _CHAT, key=key))
             except (OSError, TimeoutError):
                 status = 503
             if status < 500:
@@ -150,10 +135,8 @@ class Worker:
 
     async def _abort(self, work: dict[str, Any]) -> None:
         for one in work["claimed"]:
-            body = {"client_uuid": self._client, "episode_uuid": one["episode_uuid"]}
-            status, answer = await self._ask("/abort_episode", body)
-            if status != 200 or not answer["success"]:
-                self._write(claim=work["claiming"], violation=f"an abort was answered {status} {answer}")
+            if wrong := await self._driver.abort(one["episode_uuid"]):
+                self._write(claim=work["claiming"], violation=wrong)
         self._write(claim=work["claiming"], aborted=True)
 
     async def _end(self, work: dict[str, Any]) -> None:
@@ -170,54 +153,15 @@ class Worker:
             if again != (status, answer):
                 self._write(claim=claim, violation=f"a repeated end: first {answer}, then {again}")
         if self._random.random() < 0.1:
-            other = await self._send_end(work, "another-key")
+            other = await self._driver.end_otherwise(work["kind"], work["task"], work["rewards"])
             if other[0] != 409:
                 self._write(claim=claim, violation=f"another end of an ended episode: {other}")
 
     async def _send_end(self, work: dict[str, Any], key: str) -> tuple[int, dict[str, Any]]:
-        ends = [{"episode_uuid": name, "workflow_output": {"reward": r}} for name, r in work["rewards"].items()]
-        body: dict[str, Any] = {"client_uuid": self._client, "task_id": work["task"], "idempotency_key": key}
-        if work["kind"] == "group":
-            return await self._ask("/end_group", body | {"ends": ends})
-        return await self._ask("/end_episode", body | ends[0])
-
-    # ------------------------------------------------------------------ the wire
-
-    async def _ask(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Repeat the request until there is an answer that is none of trouble."""
-        request = post(path, json.dumps(body).encode())
-        deadline = time.monotonic() + _GIVE_UP_AFTER
-        last: object = None
-        while time.monotonic() < deadline:
-            try:
-                status, content = await self._once(request)
-            except (OSError, TimeoutError) as exc:
-                last = repr(exc)
-            else:
-                if status < 500:
-                    return status, json.loads(content)
-                last = content
-            await self._pause()
-        raise TimeoutError(f"{path} was not answered within {_GIVE_UP_AFTER:g} s; last: {last!r}")
-
-    async def _once(self, request: bytes) -> tuple[int, bytes]:
-        try:
-            async with asyncio.timeout(_REPEAT_AFTER):
-                if self._connection is None:
-                    self._connection = await Connection.open("127.0.0.1", self._port)
-                return await self._connection.ask(request)
-        except BaseException:
-            # whatever comes on this connection later belongs to a request that was given up
-            self._hang_up()
-            raise
+        return await self._driver.end(work["kind"], key, work["task"], work["rewards"])
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(0.02, 0.2))
-
-    def _hang_up(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def members(answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -236,9 +180,14 @@ def group_address(answer: dict[str, Any]) -> list[str]:
 
 
 async def main(name: str, port: int, folder: Path, seed: str) -> None:
+    kind = DRIVERS[name]
+    shared = [kind(name, port)] * WORKERS
+    drivers: list[Driver] = [Bare(name, port) for _ in range(WORKERS)] if kind is Bare else [*shared]
     async with asyncio.TaskGroup() as group:
-        for number in range(WORKERS):
-            group.create_task(Worker(name, number, port, folder, seed).run())
+        for number, driver in enumerate(drivers):
+            group.create_task(Worker(name, number, port, folder, seed, driver).run())
+    for driver in {*drivers, *shared}:
+        await driver.close()
 
 
 if __name__ == "__main__":

@@ -25,11 +25,12 @@ import psutil
 from benchmarks.processes import ROOT
 from benchmarks.wire import Connection, ask_json
 from swarm.job import TrainJob, dump_job
+from tests.kill.drivers import DRIVERS
 from tests.kill.invariants import Witnesses, lines
 from tests.kill.proxy import Proxy
 
 JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
-CLIENTS = ("ann", "bob", "eve")
+CLIENTS = tuple(DRIVERS)
 #: how often which is killed
 VICTIMS = {"server": 0.4, "client": 0.3, "engine": 0.3}
 _START_SECONDS = 60.0
