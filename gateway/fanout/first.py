@@ -1,5 +1,5 @@
-"""Policy ``first``: the first answer goes out as it is sampled, the others are sampled beside it, and all are judged
-behind.
+"""Policy ``first``: the first answer goes out as it is sampled, the others are sampled from its first token on, and all
+are judged behind.
 
 Invariant: what is streamed is what its episode recorded; a stream that breaks off is told as an error and never
 trained.
@@ -79,7 +79,7 @@ class _Broadcast:
         self._left = False
 
     async def begin(self) -> Live:
-        """Start everything; the outcome once the first stream has its first chunk.
+        """Start what goes out; the outcome once the first stream has its first chunk, with the others started behind.
 
         Raises:
             SwarmGatewayError: there is none.
@@ -87,9 +87,10 @@ class _Broadcast:
         run = self._run
         for place in range(self._count):
             run.start(place, self._stream)
-        run.start_each(range(self._count, len(run.shaped.bodies)), pieces=False)
         with phase("sample"):
             version = await self._opened
+        # not before: the user's first token would wait for them, and their prompt is in vLLM's prefix cache now
+        run.start_each(range(self._count, len(run.shaped.bodies)), pieces=False)
         run.settle((), None, range(self._count))
         return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
 

@@ -16,6 +16,7 @@ from gateway.fanout.episodes import Episodes
 from gateway.fanout.sampling import Sampler
 from gateway.fanout.submission import Submitter
 from gateway.feedback import OpenGroups
+from gateway.routing.control import ControlSender
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.client.wire import tls_context
@@ -54,8 +55,9 @@ class Swarm:
     def __init__(self, url: str, token: str) -> None:
         self.url = url
         self.background = Background(grace_seconds=_LAST_SECONDS)
-        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
-        # an episode's address is the swarm server's own: no proxy of the environment leads there
+        # neither goes through a proxy of the environment: an episode's address is the swarm server's own
+        control = ControlSender(HttpClient(keepalive=_KEEPALIVE, tls=tls_context()))
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES, transport=control)
         self._http = HttpClient(keepalive=_KEEPALIVE, tls=tls_context())
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)

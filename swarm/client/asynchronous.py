@@ -27,7 +27,7 @@ from swarm.client.handles import AsyncEpisode, AsyncGroup, task_id_of
 from swarm.client.policy import RetryPolicy
 from swarm.client.retrying import attempts_of
 from swarm.client.throttle import Throttle
-from swarm.client.transport import AsyncDriver
+from swarm.client.transport import AsyncDriver, AsyncSender, HttpxSender
 from swarm.client.watching import WeightSyncCallbacks, follow
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError
@@ -57,7 +57,8 @@ class AsyncSwarmClient(AsyncEngineControl):
         policy: when a request is repeated.
         auto_start_swarm_server: if nothing answers at a loopback address, ``async with`` starts a server there, which
             is stopped at close.
-        transport: replaces the network, for tests.
+        transport: replaces the network, for tests; or what carries out the requests instead of httpx, closed with the
+            client.
 
     Raises:
         ConfigError: ``server_url`` is no http address.
@@ -74,13 +75,17 @@ class AsyncSwarmClient(AsyncEngineControl):
         boot_timeout: float = 1800.0,
         policy: RetryPolicy | None = None,
         auto_start_swarm_server: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx.AsyncBaseTransport | AsyncSender | None = None,
     ) -> None:
         super().__init__(Flows.of(server_url, token, client_uuid, request_timeout, policy), boot_timeout)
         self._begin_timeout = begin_timeout
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
-        self._driver = AsyncDriver(transport)
+        self._driver = AsyncDriver(
+            HttpxSender(transport)
+            if transport is None or isinstance(transport, httpx.AsyncBaseTransport)
+            else transport
+        )
         self._open = OpenEpisodes()
         self._background: set[asyncio.Task[Any]] = set()
         self._watching = asyncio.Lock()

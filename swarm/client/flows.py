@@ -99,7 +99,7 @@ class Flows:
             headers["content-type"] = call.content_type
         send = Send(
             call.method,
-            f"{wire.at_server(self.server_url, call.path)}{'?' if call.query else ''}{httpx.QueryParams(call.query)}",
+            wire.at_server(self.server_url, call.path) + (f"?{httpx.QueryParams(call.query)}" if call.query else ""),
             headers,
             call.content,
             httpx.Timeout(seconds, connect=min(5.0, seconds)),

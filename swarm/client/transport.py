@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import httpx
 
@@ -75,17 +75,48 @@ class Driver:
             raise
 
 
-class AsyncDriver:
-    """Runs flows on an event loop.
+class AsyncSender(Protocol):
+    """Carries out single requests over connections of its own."""
 
-    Args:
-        transport: replaces the network, for tests.
-    """
+    async def send(self, step: Send) -> Outcome:
+        """The reply within the request's seconds; what went wrong with the connection is returned, not raised."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class HttpxSender:
+    """The default; ``transport`` replaces the network, for tests."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._http = httpx.AsyncClient(
             transport=transport, limits=wire.LIMITS, trust_env=False, verify=wire.tls_context()
         )
+
+    async def send(self, step: Send) -> Outcome:
+        try:
+            async with asyncio.timeout(step.seconds):
+                answer = await self._http.request(
+                    step.method, step.url, headers=step.headers, content=step.content, timeout=step.timeout
+                )
+            return Reply(answer.status_code, dict(answer.headers), answer.content)
+        except httpx.RequestError as exc:
+            return exc
+        except TimeoutError:
+            return httpx.ReadTimeout(f"the answer took longer than {step.seconds:g} s")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+class AsyncDriver:
+    """Runs flows on an event loop; closes ``sender`` with itself."""
+
+    def __init__(self, sender: AsyncSender) -> None:
+        self._sender = sender
+        self._closed = False
 
     async def run(self, flow: Flow[T], abandoned: asyncio.Event | None = None) -> T:
         """The result of ``flow``; cancelled before its next step once ``abandoned`` is set.
@@ -99,7 +130,7 @@ class AsyncDriver:
                 step = flow.send(outcome)
             except StopIteration as stop:
                 return stop.value
-            if self._http.is_closed:
+            if self._closed:
                 raise StateError("this client is closed")
             if abandoned is not None and abandoned.is_set():
                 raise asyncio.CancelledError
@@ -107,23 +138,12 @@ class AsyncDriver:
                 outcome = None
                 await asyncio.sleep(step.seconds)
                 continue
-            outcome = await self._send(step)
+            outcome = await self._sender.send(step)
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def _send(self, step: Send) -> Outcome:
-        try:
-            async with asyncio.timeout(step.seconds):
-                answer = await self._http.request(
-                    step.method, step.url, headers=step.headers, content=step.content, timeout=step.timeout
-                )
-            return Reply(answer.status_code, dict(answer.headers), answer.content)
-        except httpx.RequestError as exc:
-            return exc
-        except TimeoutError:
-            return httpx.ReadTimeout(f"the answer took longer than {step.seconds:g} s")
+        """Close the connections; flows under way end with their next step."""
+        self._closed = True
+        await self._sender.close()
 
 
 def check_running(stopping: threading.Event | None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from swarm.client import wire
 from swarm.client.flows import Flows
-from swarm.client.transport import AsyncDriver
+from swarm.client.transport import AsyncDriver, HttpxSender
 from swarm.errors import AuthenticationError, SwarmGatewayError
 from swarm.protocol import ServerStatus
 
@@ -121,7 +121,7 @@ class WatchThread:
         self._loop = asyncio.get_running_loop()
         self._ready.set()
         flows, first, on_status = self._work
-        driver = AsyncDriver()
+        driver = AsyncDriver(HttpxSender())
         works = (
             asyncio.create_task(follow(driver, flows, first, on_status)),
             asyncio.create_task(self._stopping.wait()),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -327,7 +328,7 @@ def parse_token(text: str) -> str:
 
 def at_server(server_url: httpx.URL, path: str) -> str:
     """``path`` below the address (and path prefix) of the server."""
-    return str(server_url.copy_with(path=server_url.path.rstrip("/") + path))
+    return str(server_url).rstrip("/") + path
 
 
 def episodes_of(
@@ -339,7 +340,7 @@ def episodes_of(
     """
 
     def here(openai_base_url: str) -> str:
-        return at_server(server_url, httpx.URL(openai_base_url).path) if openai_base_url else ""
+        return at_server(server_url, urlsplit(openai_base_url).path) if openai_base_url else ""
 
     if isinstance(answer, protocol.ClaimEpisodeResponse):
         fields = answer.model_dump(include=set(protocol.ClaimedEpisode.model_fields))

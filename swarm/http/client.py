@@ -88,12 +88,11 @@ class HttpClient:
         Raises:
             ConnectionBrokenError: there is none.
         """
-        async with self.posted(url, content, headers) as answer:
-            return Answer(answer.status, answer.headers, await answer.read())
+        return await self.request("POST", url, content, headers)
 
     @asynccontextmanager
     async def posted(
-        self, url: str, content: bytes, headers: Mapping[str, str], *, method: str = "POST"
+        self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
     ) -> AsyncGenerator[LiveAnswer]:
         """The answer from its headers on.
 
@@ -107,6 +106,15 @@ class HttpClient:
                 yield LiveAnswer(response)
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc
+
+    async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+        """The whole answer to another method.
+
+        Raises:
+            ConnectionBrokenError: there is none.
+        """
+        async with self.posted(url, content, headers, method=method) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
 
     async def get(self, url: str, seconds: float) -> Answer:
         """The same for a short question that is given up after ``seconds``.

@@ -131,10 +131,11 @@ async def test_who_leaves_before_the_stream_begins_does_so_too(rig: server.Rig, 
     rig.vllm.default = rig.vllm.hang()
     async with open_route() as route:
         answering = asyncio.create_task(first(route, asking(stream=True), None))
-        await reach(rig, lambda: rig.vllm.streaming == 4)
+        await reach(rig, lambda: rig.vllm.streaming == 1)
         answering.cancel()
-        await reach(rig, lambda: len(rig.vllm.cancellations) == 4)
+        await reach(rig, lambda: len(rig.vllm.cancellations) == 1)
         await at_rest(rig, route)
+        assert len(rig.vllm.requests) == 1, "the others begin with the first token"
 
 
 async def test_a_stream_may_outlive_its_user(rig: server.Rig, open_route: OpenRoute) -> None:
@@ -178,7 +179,7 @@ async def test_an_engine_that_dies_before_the_first_word_is_not_noticed(rig: ser
     rig.vllm.default = gate(SAID)
     async with open_route() as route:
         answering = asyncio.create_task(live(route))
-        await reach(rig, lambda: gate.waiting == 4)
+        await reach(rig, lambda: gate.waiting == 1)
         rig.vllm.default = by_form(SAID, plain([1]))
         rig.controller.offline("killed by a test")
         rig.controller.boot()
