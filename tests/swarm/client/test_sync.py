@@ -225,7 +225,8 @@ def test_an_episode_that_fails_is_aborted(server: ScriptedServer, client: SwarmC
     server.script("/abort_episode", {"success": True})
     with pytest.raises(type(error)), client.episode():
         raise error
-    assert server.bodies("/abort_episode") == [{"client_uuid": "me", "episode_uuid": "e1"}]
+    [aborted] = server.bodies("/abort_episode")
+    assert (aborted["client_uuid"], aborted["episode_uuid"]) == ("me", "e1")
 
 
 def test_an_episode_that_is_never_ended_is_aborted(server: ScriptedServer, client: SwarmClient) -> None:
