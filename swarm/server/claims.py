@@ -75,7 +75,7 @@ class ClaimQueue:
             _check_same(wish, len(known[1]))
             return pool.grant_again(known[1], as_group=wish.as_group)
         if wish.claim_key and (waiting := self._joinable.get(name)) is not None:
-            _check_same(wish, waiting.wish.count)
+            _check_same(wish, waiting.wish.episodes)
             waiting.callers += 1
             return waiting
         refusal = Refusal("")
@@ -195,8 +195,8 @@ class ClaimQueue:
 
 
 def _check_same(wish: ClaimWish, count: int) -> None:
-    if wish.count != count:
+    if wish.episodes != count:
         raise ConflictError(
-            f"this idempotency_key claimed {count} episodes before, not {wish.count}: use another for another claim",
+            f"this idempotency_key claimed {count} episodes before, not {wish.episodes}: use another for another claim",
             code="idempotency_key_reused",
         )

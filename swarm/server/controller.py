@@ -280,9 +280,9 @@ class Controller(EngineBoard):
             UnavailableError: see :meth:`synced`; a claim with a key may be repeated, of others the episodes go back.
         """
         if self._pool is not None:
-            if wish.count > self.job.slots:
+            if wish.episodes > self.job.slots:
                 raise RequestError(
-                    f"{wish.count} episodes cannot run at once: the job has {self.job.slots} slots "
+                    f"{wish.episodes} episodes cannot run at once: the job has {self.job.slots} slots "
                     "(raise max_parallel_episodes or batch_size)",
                     param="count",
                 )

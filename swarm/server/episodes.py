@@ -100,7 +100,7 @@ class EpisodeGroup:
 
 
 class ClaimWish(NamedTuple):
-    """What a client asks for: ``count`` episodes at once or none; times in seconds.
+    """What a client asks for: so many ``episodes`` at once or none; times in seconds.
 
     Of wishes with one client and ``claim_key`` (if not empty) all get what the first got; a restart remembers that of
     several episodes only if they were claimed ``as_group``. What is claimed for ``standby`` gives way while nobody
@@ -111,7 +111,7 @@ class ClaimWish(NamedTuple):
     episode_type: EpisodeType = "train"
     idle_timeout: float = 240.0
     max_seconds: float = 3600.0
-    count: int = 1
+    episodes: int = 1
     as_group: bool = False
     claim_key: str = ""
     throttle: SwarmThrottlePolicy | None = None

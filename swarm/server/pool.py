@@ -116,23 +116,23 @@ class EpisodePool:
     def claim(self, wish: ClaimWish) -> Grant | Refusal:
         """Give out all the episodes of ``wish``, or none."""
         slots = self._job.slots
-        if wish.count > slots:
-            return Refusal(f"{wish.count} episodes cannot run at once: there are {slots} slots", False)
+        if wish.episodes > slots:
+            return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         if self.collection.ready:
             # it is about to leave: what began now would be cut off by the weight sync
             return Refusal(POST_ROLLING)
         if wish.standby:
-            if not self.collection.has_room(len(self._standby) + wish.count):
+            if not self.collection.has_room(len(self._standby) + wish.episodes):
                 return Refusal(NO_EPISODES)
         elif self._standby:
-            self._relieve(wish.count - (slots - len(self._running)))
-            if not self.collection.has_room(len(self._standby) + wish.count):
+            self._relieve(wish.episodes - (slots - len(self._running)))
+            if not self.collection.has_room(len(self._standby) + wish.episodes):
                 self._relieve(len(self._standby))
-        if slots - len(self._running) < wish.count:
+        if slots - len(self._running) < wish.episodes:
             return Refusal(NO_EPISODES)
-        admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.count, wish.throttle)
+        admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle)
         self.batches.drop(admission.dropped)
         if not admission.granted:
             return Refusal(admission.reason, holds_place=False)
@@ -142,7 +142,7 @@ class EpisodePool:
             begun = (self._running.get(claim.episode_uuid) for claim in grant.claims)
             self._standby.update((episode, None) for episode in begun if episode is not None)
         else:
-            self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.count)
+            self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
         return grant
 
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:

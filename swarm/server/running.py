@@ -59,7 +59,7 @@ class RunningEpisodes:
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
         episodes: list[Episode] = []
         claims: list[Claim] = []
-        for _ in range(wish.count):
+        for _ in range(wish.episodes):
             key = new_key()
             claim = EpisodeClaimed(
                 episode_uuid=new_uuid(),
@@ -72,7 +72,7 @@ class RunningEpisodes:
                 claim_key=wish.claim_key,
                 task_hint=wish.task_hint,
                 group_uuid=group_uuid,
-                group_size=wish.count,
+                group_size=wish.episodes,
             )
             episode = Episode(claim, now, now + wish.max_seconds, [claim.key_digest], key if wish.claim_key else "")
             episode.state = next_episode(episode.state, EpisodeEvent.CLAIM, engine)

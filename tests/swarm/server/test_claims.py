@@ -61,7 +61,7 @@ async def test_a_repeated_claim_gets_the_first_grant(queue: ClaimQueue, pool: Ep
     assert pool.running == 1
     assert granted(queue.claim(ClaimWish("another", claim_key="k"), wait=True)) != first
     with pytest.raises(ConflictError) as reused:
-        queue.claim(ClaimWish("me", count=2, as_group=True, claim_key="k"), wait=True)
+        queue.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"), wait=True)
     assert reused.value.code == "idempotency_key_reused"
     sample(pool, first.claims[0])
     pool.end("me", "a", ends(first.claims[0]))
@@ -70,19 +70,19 @@ async def test_a_repeated_claim_gets_the_first_grant(queue: ClaimQueue, pool: Ep
 
 
 async def test_a_failed_claim_is_not_remembered(queue: ClaimQueue, pool: EpisodePool) -> None:
-    full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
     assert isinstance(queue.claim(KEYED, wait=False), Refusal)
     free(queue, pool, full)
     granted(queue.claim(KEYED, wait=False))
 
 
 async def test_a_repetition_joins_the_claim_that_waits(queue: ClaimQueue, pool: EpisodePool) -> None:
-    full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
     first = waiting(queue.claim(KEYED, wait=True))
     again = waiting(queue.claim(KEYED, wait=True))
     assert first is again and len(queue) == 1
     with pytest.raises(ConflictError):
-        queue.claim(ClaimWish("me", count=2, as_group=True, claim_key="k"), wait=True)
+        queue.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"), wait=True)
     works = [asyncio.create_task(queue.wait(one, LONG)) for one in (first, again)]
     await asyncio.sleep(0)
     works[0].cancel()
@@ -93,7 +93,7 @@ async def test_a_repetition_joins_the_claim_that_waits(queue: ClaimQueue, pool: 
 
 
 async def test_a_claim_that_is_withdrawn_is_answered_and_lets_others_pass(queue: ClaimQueue, pool: EpisodePool) -> None:
-    full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
     works = [asyncio.create_task(queue.wait(waiting(queue.claim(KEYED, wait=True)), LONG)) for _ in range(2)]
     behind = waiting(queue.claim(ClaimWish("behind"), wait=True))
     queue.withdraw("somebody else", "k")
@@ -108,7 +108,7 @@ async def test_a_claim_that_is_withdrawn_is_answered_and_lets_others_pass(queue:
 
 
 async def test_a_grant_that_nobody_is_left_to_take_goes_back(queue: ClaimQueue, pool: EpisodePool) -> None:
-    full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
     gone = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
@@ -149,8 +149,8 @@ async def test_a_throttled_claim_is_passed_until_its_share_allows_it(pool: Episo
 
 
 async def test_a_group_is_not_starved_by_single_claims(pool: EpisodePool, queue: ClaimQueue) -> None:
-    full = granted(queue.claim(ClaimWish("me", count=4), wait=False))
-    group = waiting(queue.claim(ClaimWish("me", count=2, as_group=True), wait=True))
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
+    group = waiting(queue.claim(ClaimWish("me", episodes=2, as_group=True), wait=True))
     single = waiting(queue.claim(ClaimWish("me"), wait=True))
     free(queue, pool, full)
     assert isinstance(queue.claim(ClaimWish("me"), wait=False), Refusal)
@@ -172,7 +172,7 @@ async def test_claims_before_a_restart(queue: ClaimQueue) -> None:
 
 
 async def test_a_closed_queue_lets_everyone_go(queue: ClaimQueue) -> None:
-    granted(queue.claim(ClaimWish("me", count=4), wait=False))
+    granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
     work = asyncio.create_task(queue.wait(waiting(queue.claim(KEYED, wait=True)), LONG))
     await asyncio.sleep(0)
     queue.close()

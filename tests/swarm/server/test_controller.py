@@ -59,13 +59,13 @@ def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB, **config:
 
 
 async def claim(controller: Controller, count: int = 1, wait: float = 0.0) -> list[Claim]:
-    grant = await controller.claim(ClaimWish("me", count=count), wait)
+    grant = await controller.claim(ClaimWish("me", episodes=count), wait)
     assert isinstance(grant, Grant), grant
     return list(grant.claims)
 
 
 async def refusal(controller: Controller, count: int = 1, wait: float = 0.0) -> str:
-    outcome = await controller.claim(ClaimWish("me", count=count), wait)
+    outcome = await controller.claim(ClaimWish("me", episodes=count), wait)
     assert isinstance(outcome, str), outcome
     return outcome
 
@@ -563,7 +563,7 @@ async def test_idle_episodes_are_expired_without_polling() -> None:
     expire = asyncio.create_task(controller.expire())
     try:
         await asyncio.sleep(0)
-        assert isinstance(await controller.claim(ClaimWish("me", idle_timeout=0.05, count=4)), Grant)
+        assert isinstance(await controller.claim(ClaimWish("me", idle_timeout=0.05, episodes=4)), Grant)
         assert len(await claim(controller, 4, wait=LONG)) == 4
     finally:
         expire.cancel()
@@ -574,7 +574,7 @@ async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
     controller.sync_job(JOB)
     expire = asyncio.create_task(controller.expire())
     try:
-        gone = asyncio.create_task(controller.claim(ClaimWish("gone", idle_timeout=0.05, count=4), LONG))
+        gone = asyncio.create_task(controller.claim(ClaimWish("gone", idle_timeout=0.05, episodes=4), LONG))
         following = asyncio.create_task(claim(controller, 4, wait=LONG))
         await asyncio.sleep(0)
         controller.boot()

@@ -47,7 +47,7 @@ def claim(
 
 
 def refused(pool: EpisodePool, count: int = 1) -> Refusal:
-    outcome = pool.claim(ClaimWish("me", count=count))
+    outcome = pool.claim(ClaimWish("me", episodes=count))
     assert isinstance(outcome, Refusal)
     return outcome
 
@@ -331,7 +331,7 @@ def test_an_end_that_only_the_journal_remembers() -> None:
 
 def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> None:
     pool = rolling_pool()
-    grant = pool.claim(ClaimWish("me", count=3, as_group=True))
+    grant = pool.claim(ClaimWish("me", episodes=3, as_group=True))
     assert isinstance(grant, Grant)
     group = pool.open_group(grant.group_uuid, grant.group_key)
     assert [episode.episode_uuid for episode in group.members] == [one.episode_uuid for one in grant.claims]
@@ -350,7 +350,7 @@ def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> No
 def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
     records: list[Record] = []
     pool = rolling_pool(records=records)
-    grant = pool.claim(ClaimWish("me", count=2, as_group=True, claim_key="k"))
+    grant = pool.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"))
     assert isinstance(grant, Grant)
     uuids = [one.episode_uuid for one in grant.claims]
     assert pool.grant_again(uuids, as_group=True) == grant
@@ -452,7 +452,7 @@ def test_one_quarantined_episode_drops_its_group_when_ended_one_by_one() -> None
 
 
 def on_standby(pool: EpisodePool, count: int = 2, *, as_group: bool = True) -> Grant:
-    grant = pool.claim(ClaimWish("me", count=count, as_group=as_group, standby=True))
+    grant = pool.claim(ClaimWish("me", episodes=count, as_group=as_group, standby=True))
     assert isinstance(grant, Grant), grant
     return grant
 
@@ -527,7 +527,7 @@ def test_nothing_finished_is_dropped_for_standby_which_gives_way_first() -> None
         pool.end("me", f"half {task}", ends(half))
     held = [on_standby(pool), on_standby(pool)]
     # 7 finished and 4 on standby: of 12, two more would be one too many
-    assert isinstance(pool.claim(ClaimWish("me", count=2, standby=True)), Refusal)
+    assert isinstance(pool.claim(ClaimWish("me", episodes=2, standby=True)), Refusal)
     assert len(claim(pool, 2)) == 2
     assert [running(pool, one) for one in held] == [[False] * 2] * 2
     assert (pool.information().completed_episodes, pool.information().dropped_episodes) == (7, 0)

@@ -71,7 +71,7 @@ def test_a_new_journal() -> None:
 async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     before = rolling(journal)
-    wish = ClaimWish("me", count=3, as_group=True, claim_key="k", max_seconds=1000.0)
+    wish = ClaimWish("me", episodes=3, as_group=True, claim_key="k", max_seconds=1000.0)
     grant = await granted(before, wish)
     first = grant.claims[0]
     sample(before.pool, first)
@@ -127,7 +127,7 @@ async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_p
     before = await server(journal)
     before.boot()
     before.rollout_ready(ready(0))
-    grant = await granted(before, ClaimWish("me", count=2))
+    grant = await granted(before, ClaimWish("me", episodes=2))
     for claim in grant.claims:
         sample(before.pool, claim)
     await before.end("me", "a", ends(*grant.claims), as_group=True)
@@ -151,7 +151,7 @@ async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_p
 async def test_a_group_that_lacks_a_member_is_known_after_a_restart(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     before = rolling(journal, 1)
-    lost, good = (await granted(before, ClaimWish("me", count=2))).claims
+    lost, good = (await granted(before, ClaimWish("me", episodes=2))).claims
     assert "no completed" in await before.end("me", "a", ends(lost), as_group=False)
     await journal.close()
 
