@@ -36,15 +36,25 @@ class SseDecoder:
         """The data of the events that ``chunk`` completes; comments and other fields are skipped."""
         self._buffer += chunk
         events: list[str] = []
-        while (line := self._next_line()) is not None:
-            if line:
-                name, _, value = line.partition(b":")
-                if name == b"data":
-                    self._data.append(value.removeprefix(b" "))
-            elif self._data:
-                events.append(b"\n".join(self._data).decode(errors="replace"))
-                self._data.clear()
+        if b"\r" in self._buffer:
+            while (line := self._next_line()) is not None:
+                self._take(line, events)
+        else:
+            # what vLLM sends: one split instead of two searches a line
+            *lines, rest = bytes(self._buffer).split(b"\n")
+            self._buffer[:] = rest
+            for line in lines:
+                self._take(line, events)
         return events
+
+    def _take(self, line: bytes, events: list[str]) -> None:
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+        elif self._data:
+            events.append(b"\n".join(self._data).decode(errors="replace"))
+            self._data.clear()
 
     def _next_line(self) -> bytes | None:
         ends = [i for i in (self._buffer.find(b"\n"), self._buffer.find(b"\r")) if i >= 0]
