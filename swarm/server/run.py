@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import socket
-import sys
 from collections.abc import Callable, Generator, Sequence
 
 import uvicorn
@@ -27,9 +26,6 @@ from swarm.server.config import ServerConfig
 _DRAIN_SECONDS = 5
 #: new objects between two collections of garbage; an answer of 200 tokens alone is some 500 objects
 _GC_THRESHOLD = 50_000
-#: Seconds for which a thread keeps the interpreter while another one wants it. A commit takes it back some ten times;
-#: with Python's 5 ms the writer got on only while the event loop had nothing to do, and answers waited for that.
-_SWITCH_INTERVAL = 0.0005
 
 
 class _Server(uvicorn.Server):
@@ -129,7 +125,6 @@ def run(
     # what is loaded by now stays: looking through it again and again takes a quarter of the time of an LLM call
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    sys.setswitchinterval(_SWITCH_INTERVAL)
     work = serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
