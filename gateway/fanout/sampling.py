@@ -34,6 +34,8 @@ _GONE = frozenset({"episode_deleted", "engine_offline"})
 #: The header by which the group's answer says how many tokens each choice has, in order.
 _COMPLETION_TOKENS = "x-swarm-completion-tokens"
 _POLICY_VERSION = "x-swarm-policy-version"
+#: A stream that somebody reads is to end, trained or not.
+_OUTLIVE = {"x-swarm-outlive": "1"}
 #: What is asked for, and the field of a choice in which it comes.
 _PIECES_HEADER, _PIECES = {"x-swarm-pieces": "1"}, "pieces"
 
@@ -160,11 +162,13 @@ class Sampler:
 
     @asynccontextmanager
     async def stream(self, address: Address, body: bytes) -> AsyncGenerator[LiveSample]:
-        """A streamed answer from its headers on; the deadline is the caller's. Raises as :meth:`sample`, and within the
+        """A streamed answer from its headers on, whole even if the engine goes on to its next weights without the
+        episode; the deadline is the caller's. Raises as :meth:`sample`, and within the
         block for a connection that breaks."""
         begun = False
         try:
-            async with self._http.posted(_url(address), body, _headers(address, pieces=False)) as answer:
+            headers = _headers(address, pieces=False) | _OUTLIVE
+            async with self._http.posted(_url(address), body, headers) as answer:
                 begun = True
                 if answer.status != 200:
                     raise _error_of(answer.status, answer.headers, await answer.read())

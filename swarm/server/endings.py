@@ -18,12 +18,15 @@ from swarm.server.journal.records import EndedHow, PastEnding
 #: ended episodes remembered, so that a repeated end is answered like the first without asking the journal
 MAX_REMEMBERED = 20_000
 
+#: the code of an episode that the engine's next phase deleted
+DELETED = "episode_deleted"
+
 #: how -> code and words for a result that comes after it
 TOO_LATE: dict[EndedHow, tuple[str, str]] = {
     "aborted": ("episode_aborted", "was aborted by its client"),
     "idle": ("episode_timed_out", "was idle for longer than its discard_episode_timeout and was taken back"),
     "capped": ("episode_expired", "ran for longer than its max_episode_seconds and was taken back"),
-    "engine": ("episode_deleted", "was deleted, because its batch left without it or another training run began"),
+    "engine": (DELETED, "was deleted, because its batch left without it or another training run began"),
 }
 
 

@@ -17,7 +17,16 @@ from swarm.job import TrainJob
 from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
 from swarm.server.batches import Batches
 from swarm.server.collecting import Collection
-from swarm.server.endings import TOO_LATE, Ending, Endings, check_unique, earlier_end, promised_error, unknown_error
+from swarm.server.endings import (
+    DELETED,
+    TOO_LATE,
+    Ending,
+    Endings,
+    check_unique,
+    earlier_end,
+    promised_error,
+    unknown_error,
+)
 from swarm.server.episodes import ClaimWish, Episode, EpisodeGroup, Grant, Refusal
 from swarm.server.journal.records import (
     CallRecorded,
@@ -193,7 +202,7 @@ class EpisodePool:
     def record(self, episode: Episode, call: ModelCall) -> None:
         """Tell the journal what a completed call sampled, unless the episode is over; it counts from :meth:`keep` on.
 
-        Should the episode end before, its caller never gets the answer, and nothing of it is trained.
+        Should the episode end before, nothing of it is trained.
         """
         if not episode.over.is_set():
             self.journal(CallRecorded(episode.episode_uuid, call))
@@ -439,7 +448,7 @@ class EpisodePool:
 
     def _release(self, reason: str, *, promised: bool = True) -> None:
         """Delete what runs, because the engine goes on without it; ``promised``: also what another server waits for."""
-        error = UnavailableError(f"{reason}; claim a new episode", code="episode_deleted")
+        error = UnavailableError(f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self._running.values()):
             if promised or not episode.promised_to:
                 self._free(episode, EpisodeEvent.ENGINE, "engine", error)

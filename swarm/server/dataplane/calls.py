@@ -1,7 +1,7 @@
 """Whom one call is for: episodes, which it is counted and recorded for, or nobody.
 
-Invariant: a call in flight keeps all its episodes alive, and ends with the first of them that is over; a call for
-nobody leaves no trace.
+Invariant: a call in flight keeps all its episodes alive, and ends with the first of them that is over, or goes on
+untrained where its caller said so; a call for nobody leaves no trace.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, Unav
 from swarm.protocol import EpisodeType
 from swarm.server.concurrency import first_of
 from swarm.server.controller import Controller
+from swarm.server.endings import DELETED
 from swarm.server.episodes import Episode
 from swarm.states import EngineState
 from swarm.types import ModelCall
@@ -65,8 +66,13 @@ class Party(Protocol):
         """Raise why the call cannot be made, if it cannot."""
         ...
 
+    def outlive(self) -> None:
+        """From now on the call goes on, untrained, when the engine's next phase deletes its episodes."""
+        ...
+
     async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
-        """The result of ``work``, which is cancelled when an episode ends or the engine that serves it is gone.
+        """The result of ``work``, which is cancelled when an episode ends (but see :meth:`outlive`) or the engine that
+        serves it is gone.
 
         Raises:
             SwarmGatewayError: why the episode is over, or that no engine serves.
@@ -109,6 +115,9 @@ class Nobody:
                 "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
             )
 
+    def outlive(self) -> None:
+        pass
+
     async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
         async def gone() -> T:
             await engine_gone.wait()
@@ -134,6 +143,7 @@ class Members:
         self._pool = controller.pool
         self._quarantined = quarantined
         self._recorded: list[tuple[Episode, ModelCall]] = []
+        self._outlives = False
 
     def __enter__(self) -> Members:
         for episode in self.episodes:
@@ -173,9 +183,15 @@ class Members:
             if episode.over.is_set():
                 raise self._over_error(episode)
 
+    def outlive(self) -> None:
+        self._outlives = True
+
     async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
         async def closed(episode: Episode) -> T:
             await episode.over.wait()
+            if self._outlives and episode.over_error is not None and episode.over_error.code == DELETED:
+                # whoever reads the answer has seen its beginning
+                return await asyncio.get_running_loop().create_future()
             raise self._over_error(episode)
 
         async def gone() -> T:

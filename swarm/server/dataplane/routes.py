@@ -41,6 +41,8 @@ POLICY_VERSION = "x-swarm-policy-version"
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
 #: of a plain call: its choices are to tell the text length of each token as ``pieces``, where that is known
 PIECES = b"x-swarm-pieces"
+#: of a streamed call: once begun it is to end, untrained, even if its episode is deleted for the engine's next phase
+OUTLIVE = b"x-swarm-outlive"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
@@ -140,7 +142,8 @@ class DataPlane:
             log=members,
         )
         if call.wants.stream:
-            return _EventStream(self, members, serving.gone, session, wire)
+            outlives = header(request.scope["headers"], OUTLIVE) == b"1"
+            return _EventStream(self, members, serving.gone, session, wire, outlives=outlives)
         try:
             with members:
                 work = self.while_open(members, serving.gone, session.complete())
@@ -172,9 +175,17 @@ class _EventStream(Response):
     """A streamed answer whose status is decided by its first chunk."""
 
     def __init__(
-        self, plane: DataPlane, members: Party, engine_gone: asyncio.Event, session: ChatSession, wire: Wire
+        self,
+        plane: DataPlane,
+        members: Party,
+        engine_gone: asyncio.Event,
+        session: ChatSession,
+        wire: Wire,
+        *,
+        outlives: bool,
     ) -> None:
         super().__init__()
+        self._outlives = outlives
         self._plane = plane
         self._members = members
         self._engine_gone = engine_gone
@@ -207,6 +218,8 @@ class _EventStream(Response):
             async for chunk in chunks:
                 if not self._started:
                     self._started = True
+                    if self._outlives:
+                        self._members.outlive()
                     headers = [
                         (b"content-type", b"text/event-stream; charset=utf-8"),
                         (b"cache-control", b"no-cache"),

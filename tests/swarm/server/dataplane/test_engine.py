@@ -11,9 +11,20 @@ import pytest
 
 from swarm.http.serve import bind
 from swarm.link.messages import RolloutReady
+from swarm.states import EngineState
 from tests.swarm.server.conftest import Rig, ready
 from tests.swarm.server.dataplane.group import claim_group
-from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, plain, role_chunk, serving, status, token_chunk
+from tests.swarm.server.vllm import (
+    ENGINE_MODEL,
+    ScriptedVllm,
+    plain,
+    role_chunk,
+    serving,
+    status,
+    streamed,
+    token_chunk,
+    usage_chunk,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +116,42 @@ async def test_a_stream_that_has_said_nothing_yet_is_not_held_against_its_episod
     rig.controller.offline("killed by a test")
     assert_offline(await asyncio.wait_for(call, 10))
     assert not any(group.quarantined)
+
+
+@pytest.mark.parametrize("outlives", [True, False])
+async def test_a_stream_that_is_being_read_may_outlive_its_episode(rig: Rig, outlives: bool) -> None:
+    synced = asyncio.Event()
+    rig.vllm.script.append(
+        streamed(role_chunk(), token_chunk([5]), synced.wait, token_chunk([6], finish="stop"), usage_chunk(2))
+    )
+    episode = await rig.claim()
+    [kept] = rig.controller.pool.episodes
+    request = episode.request(stream=True)
+    if outlives:
+        request.headers["x-swarm-outlive"] = "1"
+    response = await rig.client.send(request, stream=True)
+    received = b""
+    async with asyncio.timeout(30):
+        async for part in response.aiter_bytes():
+            received += part
+            if b"t5" in received and not synced.is_set():
+                rig.controller.pool.enter(EngineState.WEIGHT_SYNCING)
+                synced.set()
+    assert (b"t6" in received and b"[DONE]" in received) is outlives
+    assert (b"episode_deleted" in received) is not outlives
+    assert not kept.calls
+
+
+async def test_a_call_that_has_not_begun_does_not_outlive_its_episode(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    episode = await rig.claim()
+    request = episode.request(stream=True)
+    request.headers["x-swarm-outlive"] = "1"
+    call = asyncio.create_task(rig.client.send(request))
+    await rig.eventually(lambda: rig.vllm.streaming == 1)
+    rig.controller.pool.enter(EngineState.WEIGHT_SYNCING)
+    response = await asyncio.wait_for(call, 30)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "episode_deleted")
 
 
 # ------------------------------------------------------------------ replicas
