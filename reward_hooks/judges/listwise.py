@@ -6,12 +6,13 @@ Scores are whole numbers from 0 to 9, replaced by the mean of their distribution
 (G-Eval, arXiv:2303.16634), and divided by 9.
 
 Failure mode: judges prefer places ("Large Language Models are not Fair Evaluators", Wang et al. 2023,
-arXiv:2305.17926). Each group is asked about three times, in turns of an order that is shuffled anew for each group, and
+arXiv:2305.17926). Each group is asked about five times, in turns of an order that is shuffled anew for each group, and
 :mod:`reward_hooks.judges.places` takes out what the judge gives to a place, exactly where that adds to the score. What
 remains is a preference that does not add up: scores that are rounded (a judge without log-probabilities) or that the
-end of the scale cuts off, or a place that helps good answers more than bad ones. ``orders: 1`` costs a third and leaves
-a preference in as noise; ``orders: 2`` is an order and its reverse. Also: a judge scores the style it likes itself, and
-a policy that is trained on it for long learns to please it.
+end of the scale cuts off, or a place that helps good answers more than bad ones. ``orders: 3`` is enough where the
+judge offers log-probabilities; ``orders: 1`` leaves a preference in as noise; ``orders: 2`` is an order and its
+reverse. Also: a judge scores the style it likes itself, and a policy that is trained on it for long learns to please
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ListwiseConfig(JudgeConfig):
     """One listwise judge."""
 
     kind: Literal["listwise"] = "listwise"
-    orders: int = Field(default=3, ge=1, le=8, description="questions per group, each in another order")
+    orders: int = Field(default=5, ge=1, le=8, description="questions per group, each in another order")
     seed: int = Field(default=0, description="of the orders; with it, each group has an order of its own")
 
 

@@ -31,7 +31,7 @@ from swarm.server.journal.schema import State
 from swarm.types import ModelCall
 
 #: episodes that are over and whose repeated claim or end is still told from a new one's
-_OVER_REMEMBERED = 20_000
+OVER_REMEMBERED = 20_000
 _NEW_RUN = "a new run began"
 _FINISHED = (State.WAITING, State.OUT)
 
@@ -124,7 +124,8 @@ class Ledger:
     last_ended: int = 0
     last_call: int = 0
     over: int = 0
-    _recent: dict[str, None] = field(default_factory=dict[str, None])
+    #: the last :data:`OVER_REMEMBERED` that are over, the latest last
+    recent: dict[str, None] = field(default_factory=dict[str, None])
 
     def fold(self, records: Iterable[Record]) -> Changes:
         """Apply ``records`` and return what they change on disk."""
@@ -177,7 +178,7 @@ class Ledger:
         return episode if episode is not None and episode.state is State.CLAIMED else None
 
     def _claim(self, record: EpisodeClaimed, changes: Changes) -> None:
-        if record.episode_uuid in self.live or record.episode_uuid in self._recent:
+        if record.episode_uuid in self.live or record.episode_uuid in self.recent:
             return
         self.last_episode += 1
         self.live[record.episode_uuid] = Live(self.last_episode, record.episode_type == "train")
@@ -328,9 +329,9 @@ class Ledger:
     def _over(self, episode_uuid: str) -> None:
         del self.live[episode_uuid]
         self.over += 1
-        self._recent[episode_uuid] = None
-        if len(self._recent) > _OVER_REMEMBERED:
-            del self._recent[next(iter(self._recent))]
+        self.recent[episode_uuid] = None
+        if len(self.recent) > OVER_REMEMBERED:
+            del self.recent[next(iter(self.recent))]
 
     def _forget_batch(self, changes: Changes) -> None:
         changes.batches[self.batch_id] = None

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarm.server.journal.ledger import Changes, Ledger, Live, Move, Row, Rows, Run
+from swarm.server.journal.ledger import OVER_REMEMBERED, Changes, Ledger, Live, Move, Row, Rows, Run
 from swarm.server.journal.schema import State
 
 #: Up to so many rows any number is one statement; more are taken in multiples of it, so that few are ever compiled.
@@ -137,6 +137,10 @@ def load(connection: sqlite3.Connection) -> Ledger:
         members = [uuid for _, uuids in json.loads(batch[1]) for uuid in uuids]
         ledger.batch_id = batch[0]
         ledger.batch = {uuid: None for uuid in members if uuid in ledger.live and ledger.live[uuid].state is State.OUT}
+    latest = one(
+        "SELECT uuid FROM episodes WHERE state >= 3 ORDER BY ended DESC LIMIT ?", (OVER_REMEMBERED,)
+    ).fetchall()
+    ledger.recent = {uuid: None for (uuid,) in reversed(latest)}
     ledger.over = one("SELECT count(*) FROM episodes").fetchone()[0] - len(ledger.live)
     return ledger
 

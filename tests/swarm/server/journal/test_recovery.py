@@ -114,6 +114,17 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
     return commits
 
 
+def test_a_claim_repeated_after_a_restart_does_not_open_an_episode_again(tmp_path: Path) -> None:
+    connection = prepare(tmp_path / "journal.db")
+    over = EpisodeEnded("e0", "c", "ended", 1.6e9, drop_reason="no call")
+    for _ in range(2):
+        ledger = load(connection)
+        with connection:
+            write(connection, ledger.fold([claimed("e0"), over]))
+    assert (recover(connection).dropped, ledger.live) == (1, {})
+    connection.close()
+
+
 @settings(max_examples=150)
 @given(commits=histories(), cut=st.floats(0, 1), reopen=st.integers(0, 12))
 def test_a_journal_cut_anywhere_is_a_prefix(commits: list[list[Record]], cut: float, reopen: int) -> None:
