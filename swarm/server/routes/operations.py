@@ -7,9 +7,9 @@ OpenAPI document and the names of routes in metrics are made from it. A route is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from swarm import protocol
 from swarm.http.openapi import OpenAIBody, Operation, Query
@@ -24,6 +24,12 @@ class ChatCompletionRequest(OpenAIBody):
     """As OpenAI's, with vLLM's extras; ``model`` may be left out."""
 
     messages: list[dict[str, Any]]
+
+
+class CompletionRequest(OpenAIBody):
+    """As OpenAI's legacy one, with vLLM's extras; ``model`` may be left out. The prompt is text, or token ids."""
+
+    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class ModelList(OpenAIBody):
@@ -252,7 +258,7 @@ DATA: tuple[Operation, ...] = (
             key="episode",
         )
         for path, form, request in (
-            ("completions", "OpenAI's legacy Completions, of a raw prompt", OpenAIBody),
+            ("completions", "OpenAI's legacy Completions, of a raw prompt", CompletionRequest),
             ("messages", "Anthropic's Messages", MessagesRequest),
             ("responses", "OpenAI's Responses", ResponsesRequest),
         )

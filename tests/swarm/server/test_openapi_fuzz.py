@@ -27,7 +27,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.routes.operations import OPERATIONS
 from tests.swarm.server.conftest import JOB, ready
-from tests.swarm.server.vllm import ScriptedVllm, serving
+from tests.swarm.server.vllm import ScriptedVllm, serving, told
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -134,6 +134,8 @@ def _modes(operation: Any) -> Iterator[GenerationMode]:
 
 async def test_no_undocumented_answer(tmp_path: Path) -> None:
     vllm = ScriptedVllm()
+    chat, raw = vllm.default, told([1, 2])
+    vllm.default = lambda body: (raw if "prompt" in body else chat)(body)
     config = ServerConfig(run_dir=tmp_path, post_rolling_timeout=0.0, max_episode_seconds=60)
     app = create_app(config, engine_command=(sys.executable, "-c", "raise SystemExit(1)"))
     async with serving(vllm.app) as vllm_url, serving(app) as url:

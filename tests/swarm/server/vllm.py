@@ -156,6 +156,17 @@ def completion_chunk(tokens: list[int], finish: str | None = None, prompt: list[
     return {"id": "cmpl-1", "object": "text_completion", "created": 2, "model": ENGINE_MODEL, "choices": [choice]}
 
 
+def told(*answers: list[int], finish: str = "stop", counted: int | None = None) -> Step:
+    """A plain answer of /v1/completions with these tokens; ``counted`` replaces what usage tells."""
+    choices = [
+        {**completion_chunk(tokens, finish, PROMPT)["choices"][0], "index": index}
+        for index, tokens in enumerate(answers)
+    ]
+    count = sum(map(len, answers)) if counted is None else counted
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": count, "total_tokens": len(PROMPT) + count}
+    return lambda body: JSONResponse({**completion_chunk([]), "choices": choices, "usage": usage})
+
+
 def status(code: int, payload: Any) -> Step:
     return lambda body: JSONResponse(payload, status_code=code)
 

@@ -8,24 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from starlette.responses import JSONResponse
 
 from tests.swarm.server.conftest import Claimed, Rig
 from tests.swarm.server.dataplane.group import claim_group
-from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, Step, completion_chunk, logprob, streamed, usage_chunk
+from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, completion_chunk, logprob, streamed, told, usage_chunk
 
 pytestmark = pytest.mark.anyio
-
-
-def told(*answers: list[int], finish: str = "stop", counted: int | None = None) -> Step:
-    """A plain answer of /v1/completions with these tokens; ``counted`` replaces what usage tells."""
-    choices = [
-        {**completion_chunk(tokens, finish, PROMPT)["choices"][0], "index": index}
-        for index, tokens in enumerate(answers)
-    ]
-    count = sum(map(len, answers)) if counted is None else counted
-    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": count, "total_tokens": len(PROMPT) + count}
-    return lambda body: JSONResponse({**completion_chunk([]), "choices": choices, "usage": usage})
 
 
 @pytest.fixture
