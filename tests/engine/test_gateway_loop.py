@@ -315,8 +315,10 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert second.metrics["swarm/reward_mean"] == pytest.approx(fmean(means), abs=1e-6)
         assert first.batch_id != second.batch_id
 
-        counts = httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()
-        assert (counts["groups"]["trained"], counts["groups"]["dropped"]) == (4, {})
+        groups = httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()["groups"]
+        # what was claimed ahead of a request when the batch left was given back, and nobody's answer with it
+        assert groups["trained"] == 4
+        assert set(groups["dropped"]) <= {"standby_gave_way"}
         assert [up.expect("step", 10.0)["step"] for _ in range(2)] == [1, 2]
 
     assert up.interrupt() in (0, 130)
