@@ -203,10 +203,12 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
                             world.end(place, "ok")
                         await asyncio.sleep(0.01)
             await _leave(asked, reading)
-            for place in range(SIZE):
-                world.end(place, "ok")
-            await background.settle(5)
-            assert not len(background)
+            async with asyncio.timeout(20):
+                # a request that outlives its user may claim another group by now
+                while len(background):
+                    for place in range(SIZE):
+                        world.end(place, "ok")
+                    await asyncio.sleep(0.001)
         world.dropped = route.stats.dropped.total()
         return world
 

@@ -141,11 +141,11 @@ async def test_a_completion_cut_after_its_first_words_says_so(rig: Rig) -> None:
     assert last["error"]["type"] == "upstream_error"
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_who_leaves_is_cancelled_in_the_engine(rig: Rig, path: str) -> None:
+@pytest.mark.parametrize(("path", "body"), [(CHAT, BODY), ("/v1/completions", {"prompt": "a"})])
+async def test_who_leaves_is_cancelled_in_the_engine(rig: Rig, path: str, body: dict[str, Any]) -> None:
     rig.vllm.default = rig.vllm.hang()
     loop = asyncio.get_running_loop()
-    asking = asyncio.create_task(rig.client.post(path, json=BODY | {"stream": True, "prompt": "a"}))
+    asking = asyncio.create_task(rig.client.post(path, json=body | {"stream": True}))
     await rig.eventually(lambda: rig.vllm.streaming == 1)
     left = loop.time()
     asking.cancel()
