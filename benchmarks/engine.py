@@ -29,20 +29,20 @@ async def main() -> None:
         EngineEnd.from_environment("driver", on_lost=die) as driver,
         EngineEnd.from_environment("rollout", on_lost=die) as rollout,
     ):
-        await asyncio.to_thread(train, address, driver, rollout)
+        await asyncio.to_thread(train, address, MODEL, driver, rollout)
 
 
-def train(address: str, driver: EngineEnd, rollout: EngineEnd) -> None:
-    """A step per batch until the server says Stop."""
+def train(address: str, model: str, driver: EngineEnd, rollout: EngineEnd) -> None:
+    """A step per batch until the server says Stop; ``address`` serves ``model``."""
     version = 0
     requests = BatchRequests(rollout)
-    requests.ask([address], MODEL, version, version + 1)
+    requests.ask([address], model, version, version + 1)
     while True:
         match rollout.receive(timeout=1.0):
             case BatchReady() as message if requests.take(message):
                 version += 1
                 requests.report(version, {})
-                requests.ask([address], MODEL, version, version + 1)
+                requests.ask([address], model, version, version + 1)
             case Stop():
                 driver.send(Finished())
                 return

@@ -7,37 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from datetime import datetime
-from typing import Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
-from swarm.types import Model
+from swarm.credential import Credential
 
 #: Begins every key, so that scanners for leaked secrets know one.
 KEY_PREFIX = "sk-swarm-"
 _ID_BYTES, _SECRET_BYTES = 6, 24
 
 
-class VirtualKey(Model):
+class VirtualKey(Credential):
     """One key; ``id`` stands in the key itself, in logs and in metrics."""
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
     label: str = Field(min_length=1, max_length=100, description="whose it is, for people")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the whole key")
     routes: list[str] | None = Field(default=None, description="names of the routes it opens; null: all")
     admin: bool = Field(default=False, description="whether it opens /admin too")
     requests_per_minute: int | None = Field(default=None, ge=1)
     max_in_flight: int | None = Field(default=None, ge=1, description="requests served at once; more of them wait")
-    created: AwareDatetime
-    expires: AwareDatetime | None = None
-    revoked: AwareDatetime | None = None
-
-    def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
-        """Whether it opens anything at ``now``."""
-        if self.revoked is not None:
-            return "revoked"
-        return "expired" if self.expires is not None and self.expires <= now else "active"
 
 
 def new_secret() -> tuple[str, str]:

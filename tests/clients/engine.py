@@ -20,9 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swarm.link.batches import BatchRequests
+from benchmarks.engine import train
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, Finished, Stop
 from tests.clients.model import GIVES_UP, answer, said, text_of
 from tests.swarm.server.vllm import serving
 
@@ -159,25 +158,7 @@ async def main() -> None:
             EngineEnd.from_environment("driver", on_lost=die) as driver,
             EngineEnd.from_environment("rollout", on_lost=die) as rollout,
         ):
-            await asyncio.to_thread(train, url.removeprefix("http://"), driver, rollout)
-
-
-def train(address: str, driver: EngineEnd, rollout: EngineEnd) -> None:
-    """A step per batch until the server says Stop."""
-    version = 0
-    requests = BatchRequests(rollout)
-    requests.ask([address], NAME, version, version + 1)
-    while True:
-        match rollout.receive(timeout=1.0):
-            case BatchReady() as message if requests.take(message):
-                version += 1
-                requests.report(version, {})
-                requests.ask([address], NAME, version, version + 1)
-            case Stop():
-                driver.send(Finished())
-                return
-            case _:
-                pass
+            await asyncio.to_thread(train, url.removeprefix("http://"), NAME, driver, rollout)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import AwareDatetime, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from swarm.credential import Credential
 from swarm.errors import ConfigError
 from swarm.files import exclusively, read_private, replace_private
 from swarm.job import describe_validation
@@ -23,20 +24,11 @@ FILE_NAME = "tokens.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
-class StoredToken(Model):
+class StoredToken(Credential):
     """One token without its secret."""
 
     name: str = Field(pattern=NAME_PATTERN)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: list[TokenScope] = Field(min_length=1)
-    created: AwareDatetime
-    expires: AwareDatetime | None = None
-    revoked: AwareDatetime | None = None
-
-    def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
-        if self.revoked is not None:
-            return "revoked"
-        return "expired" if self.expires is not None and self.expires <= now else "active"
 
 
 class _Contents(Model):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import jsonschema
@@ -18,6 +17,7 @@ from gateway.edge.routes import ANY_OTHER
 from gateway.routes.openapi import document
 from gateway.routes.operations import OPERATIONS
 from tests.gateway.conftest import write_hooks
+from tests.swarm.http.references import references
 
 
 def served(folder: Path) -> Iterator[tuple[str, str]]:
@@ -31,17 +31,6 @@ def served(folder: Path) -> Iterator[tuple[str, str]]:
 def test_every_route_of_the_app_is_in_the_table(tmp_path: Path) -> None:
     assert set(served(tmp_path)) == {(one.method, one.path) for one in OPERATIONS}
     assert len(OPERATIONS) == len({(one.method, one.path) for one in OPERATIONS})
-
-
-def references(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if "$ref" in node:
-            yield node["$ref"]
-        for value in node.values():
-            yield from references(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from references(value)
 
 
 def test_the_document_holds_together() -> None:

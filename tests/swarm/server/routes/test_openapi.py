@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -18,6 +17,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.metering import route_of
 from swarm.server.routes.openapi import document
 from swarm.server.routes.operations import OPERATIONS
+from tests.swarm.http.references import references
 from tests.swarm.server.conftest import Rig
 
 
@@ -39,17 +39,6 @@ def test_every_control_route_has_a_scope_of_its_own() -> None:
     control = {one.path for one in OPERATIONS if not one.path.startswith(WITHOUT_TOKEN)}
     assert control <= set(ROUTE_SCOPES)
     assert all((one.key == "token") == (one.path in control) for one in OPERATIONS)
-
-
-def references(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if "$ref" in node:
-            yield node["$ref"]
-        for value in node.values():
-            yield from references(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from references(value)
 
 
 def test_the_document_holds_together() -> None:
