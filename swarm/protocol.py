@@ -111,7 +111,7 @@ class ClaimEpisodeRequest(WireRequest):
 
 class WithdrawClaimRequest(WireRequest):
     """``POST /withdraw_claim``: of the claim with this key nobody waits any more. Its polls are answered at once; what
-    was granted stays granted."""
+    it was granted is aborted."""
 
     client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
     idempotency_key: str = Field(min_length=1, max_length=MAX_NAME)

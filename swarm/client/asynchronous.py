@@ -7,11 +7,9 @@ nothing of the client is left once closed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,20 +20,18 @@ from swarm.client.child import ServerChild
 from swarm.client.claiming import Claim, claim
 from swarm.client.control import AsyncEngineControl
 from swarm.client.episodes import OpenEpisodes, sweep_async
-from swarm.client.flows import ABORT_POLICY, Flow, Flows
+from swarm.client.flows import Flow, Flows
 from swarm.client.handles import AsyncEpisode, AsyncGroup, task_id_of
+from swarm.client.owing import ReleaseCall
 from swarm.client.policy import RetryPolicy
 from swarm.client.retrying import attempts_of
 from swarm.client.throttle import Throttle
 from swarm.client.transport import AsyncDriver, AsyncSender, HttpxSender
 from swarm.client.watching import WeightSyncCallbacks, follow
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
-from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, ServerStatus
 from swarm.types import Task, WorkflowOutput
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -203,7 +199,7 @@ class AsyncSwarmClient(AsyncEngineControl):
     async def abort(
         self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """Give up episodes. Never raises: what cannot be told to the server falls to its idle timeout (logged).
+        """Give up episodes. Never raises: where no server is there to hear it, it is said again before the next claim.
 
         The calls go on in the background when the caller is cancelled meanwhile; :meth:`close` waits for them.
 
@@ -213,7 +209,8 @@ class AsyncSwarmClient(AsyncEngineControl):
         """
         uuids = list(episode_uuids)
         self._open.discard(uuids)
-        tasks = [self.in_background(self._abort_one(uuid, reason, metadata)) for uuid in uuids]
+        calls = [wire.abort_call(self.client_uuid, uuid, reason, metadata) for uuid in uuids]
+        tasks = [self.in_background(self._release(call)) for call in calls]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -382,9 +379,8 @@ class AsyncSwarmClient(AsyncEngineControl):
 
     async def _claim(self, wanted: Claim) -> EpisodeGroup:
         key = wanted.idempotency_key or uuid.uuid4().hex
-        wanted = replace(wanted, idempotency_key=key)
         abandoned = asyncio.Event()
-        claiming = self.in_background(self._run(claim(self._flows, wanted), abandoned))
+        claiming = self.in_background(self._run(claim(self._flows, wanted, key), abandoned))
         try:
             episodes = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -392,30 +388,20 @@ class AsyncSwarmClient(AsyncEngineControl):
             abandoned.set()
             claiming.add_done_callback(self._hand_back)
             if not claiming.done():
-                self.in_background(self._withdraw(key))
+                # and a claim that nobody waits for must not stand before those that somebody waits for
+                self.in_background(self._release(wire.withdraw_call(self.client_uuid, key)))
             raise
         self._open.add(episodes)
         return episodes
 
-    async def _withdraw(self, key: str) -> None:
-        """A claim that nobody waits for must not stand before those that somebody waits for."""
-        try:
-            await self._run(self._flows.perform(wire.withdraw_call(self.client_uuid, key), policy=ABORT_POLICY))
-        except SwarmGatewayError as exc:
-            logger.debug("a claim that was given up waits to the end of its poll: %s", exc)
-
-    async def _abort_one(self, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None) -> None:
-        call = wire.abort_call(self.client_uuid, episode_uuid, reason, metadata)
-        try:
-            await self._run(self._flows.perform(call, policy=ABORT_POLICY))
-        except SwarmGatewayError as exc:
-            logger.warning("episode %s could not be aborted and falls to its idle timeout: %s", episode_uuid, exc)
+    async def _release(self, call: ReleaseCall) -> None:
+        await self._run(self._flows.release(call))
 
     def _hand_back(self, claiming: asyncio.Task[EpisodeGroup]) -> None:
         if claiming.cancelled() or claiming.exception() is not None:
             return
         for episode in claiming.result():
-            self.in_background(self._abort_one(episode.episode_uuid))
+            self.in_background(self._release(wire.abort_call(self.client_uuid, episode.episode_uuid)))
 
     def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` to its end, for which :meth:`close` waits (bounded), whether anybody waits for it or not."""

@@ -58,21 +58,22 @@ class Claim:
     standby: bool = False
 
 
-def claim(flows: Flows, wanted: Claim) -> Flow[wire.EpisodeGroup]:
-    """Claim episodes within ``wanted.wait_seconds``.
+def claim(flows: Flows, wanted: Claim, key: str = "") -> Flow[wire.EpisodeGroup]:
+    """Claim episodes within ``wanted.wait_seconds``, under ``key`` if the caller has given it none.
 
     Raises:
         UnavailableError: none in time; ``code`` says why.
         RequestError: the server refuses the request itself.
     """
     deadline = flows.clock() + wanted.wait_seconds
-    key = wanted.idempotency_key or uuid.uuid4().hex
+    key = wanted.idempotency_key or key or uuid.uuid4().hex
     life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
     throttle = as_policy(wanted.throttle)
     offline_since: float | None = None
     rounds = 0
     told = ""
     while True:
+        yield from flows.settle()
         policy = throttle
         if isinstance(policy, ThrottleSchedule):
             engine = yield from flows.perform(wire.ENGINE_STATUS, deadline=deadline)
@@ -90,7 +91,13 @@ def claim(flows: Flows, wanted: Claim) -> Flow[wire.EpisodeGroup]:
             idempotency_key=key,
             standby=wanted.standby,
         )
-        answer = yield from flows.perform(call, deadline=deadline)
+        try:
+            answer = yield from flows.perform(call, deadline=deadline)
+        except UnavailableError:
+            if wanted.idempotency_key is None:
+                # it may have been granted all the same, and nobody will ask for it again
+                flows.owed.add(wire.withdraw_call(flows.client_uuid, key))
+            raise
         if answer.success:
             return wire.episodes_of(answer, flows.server_url)
         code = yield from _why(flows, answer.fail_cause, deadline)

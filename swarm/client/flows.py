@@ -5,6 +5,7 @@ Invariant: sync and async clients run the very same flows, and every flow ends b
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -16,14 +17,18 @@ import httpx
 from pydantic import BaseModel
 
 from swarm.client import wire
+from swarm.client.owing import Owed, ReleaseCall
 from swarm.client.policy import Outcome, RetryPolicy, is_broken_connection, may_retry, retry_after
 from swarm.errors import SwarmGatewayError, UnavailableError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
-#: Cleanup must not hold anyone up: the server's idle timeout does the same job a little later.
+#: Cleanup must not hold anyone up: what is not heard is said again before the next claim.
 ABORT_POLICY = RetryPolicy(attempts=4, total=5.0)
+_ONCE = RetryPolicy(attempts=1)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ Flow = Generator[Send | Pause, Outcome | None, T]
 
 @dataclass(frozen=True)
 class Flows:
-    """The flows of one client; ``clock`` is monotonic seconds."""
+    """The flows of one client; ``clock`` is monotonic seconds, ``owed`` what no server was there to hear."""
 
     server_url: httpx.URL
     token: str
@@ -58,6 +63,7 @@ class Flows:
     request_timeout: float
     policy: RetryPolicy
     clock: Callable[[], float] = field(default=time.monotonic)
+    owed: Owed = field(default_factory=Owed)
 
     @classmethod
     def of(
@@ -123,6 +129,36 @@ class Flows:
                 yield Pause(pause)
             on_retry()
 
+    def release(self, call: ReleaseCall, deadline: float = float("inf")) -> Flow[None]:
+        """Tell the server to let go of what it holds for us. Never raises: without a server it is told before the next
+        claim, and where it refuses there is nothing to let go of (logged)."""
+        try:
+            yield from self.perform(call, policy=ABORT_POLICY, deadline=deadline)
+        except SwarmGatewayError as exc:
+            self._not_released(call, exc)
+
+    def settle(self) -> Flow[None]:
+        """Tell what is owed, until there is no server again. Never raises."""
+        for _ in range(len(self.owed)):
+            if (call := self.owed.take()) is None:
+                return
+            try:
+                yield from self.perform(call, policy=_ONCE)
+            except SwarmGatewayError as exc:
+                self._not_released(call, exc)
+                if _is_away(exc):
+                    return
+            except BaseException:
+                self.owed.add(call)
+                raise
+
+    def _not_released(self, call: ReleaseCall, error: SwarmGatewayError) -> None:
+        if _is_away(error):
+            self.owed.add(call)
+            logger.info("%s is said again before the next claim: %s", call.path, error)
+        else:
+            logger.warning("%s was refused; what it names falls to its idle timeout: %s", call.path, error)
+
     def _gave_up(self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float) -> SwarmGatewayError:
         if not isinstance(outcome, httpx.RequestError):
             return wire.error_of(call, outcome)
@@ -136,3 +172,7 @@ class Flows:
     def breath(self, rounds: int, remaining: float) -> float:
         """Seconds to wait after so many polls in a row that came back before their time."""
         return max(0.0, min(self.policy.delay(min(rounds, 4)), remaining))
+
+
+def _is_away(error: SwarmGatewayError) -> bool:
+    return isinstance(error, UnavailableError) and error.code == "server_unreachable"

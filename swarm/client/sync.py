@@ -18,7 +18,6 @@ or, with the abort built in::
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,12 +37,9 @@ from swarm.client.throttle import Throttle
 from swarm.client.transport import Driver, check_running
 from swarm.client.watching import WatchThread, WeightSyncCallbacks
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
-from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, ServerStatus
 from swarm.types import Task, WorkflowOutput
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -145,7 +141,8 @@ class SwarmClient(EngineControl):
         return answer.error or ""
 
     def abort_episode(self, episode_uuid: str) -> None:
-        """Give an episode up. Never raises for the server's sake: its idle timeout does the rest (logged)."""
+        """Give an episode up. Never raises: where no server is there to hear it, it is said again before the next
+        claim."""
         self.abort([episode_uuid])
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
@@ -199,11 +196,7 @@ class SwarmClient(EngineControl):
         with them and exported."""
         deadline = self._flows.clock() + ABORT_POLICY.total
         for uuid in episode_uuids:
-            call = wire.abort_call(self.client_uuid, uuid, reason, metadata)
-            try:
-                self._run(self._flows.perform(call, policy=ABORT_POLICY, deadline=deadline))
-            except SwarmGatewayError as exc:
-                logger.warning("episode %s could not be aborted and falls to its idle timeout: %s", uuid, exc)
+            self._run(self._flows.release(wire.abort_call(self.client_uuid, uuid, reason, metadata), deadline))
             self._open.discard([uuid])
 
     @contextmanager

@@ -119,12 +119,16 @@ class ClaimQueue:
             self._leave(waiting)
 
     def withdraw(self, client_uuid: str, claim_key: str) -> None:
-        """Let everyone go who waits for the claim with this key; changes nothing of one that is granted."""
-        if (waiting := self._joinable.get((client_uuid, claim_key))) is not None:
+        """Let everyone go who waits for the claim with this key, and abort what it was granted."""
+        name = (client_uuid, claim_key)
+        if (waiting := self._joinable.get(name)) is not None:
             self._unqueue(waiting)
             waiting.granted.cancel()
-            # it may have held up those behind it
-            self.serve()
+        elif (known := self._granted.get(name)) is not None and (pool := self._pool()) is not None:
+            for episode_uuid in known[1]:
+                pool.abort(client_uuid, episode_uuid, "claim_withdrawn")
+        # it may have held up those behind it
+        self.serve()
 
     def remembers(self, wish: ClaimWish) -> bool:
         """Whether ``wish`` repeats a claim that was granted."""

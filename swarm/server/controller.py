@@ -337,6 +337,12 @@ class Controller(EngineBoard):
         await self.synced()
         return note
 
+    async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
+        """Nobody waits for the claim with this key, see :meth:`ClaimQueue.withdraw`."""
+        self.claims.withdraw(client_uuid, claim_key)
+        self.pool_changed()
+        await self.synced()
+
     async def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
         """Whether the episode is still this client's to run."""
         self.pool.collection.seen(client_uuid)

@@ -106,7 +106,7 @@ class EpisodeRoutes:
 
     async def withdraw_claim(self, request: Request) -> Response:
         wanted = await self._read(request, WithdrawClaimRequest)
-        self.controller.claims.withdraw(wanted.client_uuid, wanted.idempotency_key)
+        await self.controller.withdraw_claim(wanted.client_uuid, wanted.idempotency_key)
         return answer(SuccessResponse(success=True))
 
     async def end_episode(self, request: Request) -> Response:

@@ -104,7 +104,19 @@ async def test_a_claim_that_is_withdrawn_is_answered_and_lets_others_pass(queue:
     free(queue, pool, full)
     assert behind.granted.done() and not again.granted.done()
     queue.withdraw("behind", "")
-    assert pool.running == 4, "what is granted stays so"
+    assert pool.running == 4, "a claim without a key has no name"
+
+
+async def test_what_a_claim_was_granted_ends_when_it_is_withdrawn(queue: ClaimQueue, pool: EpisodePool) -> None:
+    grant = granted(queue.claim(KEYED, wait=False))
+    behind = waiting(queue.claim(ClaimWish("behind", episodes=4), wait=True))
+    queue.withdraw("somebody else", KEYED.claim_key)
+    assert not behind.granted.done()
+    queue.withdraw(KEYED.client_uuid, KEYED.claim_key)
+    assert behind.granted.done() and pool.running == 4
+    assert not any(pool.is_running(claim.episode_uuid) for claim in grant.claims)
+    queue.withdraw(KEYED.client_uuid, KEYED.claim_key)
+    assert pool.running == 4
 
 
 async def test_a_grant_that_nobody_is_left_to_take_goes_back(queue: ClaimQueue, pool: EpisodePool) -> None:

@@ -141,6 +141,14 @@ async def test_a_claim_that_is_withdrawn_is_answered_at_once(rig: Rig) -> None:
     assert full["success"] and len(rig.controller.claims) == 0
 
 
+async def test_what_a_withdrawn_claim_was_granted_is_aborted_on_disk(rig: Rig) -> None:
+    episode = await rig.claim(idempotency_key="k")
+    await rig.post("/withdraw_claim", client_uuid="me", idempotency_key="k")
+    body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "a", "workflow_output": {"reward": 1}}
+    late = await rig.client.post("/end_episode", json=body)
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "episode_aborted")
+
+
 async def test_late_ends_say_what_happened(rig: Rig) -> None:
     episodes = {
         "episode_timed_out": await rig.claim(discard_episode_timeout=0.05),
