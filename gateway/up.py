@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -58,6 +58,7 @@ class UpPlan:
     token: str | None = None
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     boot_timeout: float = 600.0
+    log_format: Literal["text", "json"] = "text"
     command: tuple[str, ...] = field(default=(sys.executable, "-m", "gateway.cli"))
 
 
@@ -168,7 +169,8 @@ def _spawn(
     # keys and tokens may be in it
     with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
         yaml.safe_dump(section, writer)
-    child = Child(name, [*plan.command, *arguments, "--config", str(file), "--stop-on-eof"], log, env)
+    options = ["--config", str(file), "--log-format", plan.log_format, "--stop-on-eof"]
+    child = Child(name, [*plan.command, *arguments, *options], log, env)
     started.children.append(child)
     return child
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 _OURS = ("gateway", "swarm", "reward_hooks", "adapters")
+
+
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option(help="json: one object a line, with the request it is about")
+]
 
 
 def log_to_stderr(form: Literal["text", "json"] = "text", *, texts: bool = False) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.logs import LogFormat, log_to_stderr
+
 if TYPE_CHECKING:
     from gateway.config import GatewayConfig
 
@@ -21,9 +23,7 @@ def serve(
     control: Annotated[
         Literal["none", "shuffle"] | None, typer.Option(help="shuffle: a control run that must not learn")
     ] = None,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="json: one object a line, with the request it is about")
-    ] = "text",
+    log_format: LogFormat = "text",
     log_texts: Annotated[
         bool, typer.Option("--log-texts", help="tell errors in their own words, which may quote a prompt")
     ] = False,
@@ -33,7 +33,6 @@ def serve(
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
     from gateway.cli.imports import import_from
-    from gateway.cli.logs import log_to_stderr
     from gateway.cli.output import announce
     from gateway.cli.parent import stop_with_parent
     from swarm.importer import load_attribute

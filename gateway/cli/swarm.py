@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.export import export
+from gateway.cli.logs import LogFormat, log_to_stderr
 from gateway.cli.tokens import app as tokens_app
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def start(
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(help="port to listen on, 0: any free one")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="folder of logs, job and checkpoints")] = None,
+    log_format: LogFormat = "text",
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
-    from gateway.cli.logs import log_to_stderr
     from gateway.cli.output import announce, read_mapping
     from gateway.cli.parent import stop_with_parent
     from gateway.cli.sections import parse_server
@@ -54,7 +55,7 @@ def start(
     parsed = parse_server(settings, str(config or "flags"), config.parent if config and not run_dir else None)
     if stop_on_eof:
         stop_with_parent()
-    log_to_stderr()
+    log_to_stderr(log_format)
     load_attribute("swarm.server.run:run")(parsed, on_ready=announce("swarm server"))
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gateway.cli.logs import LogFormat
+
 
 def up(
     config: Annotated[Path, typer.Argument(help="YAML file with the mappings job, swarm and gateway")],
+    log_format: LogFormat = "text",
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine; one Ctrl-C stops them all."""
@@ -18,7 +22,7 @@ def up(
     from gateway.up import run_up
     from gateway.watch import UpFailedError
 
-    plan = read_plan(config)
+    plan = replace(read_plan(config), log_format=log_format)
     with EventPrinter(as_json) as on_event:
         try:
             run_up(plan, on_event)

@@ -1,6 +1,6 @@
 """Stands in for the command line that ``up`` starts: a swarm server and a gateway that follow a script.
 
-    python -m tests.gateway.scripted_up SCRIPT swarm start --config FILE --stop-on-eof
+    python -m tests.gateway.scripted_up SCRIPT swarm start --config FILE --log-format text --stop-on-eof
 
 The script is a word: ``steps`` (boot, roll, two steps, serve on), ``engine-dies``, ``gateway-dies``, ``slow-stop``.
 Every command that the server gets is appended to ``RUN_DIR/commands``.
@@ -88,6 +88,7 @@ def main() -> None:
     script, *arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = yaml.safe_load(Path(arguments[arguments.index("--config") + 1]).read_text())
+    print("arguments", *arguments, file=sys.stderr, flush=True)
     if arguments[0] == "swarm":
         serve_swarm(script, config)
         return

@@ -5,6 +5,7 @@ import signal
 import stat
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,14 @@ def test_the_gateway_is_pointed_at_the_server(tmp_path: Path) -> None:
     run()
     url = next(values["url"] for kind, values in run.events if kind == "listening" and values["name"] == "swarm server")
     assert f"serving {url}" in (tmp_path / "logs" / "gateway.log").read_text()
+
+
+def test_both_servers_log_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
+    run = Run("steps", tmp_path, ready=interrupt())
+    run.plan = replace(run.plan, log_format="json")
+    run()
+    for name in ("swarm", "gateway"):
+        assert "--log-format json" in (tmp_path / "logs" / f"{name}.log").read_text()
 
 
 def test_a_signal_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
