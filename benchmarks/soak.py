@@ -4,8 +4,8 @@
 come, and 500 clients in one load process, each with one of the servers for the whole run: claim (long-polled), one
 200-token LLM call, end, a short pause, again. The warm-up comes first: for half of its time the same clients claim and
 end eval episodes as fast as they can, which fills what a server remembers of the past up to its bounds, and for the
-other half they do what is measured. After it the resident and the proportional memory and the number of file
-descriptors of every server are sampled each second.
+other half they do what is measured. After it, without a pause (an idle server is a smaller one), the resident and the
+proportional memory and the number of file descriptors of every server are sampled each second.
 
 ``memory_drift_percent`` compares the mean of the last tenth of the samples with that of the first tenth,
 ``memory_swing_percent`` is the largest distance of any sample from the mean of all; memory is flat where both are
@@ -89,17 +89,17 @@ class Soak:
         self.errors: Counter[str] = Counter()
         self.lifecycles = 0
 
-    async def warm_up(self, clients: list[Client], seconds: float) -> None:
+    async def fill(self, clients: list[Client], seconds: float) -> None:
+        """Claim and end eval episodes."""
+
         async def act(client: Client) -> None:
             await client.end(await client.claim("eval"), "warm-up")
 
-        await self._for(clients, seconds / 2, act, pause=0.0)
-        await self.run(clients, seconds / 2)
-        self.lifecycles = 0
-        for client in clients:
-            client.timings.clear()
+        await self._for(clients, seconds, act, pause=0.0)
 
     async def run(self, clients: list[Client], seconds: float) -> None:
+        """What is measured."""
+
         async def act(client: Client) -> None:
             episode = await client.claim("train")
             await client.chat(episode)
@@ -107,6 +107,12 @@ class Soak:
             await client.end(episode, f"task-{self.lifecycles // (GROUP * len(self._servers))}")
 
         await self._for(clients, seconds, act, self._pause)
+
+    def begin(self, clients: list[Client]) -> None:
+        """What was before is not counted; errors always are."""
+        self.lifecycles = 0
+        for client in clients:
+            client.timings.clear()
 
     async def _for(self, clients: list[Client], seconds: float, act: Any, pause: float) -> None:
         end = time.monotonic() + seconds
@@ -147,12 +153,15 @@ async def measure(servers: list[Running], options: argparse.Namespace) -> tuple[
     groups = [await connected(server, share) for server, share in zip(servers, shares, strict=True)]
     clients = [client for group in groups for client in group]
     soak = Soak(servers, options.pause)
-    await soak.warm_up(clients, options.warmup)
+    await soak.fill(clients, options.warmup / 2)
     samples = [Samples() for _ in servers]
     async with asyncio.TaskGroup() as group:
-        sampler = group.create_task(sample([psutil.Process(server.pid) for server in servers], samples))
-        await soak.run(clients, options.seconds)
-        sampler.cancel()
+        group.create_task(soak.run(clients, options.warmup / 2 + options.seconds))
+        await asyncio.sleep(options.warmup / 2)
+        soak.begin(clients)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(options.seconds):
+                await sample([psutil.Process(server.pid) for server in servers], samples)
     for client in clients:
         client.connection.close()
     rows = [one.summary() for one in samples]
