@@ -88,7 +88,8 @@ def main() -> None:
     script, *arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = yaml.safe_load(Path(arguments[arguments.index("--config") + 1]).read_text())
-    print("arguments", *arguments, file=sys.stderr, flush=True)
+    if script == "steps":
+        print("arguments", *arguments, file=sys.stderr, flush=True)
     if arguments[0] == "swarm":
         serve_swarm(script, config)
         return
