@@ -17,6 +17,8 @@ from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
 from swarm.server.dataplane import raw
 
+#: Answers of one call: vLLM's own bound (``VLLM_MAX_N_SEQUENCES``), and no more than there is memory for here.
+_MOST_SAMPLES = 16_384
 #: Neutral values, sent explicitly: a model's generation_config.json would set its own where a field is absent.
 _POLICY_SAMPLING: dict[str, Any] = {
     "top_p": 1.0,
@@ -153,8 +155,8 @@ def prepare(
         pieces: whether a plain answer is to tell the text length of each token.
 
     Raises:
-        RequestError: no messages and no prompt, a ``stream`` that is no boolean, several answers per call in a train
-            episode, or of a group another number than it has episodes.
+        RequestError: no messages and no prompt, a ``stream`` that is no boolean, more answers than vLLM would give,
+            several per call in a train episode, or of a group another number than it has episodes.
     """
     has_prompt, messages = raw.has_prompt(body), body.get("messages")
     if not has_prompt and (not isinstance(messages, list) or not messages):
@@ -163,8 +165,8 @@ def prepare(
         raise RequestError("stream: must be true or false", param="stream")
     train = episode_type == "train"
     samples: Any = body.get("n") or group_size or 1
-    if not isinstance(samples, int):
-        raise RequestError("n: must be an integer", param="n")
+    if not isinstance(samples, int) or not 1 <= samples <= _MOST_SAMPLES:
+        raise RequestError(f"n: must be an integer from 1 to {_MOST_SAMPLES}", param="n")
     if group_size is not None and samples != group_size:
         raise RequestError(
             f"n: a call of this group samples {group_size} answers, one for each of its episodes; leave n out",

@@ -214,6 +214,13 @@ async def test_bad_requests(rig: Rig, body: dict[str, Any], code: int, param: st
     assert rig.vllm.requests == []
 
 
+@pytest.mark.parametrize("n", [-1, 16_385, 10**12, 1.5])
+async def test_more_answers_than_vllm_would_give_are_refused_before_they_take_memory(rig: Rig, n: float) -> None:
+    response = await (await rig.claim(episode_type="eval")).chat(n=n)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert rig.vllm.requests == []
+
+
 @pytest.mark.parametrize("overrides", [{"max_body_bytes": 2048}])
 async def test_malformed_and_oversized_bodies(rig: Rig) -> None:
     episode = await rig.claim()
