@@ -88,7 +88,6 @@ class RouteSettings(Model):
     submit_timeout_seconds: float = Field(
         default=60.0, gt=0, description="how long the rewards of a group are offered again before they are given up"
     )
-    keepalive_seconds: float = Field(default=3.0, gt=0, le=60, description="longest silence of a stream")
     max_in_flight: int = Field(default=256, ge=1, description="requests of this route served at once")
     max_queued: int = Field(default=256, ge=0, description="requests that wait for a place; more are answered 429")
     queue_seconds: float = Field(default=30.0, gt=0, description="longest wait for a place, then 429")
