@@ -131,19 +131,19 @@ async def held(request: Request) -> Response:
     gateway: Gateway = request.state.gateway
     for swarm in gateway.routes.swarms:
         swarm.episodes.standby.release()
-    load = gateway.admission.load("default")
-    stats = gateway.routes.stats["default"]
+    stats = gateway.routes.stats
+    loads = [gateway.admission.load(name) for name in stats]
     return JSONResponse(
         {
             "held": {
-                "places": load.in_flight + load.queued,
-                "held_bytes": load.held_bytes,
+                "places": sum(load.in_flight + load.queued for load in loads),
+                "held_bytes": sum(load.held_bytes for load in loads),
                 "requests": gateway.door.in_flight,
                 "joinable": len(gateway.joining),
                 "background": sum(len(swarm.background) for swarm in gateway.routes.swarms),
                 "tasks": len(asyncio.all_tasks()),
             },
-            "stats": stats.as_dict(),
+            "stats": {name: one.as_dict() for name, one in stats.items()},
         }
     )
 

@@ -92,6 +92,15 @@ class Rig:
         assert self._gateway is not None
         return self._gateway
 
+    def served_by(self, gateway: GatewayProcess) -> None:
+        """Let ``gateway`` be the one, which may serve others too."""
+        self._gateway = gateway
+
+    @property
+    def url(self) -> str:
+        """Of the swarm server."""
+        return f"http://127.0.0.1:{self.port}"
+
     # ------------------------------------------------------------------ the swarm server and its engine
 
     async def start_server(self) -> None:
@@ -124,7 +133,7 @@ class Rig:
 
     async def ask_server(self, path: str, body: Any = None) -> dict[str, Any]:
         """One request to the swarm server."""
-        return await _ask(self.port, path, body)
+        return await ask_here(self.port, path, body)
 
     async def rolling(self) -> None:
         """Wait until the engine rolls; start it where it is offline."""
@@ -150,7 +159,7 @@ class Rig:
     async def upstream_counts(self) -> dict[str, Any]:
         """What the scripted vLLM says of its calls."""
         address = [line["address"] for line in self._engine_lines() if "started" in line][-1]
-        return await _ask(int(address.rpartition(":")[2]), "/counts")
+        return await ask_here(int(address.rpartition(":")[2]), "/counts")
 
     def calls(self) -> list[dict[str, Any]]:
         """Every call that has reached a scripted vLLM and ended; see :mod:`tests.gateway.resilience.engine`."""
@@ -176,19 +185,21 @@ class Rig:
         return found
 
     async def _held(self) -> dict[str, int]:
-        held: dict[str, int] = (await _ask(self.gateway.port, "/held"))["held"]
+        held: dict[str, int] = (await ask_here(self.gateway.port, "/held"))["held"]
+        return {**await self.under_way(), **held, "tasks": max(0, held["tasks"] - self._resting_tasks)}
+
+    async def under_way(self) -> dict[str, int]:
+        """What the swarm server and the scripted vLLM have to do for anybody."""
         status = await self.ask_server("/status?steps=0")
         return {
             "episodes": status["pool"]["running_episodes"],
             "claims": status["waiting_claims"],
             "upstream_requests": (await self.upstream_counts())["running"],
-            **held,
-            "tasks": max(0, held["tasks"] - self._resting_tasks),
         }
 
     async def stats(self) -> dict[str, Any]:
         """What the gateway counted."""
-        return (await _ask(self.gateway.port, "/held"))["stats"]
+        return (await ask_here(self.gateway.port, "/held"))["stats"]["default"]
 
     # ------------------------------------------------------------------ the gateway
 
@@ -202,20 +213,20 @@ class Rig:
                 settings["upstream"] = {"base_url": f"{url}/v1"}
             config = {
                 "port": 0,
-                "swarm_url": f"http://127.0.0.1:{self.port}",
+                "swarm_url": self.url,
                 "hooks": str(hooks),
                 "max_in_flight": PLACES,
                 **settings,
             }
             self._gateway = await stack.enter_async_context(gateway_process(self.folder, config))
             # what rests while nobody asks: the first status of the swarm server has been read
-            await _ask(self.gateway.port, "/health")
+            await ask_here(self.gateway.port, "/health")
             await until_async(self._without_background, 30, "the gateway does not come to rest")
-            self._resting_tasks = (await _ask(self.gateway.port, "/held"))["held"]["tasks"]
+            self._resting_tasks = (await ask_here(self.gateway.port, "/held"))["held"]["tasks"]
             yield
 
     async def _without_background(self) -> bool:
-        return not (await _ask(self.gateway.port, "/held"))["held"]["background"]
+        return not (await ask_here(self.gateway.port, "/held"))["held"]["background"]
 
 
 @contextlib.asynccontextmanager
@@ -259,7 +270,8 @@ async def until_async(condition: Callable[[], Awaitable[bool]], within: float, o
         await asyncio.sleep(0.02)
 
 
-async def _ask(port: int, path: str, body: Any = None) -> dict[str, Any]:
+async def ask_here(port: int, path: str, body: Any = None) -> dict[str, Any]:
+    """One request to a server of ours on this machine."""
     connection = await Connection.open("127.0.0.1", port)
     try:
         async with asyncio.timeout(30):

@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -51,15 +51,21 @@ class Seen:
 
 
 @contextlib.asynccontextmanager
-async def using(rig: Rig, seen: Seen, ways: Sequence[Ask], seed: int, users: int) -> AsyncGenerator[None]:
-    """``users`` at once, each asking again once it is answered, while the block runs; all get their last answer."""
+async def using(
+    rig: Rig, seen: Seen, ways: Sequence[Ask], seed: int, users: int, about: str = "question"
+) -> AsyncGenerator[None]:
+    """``users`` at once, each asking again once it is answered, while the block runs; all get their last answer.
+
+    Question 7 says ``question 7``, and its request has the id ``question-7``.
+    """
     over = asyncio.Event()
     numbers = count()
 
     async def user(number: int) -> None:
         chance = random.Random(f"{seed}-{number}")
         while not over.is_set():
-            seen.add(await ask(rig.gateway.port, chance.choice(ways), f"question {next(numbers)}"))
+            place = next(numbers)
+            seen.add(await ask(rig.gateway.port, chance.choice(ways), f"{about} {place}", f"{about}-{place}"))
             assert len(seen.errors) < _HOPELESS, seen.errors[:3]
 
     async with asyncio.TaskGroup() as group:
@@ -91,53 +97,45 @@ async def syncs(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
 
 async def restarts(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
     """The swarm server is killed and started again ``wanted`` times under ``users`` users, with an upstream."""
-    seen, began = Seen(), time.monotonic()
-    chance = random.Random(seed)
-    async with rig.serving(upstream=True, offline_wait_seconds=0.5):
-        async with using(rig, seen, BEST, seed, users):
-            for _ in range(wanted):
-                steps = rig.steps
-                await rig.stepped(steps + 2, within=90)
-                await asyncio.sleep(chance.uniform(0.0, 0.3))
-                await rig.kill_server()
-                await asyncio.sleep(chance.uniform(0.0, 1.0))
-                await rig.start_server()
-                await rig.rolling()
-            steps = rig.steps
-            await rig.stepped(steps + 2, within=90)
-        leaks = await rig.leaks()
-        fallbacks = (await rig.stats())["fallbacks"]
-    return {
-        "restarts": wanted,
-        **seen.report(),
-        "by_upstream": rig.plain.answered,
-        "fallbacks": fallbacks,
-        "leaks": leaks,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+
+    async def restart(chance: random.Random) -> None:
+        await rig.kill_server()
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await rig.start_server()
+
+    return {"restarts": wanted, **await _troubled(rig, restart, wanted, seed, users)}
 
 
 async def crashes(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
     """The trainer is killed ``wanted`` times under ``users`` users, with an upstream; an operator starts it again."""
+
+    async def crash(chance: random.Random) -> None:
+        answered = rig.plain.answered
+        rig.kill_engine()
+        # without a word about what was sampled when it died, everybody goes on by the upstream
+        await until(lambda: rig.plain.answered >= answered + users, 60, "the upstream is not asked")
+
+    return {"crashes": wanted, **await _troubled(rig, crash, wanted, seed, users)}
+
+
+async def _troubled(
+    rig: Rig, trouble: Callable[[random.Random], Awaitable[None]], wanted: int, seed: int, users: int
+) -> dict[str, Any]:
+    """Under ``users`` users with an upstream, ``trouble`` comes ``wanted`` times at any moment while weights sync, and
+    the engine rolls again after each."""
     seen, began = Seen(), time.monotonic()
     chance = random.Random(seed)
     async with rig.serving(upstream=True, offline_wait_seconds=0.5):
         async with using(rig, seen, BEST, seed, users):
             for _ in range(wanted):
-                steps = rig.steps
-                await rig.stepped(steps + 2, within=90)
+                await rig.stepped(rig.steps + 2, within=90)
                 await asyncio.sleep(chance.uniform(0.0, 0.3))
-                answered = rig.plain.answered
-                rig.kill_engine()
-                # without a word about what was sampled when it died, everybody goes on by the upstream
-                await until(lambda: rig.plain.answered >= answered + users, 60, "the upstream is not asked")  # noqa: B023
+                await trouble(chance)
                 await rig.rolling()
-            steps = rig.steps
-            await rig.stepped(steps + 2, within=90)
+            await rig.stepped(rig.steps + 2, within=90)
         leaks = await rig.leaks()
         fallbacks = (await rig.stats())["fallbacks"]
     return {
-        "crashes": wanted,
         **seen.report(),
         "by_upstream": rig.plain.answered,
         "fallbacks": fallbacks,

@@ -32,7 +32,7 @@ class Ask:
 
     def request(self, text: str, name: str = "") -> bytes:
         """The bytes of the request, under the id ``name``."""
-        body = {**self.body, "model": "stand-in"}
+        body = {"model": "stand-in", **self.body}
         if "input" in body:
             body["input"] = text
         else:
@@ -139,8 +139,8 @@ def _dechunked(rest: bytes) -> bytes:
     return bytes(content)
 
 
-async def ask(port: int, way: Ask, text: str) -> Answer:
-    """Ask and read to the end."""
+async def ask(port: int, way: Ask, text: str, name: str = "") -> Answer:
+    """Ask, under the id ``name``, and read to the end."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     received = b""
@@ -148,7 +148,7 @@ async def ask(port: int, way: Ask, text: str) -> Answer:
         async with asyncio.timeout(_PATIENCE):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
-                writer.write(way.request(text))
+                writer.write(way.request(text, name))
                 received = await reader.read(-1)
             finally:
                 writer.close()
