@@ -18,19 +18,39 @@ def export(
         typer.Option(help="which episodes; all: also eval episodes and those that were aborted or timed out"),
     ] = "trained",
     run: Annotated[str | None, typer.Option(help="only episodes of this run_id; default: all runs")] = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="one line per group, in words: what `hooks test --data` reads")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="with --groups: model whose tokenizer reads the tokens; default: the run's own")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
 ) -> None:
-    """Write one row per episode: task, reward, output, policy versions, how it ended, and its timelines."""
+    """Write one row per episode (task, reward, output, policy versions, how it ended, timelines), or one per group."""
     from gateway.cli.output import print_json
     from gateway.cli.progress import stage_bars
+    from swarm.errors import ConfigError
     from swarm.importer import load_attribute
 
+    if tokenizer and not groups:
+        raise ConfigError("--tokenizer goes with --groups: episodes are exported as tokens")
+    journal = run_dir / "journal.db"
+    decode = None
+    if groups:
+        model = tokenizer or load_attribute("swarm.server.journal.groups:model_of")(journal, run)
+        decode = load_attribute("adapters.models:decoder")(model)
     with stage_bars(visible=not as_json) as on_progress:
         report = load_attribute("swarm.server.journal.export:export")(
-            run_dir / "journal.db", out, state=state, run_id=run, progress=on_progress
+            journal, out, state=state, run_id=run, progress=on_progress, decode=decode
         )
     if as_json:
         print_json(report.model_dump(mode="json"))
+        return
+    if groups:
+        left_out = (
+            f"; {report.left_out} left out, which lack tokens or are no single answers" if report.left_out else ""
+        )
+        typer.echo(f"{report.path}: {report.groups} groups of {report.rows} episodes{left_out}")
         return
     typer.echo(
         f"{report.path}: {report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens,"

@@ -228,6 +228,7 @@ class GroupRun:
             score,
             {places.index(delivered[0]): credit} if credit and delivered else {},
             metadata() | self._origin,
+            self.shaped.submission.task,
             shuffled=self.route.settings.control == "shuffle",
         )
         uuids = self.claimed.hand_over(places, self._why(DropReason.SAMPLE))

@@ -6,6 +6,7 @@ that are trained on are permuted for a control.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from typing import Any
 
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward
 from swarm.protocol import MAX_REASON
-from swarm.types import WorkflowOutput
+from swarm.types import Task, WorkflowOutput
 
 #: Components kept of one reward, and characters of the name of each.
 MAX_COMPONENTS, MAX_COMPONENT_NAME = 64, 100
+#: Characters of JSON of a task that is kept.
+MAX_TASK = 8000
 #: The component of what the whole session earned, beyond what the hook gave the answer.
 SESSION = "session"
 
@@ -33,7 +36,12 @@ NO_REASON = Why()
 
 
 def outputs(
-    score: GroupScore, credits: Mapping[int, float], origin: Mapping[str, Any], *, shuffled: bool = False
+    score: GroupScore,
+    credits: Mapping[int, float],
+    origin: Mapping[str, Any],
+    task: Task,
+    *,
+    shuffled: bool = False,
 ) -> list[WorkflowOutput]:
     """The results of a group's episodes, in the order of ``score``.
 
@@ -41,6 +49,7 @@ def outputs(
         score: what the hook said.
         credits: what answers earn beyond that, by their place in ``score``.
         origin: metadata of all of them.
+        task: what they were asked; kept with the first of them, so that a hook can be tried on the group later.
         shuffled: permute the rewards, for a control; rank, components and reasons stay where they were.
     """
     values = [value + credits.get(place, 0.0) for place, value in enumerate(score.values)]
@@ -50,7 +59,7 @@ def outputs(
         WorkflowOutput(
             reward=value,
             log_metrics=_components(reward, credits.get(place)),
-            metadata={**origin, "rank": ranks[place], **_said(reward)},
+            metadata={**origin, **(_asked(task) if place == 0 else {}), "rank": ranks[place], **_said(reward)},
         )
         for place, (value, reward) in enumerate(zip(given, score.rewards, strict=True))
     ]
@@ -59,6 +68,16 @@ def outputs(
 def _components(reward: Reward, credit: float | None) -> dict[str, float]:
     kept = {name[:MAX_COMPONENT_NAME]: value for name, value in list(reward.components.items())[:MAX_COMPONENTS]}
     return kept if credit is None else {**kept, SESSION: credit}
+
+
+def _asked(task: Task) -> dict[str, Any]:
+    """The task without its messages, which the tokens of the prompt tell; nothing where it is long or no JSON."""
+    kept = task.model_dump(include={"main_query", "metadata"})
+    try:
+        size = len(json.dumps(kept, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):  # a submit hook's metadata can hold anything
+        return {}
+    return {"task": kept} if size <= MAX_TASK else {}
 
 
 def _said(reward: Reward) -> dict[str, str]:

@@ -173,8 +173,9 @@ def swarm_url(config: dict[str, Any]) -> str:
 
 
 def change(report: Report) -> str:
-    """How the mean reward went, from the first three steps to the last three."""
+    """How the mean reward went, from the first steps to the last ones."""
     first, last = report.mean_of_first(), report.mean_of_last()
     if first is None or last is None:
         return "nowhere"
-    return f"from {first:.3f} (first three steps) to {last:.3f} (last three, {last - first:+.3f})"
+    edge = f"{report.edge} of {len(report.steps)} steps"
+    return f"from {first:.3f} (first {edge}) to {last:.3f} (last {report.edge}, {last - first:+.3f})"

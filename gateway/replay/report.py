@@ -69,13 +69,18 @@ class Report(Model):
     def failed(self) -> int:
         return sum(failure.count for failure in self.failures.values())
 
-    def mean_of_first(self, count: int = _EDGE) -> float | None:
-        """Mean reward of the first ``count`` steps; None without any step."""
-        return _mean(self.steps[:count])
+    @property
+    def edge(self) -> int:
+        """How many steps are compared at either end: three, or fewer where they would overlap."""
+        return min(_EDGE, max(1, len(self.steps) // 2))
 
-    def mean_of_last(self, count: int = _EDGE) -> float | None:
-        """Mean reward of the last ``count`` steps; None without any step."""
-        return _mean(self.steps[-count:])
+    def mean_of_first(self) -> float | None:
+        """Mean reward of the first :attr:`edge` steps; None without any step."""
+        return _mean(self.steps[: self.edge])
+
+    def mean_of_last(self) -> float | None:
+        """Mean reward of the last :attr:`edge` steps; None without any step."""
+        return _mean(self.steps[-self.edge :])
 
 
 def _mean(points: Sequence[StepPoint]) -> float | None:

@@ -59,5 +59,6 @@ def summary(report: Report) -> list[str]:
     lines += [f"  {one.count} x {kind}: {one.example}" for kind, one in report.failures.items()]
     first, last = report.mean_of_first(), report.mean_of_last()
     if first is not None and last is not None and len(report.steps) > 1:
-        lines.append(f"mean reward: first three steps {first:.3f}, last three {last:.3f} ({last - first:+.3f})")
+        edge = f"first {report.edge} of {len(report.steps)} steps"
+        lines.append(f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f})")
     return lines

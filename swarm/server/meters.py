@@ -28,6 +28,8 @@ from swarm.server.journal.records import (
 MAX_REASONS = 20
 #: characters of a reason's name
 MAX_REASON = 100
+#: of what a client says that gives an episode up: ``reward_hook_failed: hook_timeout: its own words``
+_KIND = re.compile(r"\w+(: \w+)?(?=: |$)")
 #: seconds over which rates are taken
 WINDOW = 60.0
 
@@ -165,6 +167,9 @@ class Meters:
     def _ended(self, record: EpisodeEnded) -> None:
         if record.how != "ended":
             self.outcomes[record.how] += 1
+            if record.drop_reason:
+                kind = _KIND.match(record.drop_reason)
+                self.dropped.add(kind[0] if kind else record.drop_reason)
             return
         self._episode_rate.add(1, self._clock())
         if record.trajectory is not None:

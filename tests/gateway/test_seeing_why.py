@@ -12,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from gateway.app import create_app
+from gateway.cli.hook_report import try_hooks
+from gateway.cli.status import status_lines
 from gateway.config import GatewayConfig
+from reward_hooks.offline import OfflineConfig
+from swarm.protocol import ServerStatus
 from swarm.server.journal.export import ExportState, export
 from tests.gateway.conftest import write_hooks
 from tests.gateway.stand_in import listening
@@ -101,6 +105,28 @@ async def test_why_a_hook_gave_no_rewards_is_exported_and_counted(
         assert words in row["drop_reason"]
         assert (row["hook"], row["how"], row["reward"], row["rank"]) == (hook, "aborted", None, None)
         assert f"chatcmpl-{row['group_id']}" == response.json()["id"]
+    status = ServerStatus.model_validate((await rig.client.get("/status")).json())
+    assert status.dropped == {f"reward_hook_failed: {code}": 2}
+    assert any(line.endswith(f"2 episodes: reward_hook_failed: {code}") for line in status_lines(status))
+
+
+async def test_a_recorded_group_is_judged_again_offline(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
+    hook, _ = await answered(rig, tmp_path, BY_LENGTH)
+    data = tmp_path / "groups.jsonl"
+
+    def decode(ids: list[int], *, special: bool) -> str:
+        return " ".join(f"t{one}" for one in ids)
+
+    def again() -> None:
+        assert export(tmp_path / "journal.db", data, "waiting", decode=decode).groups == 1
+        report = try_hooks(hook, data, hook, OfflineConfig(), None, lambda *_: None)
+        [group] = report.groups
+        assert (group.prompt, group.order, group.tau_rank) == ("hello", [1, 0], 1.0)
+        assert [one.reason for one in group.rewards] == ["'t1' has its length", "'t1 t2 t3' has its length"]
+        assert (report.tau_rank, report.flip_rate, report.compared) == (1.0, 0.0, 1)
+
+    await asyncio.to_thread(again)
 
 
 async def test_a_submit_hook_that_fails_says_why_too(rig: server.Rig, tmp_path: Path) -> None:

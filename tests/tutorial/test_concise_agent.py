@@ -222,7 +222,12 @@ def report(*rewards: float) -> Report:
 def test_the_demos_sentence_has_the_six_numbers(demo: ModuleType) -> None:
     text = demo.sentence(report(0.1, 0.1, 0.1, 0.5, 0.5, 0.5), report(0.2, 0.2, 0.2, 0.1, 0.1, 0.1))
     assert text == (
-        "Mean reward went from 0.100 (first three steps) to 0.500 (last three, +0.400) with the real rewards, "
-        "and from 0.200 (first three steps) to 0.100 (last three, -0.100) in the control."
+        "Mean reward went from 0.100 (first 3 of 6 steps) to 0.500 (last 3, +0.400) with the real rewards, "
+        "and from 0.200 (first 3 of 6 steps) to 0.100 (last 3, -0.100) in the control."
     )
     assert demo.sentence(report(0.1), None).endswith("no control was run.")
+
+
+def test_few_steps_are_not_compared_with_themselves(demo: ModuleType) -> None:
+    text = demo.sentence(report(0.1, 0.2, 0.3, 0.4, 0.5), None)
+    assert text.startswith("Mean reward went from 0.150 (first 2 of 5 steps) to 0.450 (last 2, +0.300) ")

@@ -1,7 +1,7 @@
 """The demo: pull a real model, train it through the app, run the control, and say in one sentence what happened.
 
     python demo.py --steps 16 --out demo-out
-    python demo.py --steps 6 --no-control
+    python demo.py --steps 10 --no-control
 
 Everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
 """
@@ -67,8 +67,9 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print()
-    print_report(run, Console(highlight=False), [control] if control else [])
+    if control:  # the users have printed each report by itself
+        print()
+        print_report(run, Console(highlight=False), [control])
     print(f"\nplot: {out / 'report.png'}   reports: {out}   {time.monotonic() - began:.0f} s in all\n")
     print(sentence(run, control))
     return 0

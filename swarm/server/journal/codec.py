@@ -49,6 +49,11 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
     )
 
 
+def finish_reason_of(data: bytes) -> str:
+    """Why the call that :func:`pack_call` was given ended."""
+    return str(_load(data)[-1])
+
+
 def is_of(trajectory: Trajectory, call: ModelCall) -> bool:
     """Whether the trajectory's tokens are those of this call and no others."""
     if len(trajectory.timelines) != 1 or trajectory.num_calls != 1:

@@ -14,11 +14,13 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import clean, unpack_trajectory
+from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
+from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import State, check, connect_to_read, unreadable
 from swarm.types import Model
 
@@ -55,13 +57,18 @@ Row = dict[str, Any]
 
 
 class ExportReport(Model):
-    """What was written: ``rows`` episodes with ``timelines`` and ``tokens`` sampled or in between, ``bytes`` in all."""
+    """What was written: ``rows`` episodes with ``timelines`` and ``tokens`` sampled or in between, ``bytes`` in all.
+
+    Of an export of groups, ``groups`` are in the file and ``left_out`` are not: :mod:`swarm.server.journal.groups`.
+    """
 
     path: Path
     rows: int
     timelines: int
     tokens: int
     bytes: int
+    groups: int | None = None
+    left_out: int | None = None
 
 
 class _Sink(Protocol):
@@ -76,6 +83,7 @@ def export(
     state: ExportState = "trained",
     run_id: str | None = None,
     progress: OnProgress | None = None,
+    decode: Decode | None = None,
 ) -> ExportReport:
     """Write one row per episode in ``state``, with its timelines nested, oldest claim first.
 
@@ -87,34 +95,42 @@ def export(
         journal: the ``journal.db`` of a run folder, whether its server runs or not.
         out: ends in ``.parquet`` or ``.jsonl``; replaced if it exists.
         run_id: only episodes that this run claimed; default: of all runs.
+        decode: write not episodes but their groups, in words, as JSON lines for ``swarm-gateway hooks test``.
 
     Raises:
         ConfigError: no journal, an unknown run, another ending, or a folder that cannot be written.
     """
     opener = _SINKS.get(out.suffix)
+    if decode is not None:
+        if out.suffix != ".jsonl":
+            raise ConfigError(f"cannot export groups to {out}: the name must end in .jsonl")
+        opener = partial(GroupLines, decode=decode)
     if opener is None:
         raise ConfigError(f"cannot export to {out}: the name must end in {' or '.join(_SINKS)}")
     if not journal.is_file():
         raise ConfigError(f"there is no journal {journal}: give the run_dir of a swarm server")
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
+    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     try:
         with closing(connect_to_read(journal)) as connection:
             if check(connection, journal) == 0:
                 raise ConfigError(f"the journal {journal} is empty")
             condition = _condition(connection, state, run_id)
-            sink = opener(partial)
+            sink = opener(beside)
             try:
                 rows, timelines, tokens = _copy(connection, condition, sink, progress)
             finally:
                 sink.close()
-        os.replace(partial, out)
+        os.replace(beside, out)
     except sqlite3.Error as exc:
         raise unreadable(journal, exc) from exc
     except OSError as exc:
         raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
     finally:
-        partial.unlink(missing_ok=True)
-    return ExportReport(path=out, rows=rows, timelines=timelines, tokens=tokens, bytes=out.stat().st_size)
+        beside.unlink(missing_ok=True)
+    report = ExportReport(path=out, rows=rows, timelines=timelines, tokens=tokens, bytes=out.stat().st_size)
+    if isinstance(sink, GroupLines):
+        return report.model_copy(update={"groups": sink.written, "left_out": sink.left_out})
+    return report
 
 
 def _copy(
@@ -208,6 +224,7 @@ def _row(
         "claimed_at": claimed_at,
         "ended_at": ended_at,
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
+        "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
         "timelines": [one.model_dump() for one in timelines],
     }
 
@@ -285,6 +302,7 @@ class _Parquet:
                 *((name, pa.int64()) for name in ("step", "min_policy_version", "max_policy_version")),
                 *((name, pa.float64()) for name in ("claimed_at", "ended_at")),
                 ("num_calls", pa.int64()),
+                ("finish_reason", text),
                 ("timelines", pa.list_(timeline)),
             ]
         )

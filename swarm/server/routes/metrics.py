@@ -75,7 +75,12 @@ def _episodes(meters: Meters) -> Iterator[Metric]:
     yield _counters("swarm_claimed_episodes", "Episodes given out", "type", meters.claims)
     yield _counters("swarm_episodes", "How episodes ended", "outcome", meters.outcomes)
     yield _counters("swarm_quarantined_episodes", "Never to be trained", "reason", meters.quarantined.counts())
-    yield _counters("swarm_dropped_episodes", "Finished, never to be trained", "cause", meters.dropped.counts())
+    yield _counters(
+        "swarm_dropped_episodes",
+        "Finished, or given up for a reason: never to be trained",
+        "cause",
+        meters.dropped.counts(),
+    )
     yield counter("swarm_trained_episodes", "Episodes of recorded steps", meters.trained_episodes)
     tokens = {"sampled": meters.sampled_tokens, "trained": meters.trained_tokens}
     yield _counters("swarm_tokens", "Tokens of the policy", "kind", tokens)

@@ -35,6 +35,8 @@ def test_export_says_what_it_wrote(run_dir: Path) -> None:
         "timelines": 1,
         "tokens": 3,
         "bytes": out.stat().st_size,
+        "groups": None,
+        "left_out": None,
     }
 
 
@@ -42,6 +44,12 @@ def test_trained_episodes_are_the_default(run_dir: Path) -> None:
     out = run_dir / "x.parquet"
     done = CliRunner().invoke(app, ["swarm", "export", "--run-dir", str(run_dir), "-o", str(out), "--json"])
     assert json.loads(done.stdout)["rows"] == 0
+
+
+def test_a_tokenizer_without_groups_is_a_mistake(run_dir: Path) -> None:
+    command = ["swarm", "export", "--run-dir", str(run_dir), "-o", str(run_dir / "x.jsonl"), "--tokenizer", "tiny"]
+    with pytest.raises(ConfigError, match="goes with --groups"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
 
 
 def test_an_unknown_run_is_named(run_dir: Path) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from gateway.fanout.telling import MAX_COMPONENT_NAME, MAX_COMPONENTS, outputs
+from gateway.fanout.telling import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, outputs
 from reward_hooks.contract import GroupScore, Reward
 from swarm.protocol import MAX_REASON
+from swarm.types import Task
+
+TASK = Task(task_id="t", main_query="why?", metadata={"answer": "42"})
+KEPT = {"main_query": "why?", "metadata": {"answer": "42"}}
 
 
 def score(*values: float) -> GroupScore:
@@ -16,8 +21,9 @@ def score(*values: float) -> GroupScore:
 
 
 def test_each_answer_has_its_rank_components_and_reason() -> None:
-    told = outputs(score(0.5, 2.0, 0.5, -1.0), {}, {"group_id": "g", "hook": "mine"})
+    told = outputs(score(0.5, 2.0, 0.5, -1.0), {}, {"group_id": "g", "hook": "mine"}, TASK)
     assert [one.reward for one in told] == [0.5, 2.0, 0.5, -1.0]
+    assert told[0].metadata.pop("task") == KEPT
     assert [one.metadata for one in told] == [
         {"group_id": "g", "hook": "mine", "rank": rank, "reason": f"it is {value}"}
         for rank, value in ((2, 0.5), (1, 2.0), (2, 0.5), (4, -1.0))
@@ -26,18 +32,18 @@ def test_each_answer_has_its_rank_components_and_reason() -> None:
 
 
 def test_what_no_advantage_can_come_of_is_a_tie() -> None:
-    assert [one.metadata["rank"] for one in outputs(score(1.0, 1.0 + 1e-12), {}, {})] == [1, 1]
+    assert [one.metadata["rank"] for one in outputs(score(1.0, 1.0 + 1e-12), {}, {}, TASK)] == [1, 1]
 
 
 def test_what_the_session_earned_is_in_reward_and_rank_and_has_a_component() -> None:
-    first, second = outputs(score(1.0, 1.5), {0: 1.0}, {})
+    first, second = outputs(score(1.0, 1.5), {0: 1.0}, {}, TASK)
     assert (first.reward, first.metadata["rank"], first.log_metrics) == (2.0, 1, {"n": 1.0, "session": 1.0})
     assert (second.reward, second.metadata["rank"], second.log_metrics) == (1.5, 2, {"n": 1.5})
 
 
 def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "sample", lambda values, count: values[::-1])
-    told = outputs(score(1.0, 2.0, 3.0), {}, {}, shuffled=True)
+    told = outputs(score(1.0, 2.0, 3.0), {}, {}, TASK, shuffled=True)
     assert [one.reward for one in told] == [3.0, 2.0, 1.0]
     assert [one.metadata["rank"] for one in told] == [3, 2, 1]
     assert [one.log_metrics["n"] for one in told] == [1.0, 2.0, 3.0]
@@ -46,12 +52,20 @@ def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: 
 def test_what_a_hook_says_at_length_is_cut() -> None:
     components = {f"{number} {'x' * 1000}": 1.0 for number in range(1000)}
     loud = GroupScore(rewards=[Reward(value=1.0, components=components, reason="y" * 100_000)])
-    [told] = outputs(loud, {}, {})
+    [told] = outputs(loud, {}, {}, TASK)
     assert told.metadata["reason"] == "y" * MAX_REASON
     assert len(told.log_metrics) == MAX_COMPONENTS
     assert all(len(name) == MAX_COMPONENT_NAME for name in told.log_metrics)
 
 
 def test_a_reward_without_a_reason_has_none() -> None:
-    [told] = outputs(GroupScore(rewards=[Reward(value=1.0)]), {}, {})
-    assert told.metadata == {"rank": 1}
+    [told] = outputs(GroupScore(rewards=[Reward(value=1.0)]), {}, {}, TASK)
+    assert told.metadata == {"rank": 1, "task": KEPT}
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"answer": "x" * MAX_TASK}, {"answer": {1, 2}}, {"answer": float("nan")}], ids=["long", "odd", "NaN"]
+)
+def test_a_task_that_is_long_or_no_json_is_not_kept(metadata: dict[str, Any]) -> None:
+    told = outputs(score(1.0, 2.0), {}, {}, TASK.model_copy(update={"metadata": metadata}))
+    assert not any("task" in one.metadata for one in told)

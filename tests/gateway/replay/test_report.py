@@ -40,10 +40,12 @@ def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7,
     )
 
 
-def test_first_and_last_three_steps() -> None:
+def test_first_and_last_three_steps_or_halves() -> None:
     assert report().mean_of_first() == pytest.approx(0.2)
     assert report().mean_of_last() == pytest.approx(0.8)
     assert report(rewards=()).mean_of_first() is None
+    few = report(rewards=(0.1, 0.2, 0.3, 0.4, 0.5))
+    assert (few.mean_of_first(), few.mean_of_last()) == (pytest.approx(0.15), pytest.approx(0.45))
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 50.0), (0.95, 95.0), (1.0, 100.0), (0.0, 1.0)])
@@ -107,7 +109,7 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "control" in text
     assert "8 answered, 1 failed, 1 cancelled" in text
     assert "1 x timeout: no answer" in text
-    assert "first three steps 0.200, last three 0.800 (+0.600)" in text
+    assert "first 3 of 6 steps 0.200, last 3 0.800 (+0.600)" in text
 
 
 def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:

@@ -79,6 +79,28 @@ def test_each_record_is_counted_once() -> None:
     assert meters.step_seconds.total == 3.0
 
 
+def test_what_its_client_gave_up_is_counted_by_the_kind_of_its_reason() -> None:
+    meters = Meters(Clock())
+    for reason in (
+        "",
+        "reward_hook_failed: hook_timeout: hooks/one: it took longer than 30 s",
+        "reward_hook_failed: hook_timeout: hooks/two: it took longer than 5 s",
+        "reward_hook_failed: hook_raised: hooks/one: ValueError",
+        "stragglers_cancelled",
+        "sample_failed: the engine: gone",
+        "I gave up: no time",
+    ):
+        meters.observe(ended("aborted", reason))
+    assert meters.outcomes == {"aborted": 7}
+    assert meters.dropped.counts() == {
+        "reward_hook_failed: hook_timeout": 2,
+        "reward_hook_failed: hook_raised": 1,
+        "stragglers_cancelled": 1,
+        "sample_failed": 1,
+        "I gave up: no time": 1,
+    }
+
+
 def test_a_batch_that_is_trained_twice_counts_once() -> None:
     meters = Meters(Clock())
     meters.observe(

@@ -92,6 +92,7 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "claimed_at": 1.5e9,
         "ended_at": 1.6e9,
         "num_calls": 1,
+        "finish_reason": "",
     }
 
 
