@@ -31,6 +31,7 @@ from swarm.client import SwarmClient
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
+from tests.engine.self_judge import judged_by_itself, read_lines
 
 pytestmark = [
     pytest.mark.engine,
@@ -45,7 +46,8 @@ STEP_SECONDS = 300.0
 STOP_SECONDS = 150.0
 
 REPEAT = 4
-LONGEST = 16
+BATCH = 2
+LONGEST = 64
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "say a word"}]}
 # a module beside the configuration, found there by `up` and by the gateway that it starts
 HOOKS = """
@@ -184,9 +186,10 @@ def config(tmp_path: Path) -> Path:
         "job": {
             "model": "tiny",
             "device": "cpu",
-            "batch_size": 2,
+            "batch_size": BATCH,
             "num_repeat": REPEAT,
-            "max_prompt_length": 256,
+            # what a judge is asked is long, in tokens that are bytes
+            "max_prompt_length": 1536,
             "max_response_length": LONGEST,
             "lr": 1e-3,
             "total_training_steps": 50,
@@ -282,6 +285,42 @@ def step(swarm: SwarmClient, number: int) -> StepResult:
     return result
 
 
+def command(*arguments: str, cwd: Path) -> dict[str, Any]:
+    """What a command of ours prints as JSON."""
+    paths = [str(ROOT), str(cwd), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *arguments, "--json"],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def judge_again(folder: Path, means: list[float]) -> None:
+    """What was trained is exported in words, and the hook that judged it judges it alike offline.
+
+    Args:
+        means: the mean rewards of the gateway's groups that were trained, as it told them.
+    """
+    export = ("swarm", "export", "--run-dir", "run", "--groups", "--out", "groups.jsonl")
+    told = command(*export, cwd=folder)
+    assert (told["groups"], told["left_out"]) == (4, 0)
+    report = command("hooks", "test", "letters:hooks", "--data", "groups.jsonl", "--show", "0", cwd=folder)
+    assert (report["scored"], report["failed"]) == (4, {})
+    mine, judged = [], []
+    for line, group in zip(read_lines(folder / "groups.jsonl"), report["groups"], strict=True):
+        assert "say a word" in line["task"]["init_messages"][0]["content"]
+        (mine if line["task"]["task_id"] == "mine" else judged).append((line, group))
+    assert len(mine) == 1
+    assert all(line["task"]["main_query"] == "say a word" for line, _ in judged)
+    again = [fmean(reward["value"] for reward in group["rewards"]) for _, group in judged]
+    # vLLM holds back what may become a character, the tokenizer shows it as one that is broken
+    assert sorted(again) == pytest.approx(sorted(means), abs=0.05)
+
+
 def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None:
     ready = up.expect("ready", READY_SECONDS)
     assert ready["model"] == "tiny"
@@ -303,7 +342,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert caught.value.code == "model_not_found"
 
         # two requests are a batch; what the gateway tells of them is what was trained
-        means = [ask(sdk, version=0), ask_streamed(sdk, version=0)]
+        means = told = [ask(sdk, version=0), ask_streamed(sdk, version=0)]
         first = step(swarm, 1)
         assert first.metrics["swarm/reward_mean"] == pytest.approx(fmean(means), abs=1e-6)
 
@@ -320,6 +359,24 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert groups["trained"] == 4
         assert set(groups["dropped"]) <= {"standby_gave_way"}
         assert [up.expect("step", 10.0)["step"] for _ in range(2)] == [1, 2]
+        judge_again(tmp_path, [*told, means[1]])
+
+        # the model judges its own answers while they hold all slots; the group that waits since step 2 goes with them
+        counts = judged_by_itself(up.url("swarm server"), tmp_path / "judge", ASK, BATCH * REPEAT, STEP_SECONDS)
+        judged = counts["groups"]
+        assert judged["trained"] >= 1, counts
+        assert judged["trained"] + sum(judged["dropped"].values()) == 4, counts
+        # weights may have changed under a judge
+        assert set(judged["dropped"]) <= {"reward_hook_failed", "sample_failed"}, counts
+        assert set(counts["hook_failures"]) <= {"judge_unavailable", "judge_timeout"}, counts
+        assert judged["dropped"].get("reward_hook_failed", 0) == sum(counts["hook_failures"].values())
+        third = step(swarm, 3)
+        assert (third.metrics["swarm/tasks"], third.metrics["swarm/episodes"]) == (BATCH, BATCH * REPEAT)
+        told_all = command("swarm", "export", "--run-dir", "run", "--out", "all.jsonl", "--state", "all", cwd=tmp_path)
+        rows = [row for row in read_lines(tmp_path / "all.jsonl") if "calls" in row["components"]]
+        assert told_all["rows"] >= len(rows) == REPEAT * judged["trained"]
+        assert max(row["components"]["calls"] for row in rows) >= REPEAT, "the judge was not asked"
+        assert all(row["num_calls"] == 1 for row in rows), "what the judge says is trained"
 
     assert up.interrupt() in (0, 130)
     assert up.expect("stopped", 10.0)
