@@ -67,15 +67,15 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(folder: Path, **settings: Any) -> Generator[Stack]:
-    """Both processes with their files in ``folder``; ``settings`` are the gateway's."""
+def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
+    """Both processes with their files in ``folder``; ``hook`` judges, and ``settings`` are the gateway's."""
     with _process("tests.clients.server", str(folder / "run")) as swarm_url, SwarmClient(swarm_url) as swarm:
         # room for all that the suite does: a step would empty the pool that it looks into
         job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=500, max_response_length=2000)
         swarm.auto_sync_train_config_and_start_engine(job)
         hooks = folder / "hooks"
         hooks.mkdir()
-        (hooks / "on_compute_relative_reward.py").write_text(HOOK)
+        (hooks / "on_compute_relative_reward.py").write_text(hook)
         config = folder / "gateway.yaml"
         config.write_text(
             yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, "warm_groups": 0, **settings})

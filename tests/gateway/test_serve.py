@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from gateway.config import GatewayConfig
 from gateway.serve import serve
 from swarm.errors import ConfigError
 from tests.gateway.conftest import write_hooks
+from tests.swarm.http.certificates import make_certificate
 
 pytestmark = pytest.mark.slow
 
 RUN = """
 import sys
-from gateway.config import GatewayConfig
+from pathlib import Path
+from gateway.config import load_config
 from gateway.serve import serve
-serve(GatewayConfig(hooks=sys.argv[1], port=0, swarm_url="http://127.0.0.1:9"), lambda url: print(url, flush=True))
+serve(load_config(Path(sys.argv[1])), lambda url: print(url, flush=True))
 """
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Generator[tuple[subprocess.Popen[str], str]]:
+    """A gateway process and its address; it is gone after the block."""
+    config = folder / "gateway.yaml"
+    hooks = str(write_hooks(folder / "hooks"))
+    config.write_text(yaml.safe_dump({"hooks": hooks, "port": 0, "swarm_url": "http://127.0.0.1:9", **settings}))
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
 
 
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:
@@ -36,18 +59,21 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    hooks = write_hooks(tmp_path / "hooks")
-    with subprocess.Popen(
-        [sys.executable, "-c", RUN, str(hooks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            url = process.stdout.readline().strip()
-            health = httpx.get(f"{url}/health", timeout=30, trust_env=False)
-            assert health.json()["status"] == "ok"
-            process.send_signal(number)
-            process.wait(timeout=20)
-        finally:
-            process.kill()
-        assert process.returncode in (0, -number)
-        assert "Traceback" not in process.stderr.read()
+    with serving(tmp_path) as (process, url):
+        health = httpx.get(f"{url}/health", timeout=30, trust_env=False)
+        assert health.json()["status"] == "ok"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode in (0, -number)
+    assert "Traceback" not in said
+
+
+def test_it_serves_over_tls_to_who_trusts_its_certificate(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with serving(tmp_path, tls={"certificate": str(certificate), "key": str(key)}) as (_, url):
+        assert url.startswith("https://")
+        with httpx.Client(verify=trusting, timeout=30, trust_env=False) as http:
+            assert http.get(f"{url}/health").json()["status"] == "ok"
+        with httpx.Client(timeout=30, trust_env=False) as http, pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+            http.get(f"{url}/health")

@@ -1,0 +1,220 @@
+"""schemathesis against a live gateway, from the gateway's own document: no failure of ours, no hang, answers that
+conform, and afterwards nothing that is held for anybody.
+
+Bodies that fit their schema and bodies that do not, with every header that a caller may set; every second case is about
+an answer, a session or a model that there is. Once before a swarm server whose engine is scripted, and once before
+nothing but an upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.generation import GenerationMode
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from gateway.routes.operations import OPERATIONS
+from swarm.server.app import create_app as create_swarm
+from swarm.server.config import ServerConfig
+from swarm.server.controller import Controller
+from tests.gateway.conftest import write_hooks
+from tests.gateway.resilience.rig import until_async
+from tests.swarm.server.conftest import JOB, ready
+from tests.swarm.server.vllm import (
+    PROMPT,
+    ScriptedVllm,
+    completion_chunk,
+    of,
+    plain,
+    role_chunk,
+    serving,
+    streamed,
+    token_chunk,
+    told,
+    usage_chunk,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+MODEL = JOB.model_name
+EXAMPLES = 20
+#: A request that takes longer hangs, also one that is kept alive meanwhile.
+SECONDS = 120.0
+_CONFORMANCE = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
+#: What vLLM samples at most in one call here.
+_MOST_CHOICES = 8
+
+
+def engine(body: dict[str, Any]) -> Any:
+    """vLLM, for chats, raw prompts and counting: for counting alone nothing is asked of how to answer."""
+    if {"n", "return_token_ids", "max_tokens"}.isdisjoint(body):
+        return JSONResponse({"count": 3, "max_model_len": 4096, "tokens": PROMPT})
+    choices = body.get("n") or 1
+    if choices > _MOST_CHOICES:
+        return JSONResponse({"error": {"message": "n is too large", "type": "BadRequestError", "code": 400}}, 400)
+    if body.get("stream") and "prompt" in body:
+        first = completion_chunk([21], prompt=PROMPT)
+        parts = [of(index, one) for index in range(choices) for one in (first, completion_chunk([22], "stop"))]
+        return streamed(*parts, usage_chunk(2 * choices))(body)
+    if body.get("stream"):
+        parts = [of(index, one) for index in range(choices) for one in (role_chunk(), token_chunk([1, 2], "stop"))]
+        return streamed(*parts, usage_chunk(2 * choices))(body)
+    if "prompt" in body:
+        return told(*([[21, 22]] * choices))(body)
+    return plain([1, 2])(body)
+
+
+class Caller:
+    """Sends cases; ``statuses`` are what each route has answered."""
+
+    def __init__(self, url: str) -> None:
+        load_all_checks()
+        self.url = url
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self.checks = [CHECKS.get_one(name) for name in _CONFORMANCE]
+        self.turn = itertools.cycle((True, False))
+        self.statuses: dict[str, set[int]] = {}
+        # the timeout of a call is one of each read, which a keep-alive ends
+        self._pool = ThreadPoolExecutor(1)
+
+    def close(self) -> None:
+        self.session.close()
+        self._pool.shutdown(wait=False)
+
+    def sent(self, case: Any) -> None:
+        if next(self.turn):
+            self.name_what_is_there(case)
+        calling = self._pool.submit(case.call, base_url=self.url, session=self.session, timeout=SECONDS)
+        answer = calling.result(SECONDS)
+        self.statuses.setdefault(case.operation.label, set()).add(answer.status_code)
+        # the engine is there all the time: one that is asked to come back is on a machine that is too slow
+        away = answer.status_code == 503 and "retry-after" in answer.headers
+        assert answer.status_code < 500 or away, f"{case.as_curl_command()}: {answer.text}"
+        if "event-stream" in answer.headers.get("content-type", ""):
+            assert "internal error" not in answer.text, f"{case.as_curl_command()}: {answer.text}"
+        case.validate_response(answer, checks=self.checks)
+
+    def name_what_is_there(self, case: Any) -> None:
+        """Let the case be about an answer that was given, a session that goes on, or a model that is served."""
+        if case.path in ("/v1/feedback", "/v1/sessions/{id}/end"):
+            chat = {"messages": [{"role": "user", "content": "hi"}]}
+            given = self.made("/v1/chat/completions", chat, {"x-swarm-session": "known"})
+            if isinstance(case.body, dict) and "completion_id" in case.body:
+                case.body["completion_id"] = given
+        real = {"id": "known", "name": MODEL}
+        if "response_id" in case.path_parameters:
+            real["response_id"] = self.made("/v1/responses", {"input": "hi"}, {})
+        case.path_parameters = {name: real[name] for name in case.path_parameters}
+
+    def made(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+        answer = self.session.post(f"{self.url}{path}", json=body, headers=headers, timeout=SECONDS)
+        return str(answer.json().get("id"))
+
+
+def fuzz(url: str) -> dict[str, set[int]]:
+    """Ask every route; the statuses that each answered."""
+    with contextlib.closing(Caller(url)) as caller:
+        document = httpx.get(f"{url}/openapi.json", trust_env=False, timeout=SECONDS).json()
+        for result in schemathesis.openapi.from_dict(document).get_all_operations():
+            operation = result.ok()
+            for mode in _modes(operation):
+                _ask(caller, operation, mode)
+    return caller.statuses
+
+
+def _ask(caller: Caller, operation: Any, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        caller.sent(case)
+
+    ask()
+
+
+def _modes(operation: Any) -> Iterator[GenerationMode]:
+    yield GenerationMode.POSITIVE
+    if operation.body:
+        yield GenerationMode.NEGATIVE
+
+
+async def rested(url: str) -> dict[str, Any]:
+    """The status of the gateway once it has nothing to do for any request any more."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=SECONDS) as http:
+
+        async def nothing_is_held() -> bool:
+            status = (await http.get("/status")).json()
+            loads = [route["load"] for route in status["routes"].values()]
+            held = [load[what] for load in loads for what in ("running", "waiting", "held_bytes")]
+            return not (status["in_flight"] or status["background"] or any(held))
+
+        await until_async(nothing_is_held, SECONDS, "the gateway still holds something")
+        return (await http.get("/status")).json()
+
+
+async def test_before_a_swarm_server(tmp_path: Path) -> None:
+    vllm = ScriptedVllm()
+    vllm.default = engine
+    swarm = create_swarm(ServerConfig(run_dir=tmp_path / "run"))
+    hooks = str(write_hooks(tmp_path / "hooks"))
+    async with (
+        serving(vllm.app) as vllm_url,
+        serving(swarm) as swarm_url,
+        httpx.AsyncClient(base_url=swarm_url, trust_env=False, timeout=SECONDS) as server,
+    ):
+        # answered once the lifespan has begun
+        await server.get("/health")
+        controller: Controller = swarm.state.controller
+        # no batch is ever full
+        controller.sync_job(JOB.model_copy(update={"batch_size": 200_000}))
+        controller.boot()
+        controller.rollout_ready(ready(vllm_url.removeprefix("http://")))
+        async with serving(create_app(GatewayConfig(swarm_url=swarm_url, hooks=hooks, warm_groups=0))) as url:
+            statuses = await asyncio.to_thread(fuzz, url)
+            trained = (await rested(url))["groups"]["trained"]
+        status = (await server.get("/status?steps=0")).json()
+    assert (status["pool"]["running_episodes"], status["waiting_claims"]) == (0, 0)
+    assert status["pool"]["completed_episodes"] == trained * JOB.num_repeat > 0
+    assert set(statuses) == {f"{one.method} {one.path}" for one in OPERATIONS}
+    # it was not all refused at the door; there is no file to read again
+    assert {label for label, seen in statuses.items() if 200 not in seen} == {"POST /admin/reload"}
+
+
+async def test_before_an_upstream() -> None:
+    async def answer(request: Request) -> Response:
+        return JSONResponse({"id": "some", "path": request.url.path, "length": len(await request.body())})
+
+    upstream = Starlette(routes=[Route("/v1/{path:path}", answer, methods=["GET", "POST", "DELETE"])])
+    async with serving(upstream) as address:
+        config = GatewayConfig(swarm_url=None, upstream={"base_url": f"{address}/v1"}, model_aliases=[MODEL])
+        async with serving(create_app(config)) as url:
+            statuses = await asyncio.to_thread(fuzz, url)
+            await rested(url)
+    assert set(statuses) == {f"{one.method} {one.path}" for one in OPERATIONS}
+    # what an upstream answers is no group: nothing is to be said of it, and no session begins
+    ours = {"POST /admin/reload", "POST /v1/feedback", "POST /v1/sessions/{id}/end"}
+    assert {label for label, seen in statuses.items() if 200 not in seen} == ours
