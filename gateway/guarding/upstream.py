@@ -21,7 +21,8 @@ from gateway.guarding.breaker import Breaker, BreakerState
 from gateway.guarding.health import Health
 from gateway.guarding.translating import read_chat, speaks_no
 from swarm.errors import UnavailableError, UpstreamError
-from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
+from swarm.http.client import ConnectionBrokenError, LiveAnswer
+from swarm.http.outside import OutsideClient
 
 CHAT = "/v1/chat/completions"
 #: Dialects that a chat can stand in for.
@@ -52,7 +53,7 @@ class Upstream:
         self._model = config.model
         self._timeout = timeout
         self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
-        self._http = HttpClient(keepalive=_KEEPALIVE_SECONDS, trust_env=True)
+        self._http = OutsideClient(keepalive=_KEEPALIVE_SECONDS)
         self._health = Health(self._name, self._answers, Breaker())
         self._unspoken: dict[str, float] = {}
 

@@ -28,7 +28,7 @@ class ControlSender:
             return (httpx.ConnectError if exc.unsent else httpx.ReadError)(str(exc))
         except TimeoutError:
             return httpx.ReadTimeout(f"the answer took longer than {step.seconds:g} s")
-        return Reply(answer.status, {name.lower(): value for name, value in answer.headers.items()}, answer.content)
+        return Reply(answer.status, dict(answer.headers), answer.content)
 
     async def close(self) -> None:
         await self._http.close()

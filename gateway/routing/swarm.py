@@ -20,7 +20,7 @@ from gateway.routing.control import ControlSender
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.client.wire import tls_context
-from swarm.http.client import HttpClient
+from swarm.http.near import NearClient
 
 #: Seconds; an idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
 _KEEPALIVE = 3.0
@@ -56,9 +56,9 @@ class Swarm:
         self.url = url
         self.background = Background(grace_seconds=_LAST_SECONDS)
         # neither goes through a proxy of the environment: an episode's address is the swarm server's own
-        control = ControlSender(HttpClient(keepalive=_KEEPALIVE, tls=tls_context()))
+        control = ControlSender(NearClient(keepalive=_KEEPALIVE, tls=tls_context()))
         self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES, transport=control)
-        self._http = HttpClient(keepalive=_KEEPALIVE, tls=tls_context())
+        self._http = NearClient(keepalive=_KEEPALIVE, tls=tls_context())
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)
         self.episodes = Episodes(self.client, self.background, self.open_groups)

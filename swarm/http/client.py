@@ -1,4 +1,4 @@
-"""The way out: pooled connections to servers that are posted to, whole answers or live ones.
+"""The port through which our servers send requests: pooled connections, whole answers or live ones.
 
 Invariant: whatever the network does comes out as one :class:`ConnectionBrokenError`, which says whether anything was
 sent; an answer that is not read to its end takes its connection with it, and so ends the call at the other side.
@@ -6,14 +6,15 @@ sent; an answer that is not read to its end takes its connection with it, and so
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
-import aiohttp
-
-_CONNECT_SECONDS = 5.0
+#: Seconds that a connection may take to be made.
+CONNECT_SECONDS = 5.0
 
 
 class ConnectionBrokenError(Exception):
@@ -26,20 +27,18 @@ class ConnectionBrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; header names are found in any case."""
+    """A whole answer; header names in lower case are found."""
 
     status: int
     headers: Mapping[str, str]
     content: bytes
 
 
-class LiveAnswer:
-    """An answer whose body is still coming."""
+class LiveAnswer(Protocol):
+    """An answer whose body is still coming; headers as of :class:`Answer`."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
+    status: int
+    headers: Mapping[str, str]
 
     async def read(self) -> bytes:
         """The whole body.
@@ -47,40 +46,29 @@ class LiveAnswer:
         Raises:
             ConnectionBrokenError: it breaks off.
         """
-        try:
-            return await self._response.read()
-        except aiohttp.ClientError as exc:
-            raise _broken(exc) from exc
+        ...
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    def parts(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises as :meth:`read`."""
-        try:
-            async for part in self._response.content.iter_any():
-                yield part
-        except aiohttp.ClientError as exc:
-            raise _broken(exc) from exc
+        ...
 
 
-class HttpClient:
-    """A pool of connections; :meth:`close` it. Deadlines are the caller's: no answer is waited for less than for ever.
+class HttpClient(ABC):
+    """A pool of connections; :meth:`close` it. Deadlines are the caller's: an answer is waited for for ever."""
 
-    Args:
-        keepalive: seconds an idle connection is kept; less than the other side keeps it, for a connection that breaks
-            under a request cannot be told from a server that died of it.
-        trust_env: whether proxies of the environment lead there.
-        tls: for ``https`` addresses; default: the system's certificates.
-    """
-
-    def __init__(self, *, keepalive: float, trust_env: bool = False, tls: ssl.SSLContext | None = None) -> None:
-        self._keepalive = keepalive
-        self._trust_env = trust_env
-        self._tls = tls
-        self._opened: aiohttp.ClientSession | None = None
-
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections; calls under way break."""
-        if self._opened is not None:
-            await self._opened.close()
+
+    @abstractmethod
+    def posted(
+        self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
+    ) -> AbstractAsyncContextManager[LiveAnswer]:
+        """The answer from its headers on.
+
+        Raises:
+            ConnectionBrokenError: there is none, or it breaks off while it is read.
+        """
 
     async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
         """The whole answer, whatever its status.
@@ -89,23 +77,6 @@ class HttpClient:
             ConnectionBrokenError: there is none.
         """
         return await self.request("POST", url, content, headers)
-
-    @asynccontextmanager
-    async def posted(
-        self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
-    ) -> AsyncGenerator[LiveAnswer]:
-        """The answer from its headers on.
-
-        Raises:
-            ConnectionBrokenError: there is none, or it breaks off while it is read.
-        """
-        try:
-            async with self._session.request(
-                method, url, data=content, headers=headers, allow_redirects=False
-            ) as response:
-                yield LiveAnswer(response)
-        except aiohttp.ClientError as exc:
-            raise _broken(exc) from exc
 
     async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
         """The whole answer to another method.
@@ -122,29 +93,8 @@ class HttpClient:
         Raises:
             ConnectionBrokenError: no answer in time.
         """
-        limit = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._session.get(url, timeout=limit, allow_redirects=False) as response:
-                return Answer(response.status, response.headers, await response.read())
-        except (aiohttp.ClientError, TimeoutError) as exc:
-            raise _broken(exc) from exc
-
-    @property
-    def _session(self) -> aiohttp.ClientSession:
-        # not in __init__: a session belongs to the event loop that runs when it is made
-        if self._opened is None:
-            connector = aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=self._keepalive, ssl=True if self._tls is None else self._tls
-            )
-            self._opened = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=self._trust_env,
-            )
-        return self._opened
-
-
-def _broken(exc: Exception) -> ConnectionBrokenError:
-    unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL)
-    return ConnectionBrokenError(f"{type(exc).__name__}: {exc}", unsent=unsent)
+            async with asyncio.timeout(seconds):
+                return await self.request("GET", url, None, {})
+        except TimeoutError as exc:
+            raise ConnectionBrokenError(f"no answer within {seconds:g} s", unsent=False) from exc

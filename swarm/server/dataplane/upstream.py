@@ -13,7 +13,8 @@ from typing import Any, cast
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import UpstreamError
-from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
+from swarm.http.client import ConnectionBrokenError, LiveAnswer
+from swarm.http.near import NearClient
 from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
 from swarm.server.dataplane.replicas import Replicas
 
@@ -30,7 +31,7 @@ class Upstream:
     def __init__(self) -> None:
         # calls are bounded by the deadline around them: silence is normal while weights are synced; and a proxy set for
         # the outside world must not see the engine's traffic
-        self._http = HttpClient(keepalive=_KEEPALIVE_SECONDS)
+        self._http = NearClient(keepalive=_KEEPALIVE_SECONDS)
         #: where the calls go
         self.replicas = Replicas(self._answers)
 

@@ -1,0 +1,284 @@
+"""What both clients promise, against servers that say exactly what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from swarm.http.client import ConnectionBrokenError, HttpClient
+from swarm.http.near import AHEAD_BYTES, HEAD_BYTES, NearClient
+from swarm.http.outside import OutsideClient
+from swarm.http.serve import bind
+
+pytestmark = pytest.mark.anyio
+
+Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+JSON = {"content-type": "application/json"}
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(params=[NearClient, OutsideClient])
+async def http(request: pytest.FixtureRequest) -> AsyncGenerator[HttpClient]:
+    client: HttpClient = request.param(keepalive=60)
+    yield client
+    await client.close()
+
+
+@asynccontextmanager
+async def serving(handle: Handle) -> AsyncGenerator[str]:
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handle(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client left
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(120):
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def saying(*answers: bytes) -> Handle:
+    """One connection after the other is asked once, told the next of ``answers``, and closed."""
+    left = list(answers)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(left.pop(0))
+        await writer.drain()
+
+    return handle
+
+
+async def asked(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
+    """The line, headers and body of the next request."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    line, *lines = head.strip().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)}
+    return line, headers, await reader.readexactly(int(headers.get("content-length", 0)))
+
+
+async def test_a_request_arrives_as_it_was_given(http: HttpClient) -> None:
+    came: asyncio.Queue[tuple[str, dict[str, str], bytes]] = asyncio.Queue()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            came.put_nowait(await asked(reader))
+            writer.write(OK)
+
+    async with serving(handle) as url:
+        assert (await http.post(f"{url}/v1/chat?a=b", b'{"n": 1}', JSON | {"x-a": "b"})).content == b"ok"
+        line, headers, body = came.get_nowait()
+        assert line == "POST /v1/chat?a=b HTTP/1.1" and body == b'{"n": 1}'
+        assert headers["x-a"] == "b" and headers["host"] == url.removeprefix("http://")
+        # over the same connection, for the server takes two there
+        assert (await http.get(url, 60)).status == 200
+        assert came.get_nowait()[0] == "GET / HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nConnection: close\r\n\r\nhello",
+        b"HTTP/1.0 201 Created\r\nX-Said: yes\r\n\r\nhello",
+        b"HTTP/1.1 103 Early Hints\r\nx-said: no\r\n\r\n"
+        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nContent-Length: 5\r\n\r\nhello",
+    ],
+)
+async def test_an_answer_of_any_framing_is_read_whole(http: HttpClient, answer: bytes) -> None:
+    async with serving(saying(answer)) as url:
+        whole = await http.post(url, b"", {})
+    assert (whole.status, whole.headers.get("x-said"), whole.content) == (201, "yes", b"hello")
+
+
+async def test_answers_without_a_body_leave_the_connection_to_the_next(http: HttpClient) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        await asked(reader)
+        writer.write(OK)
+
+    async with serving(handle) as url:
+        assert (await http.post(url, b"x", {})).content == b""
+        assert (await http.post(url, b"x", {})).content == b"ok"
+
+
+async def test_parts_come_as_they_are_sent(http: HttpClient) -> None:
+    seen = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await seen.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+        await writer.drain()
+
+    async with serving(handle) as url, http.posted(url, b"", {}) as answer:
+        parts: list[bytes] = []
+        async for part in answer.parts():
+            parts.append(part)
+            seen.set()
+    assert parts == [b"one", b"two"]
+
+
+async def test_no_server_is_told_as_nothing_sent(http: HttpClient) -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    for url in (f"http://127.0.0.1:{port}", "127.0.0.1/no/scheme"):
+        with pytest.raises(ConnectionBrokenError) as none:
+            await http.post(url, b"", {})
+        assert none.value.unsent
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel",
+        CHUNKED + b"3\r\nhel\r\n",
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+    ],
+)
+async def test_half_an_answer_and_nonsense_are_broken_connections(http: HttpClient, answer: bytes) -> None:
+    async with serving(saying(answer)) as url:
+        with pytest.raises(ConnectionBrokenError) as broken:
+            await http.post(url, b"", {})
+    assert not broken.value.unsent
+
+
+async def test_a_stream_gives_what_came_before_it_broke_off(http: HttpClient) -> None:
+    seen = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await seen.wait()
+
+    parts: list[bytes] = []
+    async with serving(handle) as url:
+        with pytest.raises(ConnectionBrokenError):
+            async with http.posted(url, b"", {}) as answer:
+                async for part in answer.parts():
+                    parts.append(part)
+                    seen.set()
+    assert parts == [b"one"]
+
+
+async def test_who_leaves_an_answer_or_is_cancelled_ends_the_call_there(http: HttpClient) -> None:
+    began, gone = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await writer.drain()
+        began.set()
+        try:
+            assert await reader.read() == b""
+        finally:
+            gone.release()
+
+    async with serving(handle) as url:
+        async with http.posted(url, b"", {}) as answer, aclosing(answer.parts()) as parts:  # type: ignore[type-var]
+            assert await anext(parts) == b"one"
+        await gone.acquire()
+        began.clear()
+        asking = asyncio.create_task(http.post(url, b"", {}))
+        await began.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await gone.acquire()
+
+
+async def test_a_reader_that_is_slow_holds_the_server_up_and_loses_nothing(http: HttpClient) -> None:
+    piece, count = b"x" * AHEAD_BYTES, 8
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await asked(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (len(piece) * count))
+            for _ in range(count):
+                writer.write(piece)
+                await writer.drain()
+
+    async with serving(handle) as url:
+        async with http.posted(url, b"", {}) as answer:
+            size = 0
+            async for part in answer.parts():
+                size += len(part)
+                await asyncio.sleep(0)
+        assert size == len(piece) * count
+        # over the same connection
+        assert len((await http.post(url, b"", {})).content) == size
+
+
+async def test_an_idle_connection_is_closed_in_time() -> None:
+    closed = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(OK)
+        assert await reader.read() == b""
+        closed.set()
+
+    http = NearClient(keepalive=0.05)
+    async with serving(handle) as url:
+        await http.post(url, b"", {})
+        await closed.wait()
+        assert (await http.post(url, b"", {})).content == b"ok"
+    await http.close()
+
+
+async def test_closing_breaks_calls_under_way(http: HttpClient) -> None:
+    began = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        began.set()
+        await reader.read()
+
+    async with serving(handle) as url:
+        asking = asyncio.create_task(http.post(url, b"", {}))
+        await began.wait()
+        await http.close()
+        with pytest.raises(ConnectionBrokenError):
+            await asking
+
+
+async def test_what_a_server_says_unasked_makes_its_connection_useless() -> None:
+    http = NearClient(keepalive=60)
+    async with serving(saying(OK + OK, OK)) as url:
+        for _ in range(2):
+            assert (await http.post(url, b"", {})).content == b"ok"
+    await http.close()
+
+
+async def test_a_head_without_end_is_not_kept() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nx-a: " + b"a" * (2 * HEAD_BYTES))
+        assert await reader.read() == b""
+
+    http = NearClient(keepalive=60)
+    async with serving(handle) as url:
+        with pytest.raises(ConnectionBrokenError, match="too large"):
+            await http.post(url, b"", {})
+    await http.close()
+
+
+async def test_a_header_cannot_smuggle_another() -> None:
+    http = NearClient(keepalive=60)
+    with pytest.raises(ValueError, match="line breaks"):
+        await http.post("http://127.0.0.1:1", b"", {"x-a": "b\r\nx-c: d"})
