@@ -12,9 +12,11 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from starlette.types import Receive, Scope
+
 from gateway.config import GatewayConfig
 from gateway.edge.response_store import ResponseStore
-from gateway.guarding import Admission, Joining
+from gateway.guarding import Admission, Intake, Joining
 from gateway.keys import KeyRing
 from gateway.pipeline import Pipeline
 from gateway.routing import LiveRoutes, Plan
@@ -56,7 +58,7 @@ class Gateway:
         pipeline: answers requests.
         sessions: their conversations.
         responses: those that applications asked to keep.
-        admission, joining: what stands between requests and harm.
+        intake, admission, joining: what stands between requests and harm.
         door: counts of all requests, those without a route included; what a route did is counted there.
         eyes: what looks at all this.
     """
@@ -67,6 +69,7 @@ class Gateway:
         self._reloading = asyncio.Lock()
         self.routes = LiveRoutes(plan)
         self.sessions = Sessions(max_sessions=plan.config.max_sessions, max_bytes=plan.config.session_memory_bytes)
+        self.intake = Intake()
         self.admission = Admission()
         self.joining = Joining()
         self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)
@@ -79,6 +82,11 @@ class Gateway:
     def config(self) -> GatewayConfig:
         """What runs now."""
         return self.routes.plan.config
+
+    async def read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """The body of a request, within the bounds of the configuration; errors as of :meth:`Intake.body`."""
+        config = self.config
+        return await self.intake.body(scope, receive, limit=config.max_body_bytes, most=config.max_reading_bytes)
 
     def count_error(self, error: SwarmGatewayError) -> None:
         """A caller gets to see ``error``."""

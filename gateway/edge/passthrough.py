@@ -18,7 +18,6 @@ from gateway.edge.rendering import Rendering, refusal
 from gateway.edge.seen import caller_of, public_headers
 from gateway.forms import Outcome
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
-from swarm.http.asgi import read_body
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway
@@ -48,7 +47,7 @@ class Passthrough:
         gateway.door.in_flight += 1
         try:
             try:
-                body = bytes(await read_body(scope, receive, gateway.config.max_body_bytes))
+                body = await gateway.read_body(scope, receive)
             except SwarmGatewayError as exc:
                 gateway.count_error(exc)
                 await refusal(_OPENAI, exc, {})(scope, receive, send)

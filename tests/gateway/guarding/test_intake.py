@@ -1,0 +1,128 @@
+"""Bodies that come slowly take no more memory than there is for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from gateway.guarding.intake import Intake
+from swarm.errors import OverloadedError, PayloadTooLargeError
+from tests.gateway.conftest import OpenGateway
+
+pytestmark = pytest.mark.anyio
+SCOPE: dict[str, Any] = {"headers": []}
+CHAT = "/v1/chat/completions"
+ASKED = b'{"messages": [{"role": "user", "content": "%s"}]}'
+
+
+class Sender:
+    """A body that is sent part by part."""
+
+    def __init__(self, intake: Intake, most: int = 100, limit: int = 1000) -> None:
+        self._parts: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent = 0
+        self.reading = asyncio.create_task(intake.body(SCOPE, self._parts.get, limit=limit, most=most))
+
+    async def send(self, size: int, *, last: bool = False) -> None:
+        self.sent += size
+        await self._say({"type": "http.request", "body": b"x" * size, "more_body": not last})
+
+    async def leave(self) -> None:
+        await self._say({"type": "http.disconnect"})
+
+    async def _say(self, message: Message) -> None:
+        self._parts.put_nowait(message)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_whoever_would_take_too_much_is_told_to_come_back() -> None:
+    intake = Intake()
+    slow, other = Sender(intake), Sender(intake)
+    await slow.send(80)
+    await other.send(20)
+    assert intake.held == 100
+    await other.send(1)
+    with pytest.raises(OverloadedError) as refused:
+        await other.reading
+    assert refused.value.retry_after and intake.held == 80
+    await slow.send(20, last=True)
+    assert await slow.reading == b"x" * 100
+    assert intake.held == 0
+
+
+async def test_one_body_alone_may_be_as_long_as_a_body_may_be() -> None:
+    intake = Intake()
+    alone = Sender(intake, most=100)
+    await alone.send(900)
+    await alone.send(100, last=True)
+    assert len(await alone.reading) == 1000 and intake.held == 0
+
+
+@pytest.mark.parametrize("ending", ["leaves", "is too long", "is cancelled"])
+async def test_who_is_gone_holds_nothing(ending: str) -> None:
+    intake = Intake()
+    sender = Sender(intake, most=5000)
+    await sender.send(500)
+    if ending == "leaves":
+        await sender.leave()
+    elif ending == "is too long":
+        await sender.send(501)
+    else:
+        sender.reading.cancel()
+    with pytest.raises((ClientDisconnect, PayloadTooLargeError, asyncio.CancelledError)):
+        await sender.reading
+    assert intake.held == 0
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=40))
+def test_all_together_never_hold_more(sizes: list[tuple[int, int, bool]]) -> None:
+    async def run() -> None:
+        intake = Intake()
+        senders = [Sender(intake) for _ in range(4)]
+        for number, size, last in sizes:
+            await senders[number].send(size, last=last)
+            holding = [sender.sent for sender in senders if sender.sent and not sender.reading.done()]
+            assert intake.held == sum(holding)
+            assert intake.held <= 100 or len(holding) == 1
+        for sender in senders:
+            sender.reading.cancel()
+        await asyncio.gather(*(sender.reading for sender in senders), return_exceptions=True)
+        assert intake.held == 0
+
+    asyncio.run(run())
+
+
+async def test_a_gateway_sends_away_what_it_has_no_room_to_read(open_gateway: OpenGateway) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        whole = ASKED % (b"x" * 1500)
+        yield whole[:1400]
+        begun.set()
+        await go.wait()
+        yield whole[1400:]
+
+    async with open_gateway(max_reading_bytes=2000) as http:
+        slow = asyncio.create_task(http.post(CHAT, content=slowly()))
+        await begun.wait()
+
+        async def refused() -> bool:
+            answer = await http.post(CHAT, content=ASKED % (b"x" * 1000))
+            return answer.status_code == 429 and "retry-after" in answer.headers
+
+        async with asyncio.timeout(60):
+            # what was sent may not have come yet
+            while not await refused():
+                pass
+        assert (await http.post(CHAT, content=ASKED % b"hi")).status_code == 200
+        go.set()
+        assert (await slow).status_code == 200
+        assert (await http.post(CHAT, content=ASKED % (b"x" * 1000))).status_code == 200
