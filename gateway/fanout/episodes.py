@@ -41,6 +41,8 @@ _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
 _DOWN_CODES = frozenset({"server_unreachable", "engine_offline"})
 _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
+#: The same where an upstream answers meanwhile: an engine takes minutes to boot.
+_AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {EngineState.BOOTING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class Episodes:
             return None
         if self._serving.engine is None:
             return UnavailableError("the swarm server has been down for a while", code="server_unreachable")
+        if self._serving.engine is EngineState.BOOTING:
+            return UnavailableError("the engine has been starting for a while", code="engine_booting")
         return UnavailableError("the engine has been offline for a while", code="engine_offline")
 
     def _refresh(self) -> asyncio.Task[Serving] | None:
@@ -148,7 +152,7 @@ class Episodes:
         """
         while True:
             serving = await self.serving()
-            wait = min(_POLL_SECONDS, waited.left(down=serving.engine in _DOWN_STATES))
+            wait = min(_POLL_SECONDS, waited.left_for(serving.engine))
             try:
                 return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
@@ -210,7 +214,7 @@ class Episodes:
             self.standby.release()
         self._serving = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
-        if now.engine not in _DOWN_STATES:
+        if now.engine not in _AWAY_STATES:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = self._heard_at
@@ -241,13 +245,9 @@ class Waiting:
         waiting = settings.sample_timeout_seconds + judging + self._window
         return waiting + settings.submit_timeout_seconds + 30.0
 
-    def left(self, *, down: bool) -> float:
-        """Seconds left of the bound for a server that is down, or for one that is merely busy."""
-        settings = self.settings
-        bound = settings.claim_wait_seconds
-        if down:
-            bound = min(bound, settings.offline_wait_seconds)
-        return max(0.0, self._started + bound - asyncio.get_running_loop().time())
+    def left_for(self, engine: EngineState | None) -> float:
+        """Seconds left of the bound for an engine in that state; ``None``: there is no server."""
+        return self._left(down=engine in (_DOWN_STATES if self.settings.upstream is None else _AWAY_STATES))
 
     async def after(self, error: UnavailableError) -> None:
         """Pause before the next attempt.
@@ -255,8 +255,14 @@ class Waiting:
         Raises:
             UnavailableError: ``error`` itself, when the bound for its kind is reached.
         """
-        left = self.left(down=error.code in _DOWN_CODES)
+        left = self._left(down=error.code in (_DOWN_CODES if self.settings.upstream is None else _AWAY_CODES))
         if left <= 0:
             raise error
         await asyncio.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
         self._pause = min(self._pause * 2, _RETRY_MOST)
+
+    def _left(self, *, down: bool) -> float:
+        bound = self.settings.claim_wait_seconds
+        if down:
+            bound = min(bound, self.settings.offline_wait_seconds)
+        return max(0.0, self._started + bound - asyncio.get_running_loop().time())

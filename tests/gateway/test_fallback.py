@@ -95,6 +95,27 @@ async def test_the_fallback_answers_plain(swarm: Swarm, upstream: Upstream, open
         assert (await http.get("/status")).json()["fallbacks"] == {"server_unreachable": 1}
 
 
+async def test_who_has_a_fallback_does_not_wait_for_an_engine_that_boots(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm.state = EngineState.BOOTING
+    async with open_gateway(offline_wait_seconds=0, upstream={"base_url": upstream.url}) as http:
+        for _ in range(2):
+            response = await http.post(CHAT, json=BODY)
+            assert response.json() == completion("from the fallback")
+            assert response.headers["x-swarm-drop-reason"] == "engine_booting"
+    assert not swarm.claimed
+
+
+async def test_without_a_fallback_an_engine_that_boots_is_waited_for(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    swarm.state = EngineState.BOOTING
+    async with open_gateway(offline_wait_seconds=0) as http:
+        asking = asyncio.create_task(http.post(CHAT, json=BODY))
+        await swarm.until(lambda: swarm.claims)
+        await swarm.set_state(EngineState.ROLLING)
+        assert (await asking).status_code == 200
+
+
 async def test_the_fallback_streams_its_own_bytes(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
     async with open_gateway(swarm_url=NOWHERE, offline_wait_seconds=0, upstream={"base_url": upstream.url}) as http:
         response = await http.post(CHAT, json={**BODY, "stream": True})
