@@ -81,7 +81,9 @@ class RouteSettings(Model):
 
     claim_wait_seconds: float = Field(default=120.0, gt=0, description="longest wait for episodes, e.g. while syncing")
     offline_wait_seconds: float = Field(
-        default=10.0, ge=0, description="longest wait while the swarm server is down, its engine OFFLINE, or, with an upstream, BOOTING"
+        default=10.0,
+        ge=0,
+        description="longest wait while the swarm server is down, its engine OFFLINE, or, with an upstream, BOOTING",
     )
     sample_timeout_seconds: float = Field(default=300.0, gt=0, description="deadline of all samples of a request")
     hook_timeout_seconds: float = Field(default=60.0, gt=0, description="deadline of each hook call")

@@ -1,4 +1,5 @@
-"""Whatever is sent to an LLM address: an answer or a 4xx in its dialect, soon, and no episode is left behind."""
+"""Whatever is sent to whatever address: an answer or a 4xx, at an LLM address in its dialect, soon, and no episode is
+left behind."""
 
 from __future__ import annotations
 
@@ -10,16 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import Swarm, listening
+from tests.gateway.stand_in import Swarm, completion, listening
 
 _SECONDS = 60.0
 _JSON = st.recursive(
@@ -50,6 +55,35 @@ _FIELDS = [
         "parallel_tool_calls",
     ),
 ]
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+_ADDRESSES = [
+    *_VALID,
+    *("/v1/messages/count_tokens", "/v1/models", "/v1/models/tiny", "/v1/feedback", "/v1/sessions/s/end"),
+    *("/v1/responses/resp_1", "/v1/embeddings", "/v1/v1/models", "/health", "/status", "/metrics", "/openapi.json"),
+    *("/admin/reload", "/", "/v1", "/v1/", "/chat/completions"),
+]
+_SEGMENT = st.text(max_size=8).map(lambda text: quote(text, safe=""))
+_ANY_ADDRESS = st.sampled_from(_ADDRESSES) | st.lists(_SEGMENT, max_size=4).map(lambda parts: "/v1/" + "/".join(parts))
+_HEADERS = [
+    *("x-swarm-policy", "x-swarm-train", "x-swarm-session", "x-swarm-session-end", "idempotency-key", "x-request-id"),
+    *("x-stainless-retry-count", "x-stainless-read-timeout", "traceparent", "content-type", "content-encoding"),
+    *("accept", "authorization", "x-api-key", "anthropic-version", "host", "origin", "cookie"),
+]
+_SENSIBLE = [
+    "true",
+    "false",
+    "first",
+    "best;quorum=1",
+    "best;deadline=0.01",
+    "0",
+    "1",
+    "application/json",
+    "text/plain",
+]
+_VALUE = st.sampled_from(_SENSIBLE) | st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12).map(
+    str.strip
+)
+_BODY = st.sampled_from([json.dumps(body).encode() for body in _VALID.values()]) | st.binary(max_size=40)
 
 
 @dataclass
@@ -65,6 +99,17 @@ class Running:
         waiting = self.swarm.until(lambda: not self.swarm.open_episodes, _SECONDS)
         asyncio.run_coroutine_threadsafe(waiting, self.loop).result(2 * _SECONDS)
 
+    def rested(self, http: httpx.Client) -> None:
+        """The same, and until the gateway has seen the last answer out, which may have been read before that."""
+        self.settled()
+        deadline = time.monotonic() + _SECONDS
+        while http.get("/status").json()["in_flight"]:
+            assert time.monotonic() < deadline, "a request is still served"
+
+
+async def answered(request: Request) -> Response:
+    return JSONResponse({**completion("word"), "count": 3})
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -74,6 +119,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
     async def serve() -> None:
         swarm = Swarm(num_repeat=2)
+        # the engine's own addresses: of a chat without an episode, and for counting
+        swarm.app.router.routes += [
+            Route("/v1/chat/completions", answered, methods=["POST"]),
+            Route("/tokenize", answered, methods=["POST"]),
+        ]
         async with listening(swarm.app) as url:
             swarm.url = url
             config = GatewayConfig(swarm_url=url, hooks=str(write_hooks(folder / "hooks")), warm_groups=0)
@@ -117,8 +167,25 @@ def test_any_body_gets_an_answer(running: Running, path: str) -> None:
 
         anything()
         one_field_changed()
-        running.settled()
-        deadline = time.monotonic() + _SECONDS
-        # the last answer is read before the gateway has seen it out
-        while http.get("/status").json()["in_flight"]:
-            assert time.monotonic() < deadline, "a request is still served"
+        running.rested(http)
+
+
+def test_any_address_gets_an_answer(running: Running) -> None:
+    with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False) as http:
+
+        @settings(max_examples=250)
+        @given(
+            method=st.sampled_from(_METHODS),
+            address=_ANY_ADDRESS,
+            query=st.just("") | _SEGMENT.map(lambda text: f"?{text}=1"),
+            headers=st.dictionaries(st.sampled_from(_HEADERS), _VALUE, max_size=4),
+            content=st.just(b"") | _BODY,
+        )
+        def anything(method: str, address: str, query: str, headers: dict[str, str], content: bytes) -> None:
+            response = http.request(method, address + query, headers=headers, content=content)
+            assert response.status_code < 500, (response.status_code, response.text)
+            if response.status_code >= 400 and method != "HEAD" and address.startswith("/v1"):
+                assert response.json()["error"]["message"]
+
+        anything()
+        running.rested(http)
