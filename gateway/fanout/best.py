@@ -75,8 +75,8 @@ async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
     count = len(run.shaped.bodies)
     pieces = incoming.call.stream
     early = policy.deadline is not None or (policy.quorum or count) < count
-    if run.shaped.shares_call and run.claimed.episodes.base_url and not early:
-        run.start_together(pieces=pieces)
+    if run.shares_call and not early:
+        run.start_together(range(count), pieces=pieces)
     else:
         # one call for all of them would answer when the last is there
         run.start_each(range(count), pieces=pieces)

@@ -42,7 +42,8 @@ async def first(route: Route, incoming: Incoming, session: Link | None) -> Live 
 
 async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Decided:
     count = incoming.call.choices
-    run.start_each(range(len(run.shaped.bodies)), pieces=False)
+    run.start_each(range(count), pieces=False)
+    _start_others(run, count, behind=False)
     with phase("sample"):
         while any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
@@ -90,7 +91,7 @@ class _Broadcast:
         with phase("sample"):
             version = await self._opened
         # not before: the user's first token would wait for them, and their prompt is in vLLM's prefix cache now
-        run.start_each(range(self._count, len(run.shaped.bodies)), pieces=False)
+        _start_others(run, self._count, behind=True)
         run.settle((), None, range(self._count))
         return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
 
@@ -181,6 +182,15 @@ class _Broadcast:
         self._left = True
         if not self._whole and self._run.route.settings.on_disconnect == "cancel":
             self._run.cancel(DropReason.CANCELLED)
+
+
+def _start_others(run: GroupRun, count: int, *, behind: bool) -> None:
+    """Begin to sample what does not go out, all but the first ``count`` answers; ``behind`` what goes out now."""
+    others = range(count, len(run.shaped.bodies))
+    if len(others) > 1 and run.shares_call:
+        run.start_together(others, pieces=False, behind=behind)
+    else:
+        run.start_each(others, pieces=False, behind=behind)
 
 
 def _streamed(body: bytes) -> bytes:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from gateway.background import answers_first
 from gateway.fanout.claimed import Claimed
 from gateway.fanout.ports import Link, Route, Swarm
 from gateway.fanout.sampling import EpisodeLostError, Sample
@@ -68,17 +69,23 @@ class GroupRun:
         """Whether answers are still being sampled."""
         return bool(self._sampling)
 
-    def start_together(self, *, pieces: bool) -> None:
-        """Begin to sample all answers in one call."""
+    @property
+    def shares_call(self) -> bool:
+        """Whether one call may sample several answers."""
+        return self.shaped.shares_call and bool(self.claimed.episodes.base_url)
 
-        self._start(self._sample_together(pieces), "sampling a group")
+    def start_together(self, places: Sequence[int], *, pieces: bool, behind: bool = False) -> None:
+        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; ``behind`` what goes out."""
+        self._start(self._sample_together(places, pieces, behind), f"sampling {len(places)} answers")
 
-    def start_each(self, places: Sequence[int], *, pieces: bool) -> None:
-        """Begin to sample the answers at ``places``, each with a call of its own."""
+    def start_each(self, places: Sequence[int], *, pieces: bool, behind: bool = False) -> None:
+        """Begin to sample the answers at ``places``, each with a call of its own; ``behind`` what goes out now."""
 
-        def sample(place: int) -> Coroutine[Any, Any, Sample]:
+        async def sample(place: int) -> Sample:
+            if behind:
+                await answers_first()
             episode, body = self.claimed.episodes[place], self.shaped.bodies[place]
-            return self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
+            return await self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
 
         for place in places:
             self.start(place, sample)
@@ -153,7 +160,11 @@ class GroupRun:
     async def settled(self, within: float) -> tuple[bool, DropReason | None]:
         """Whether the group is at its end ``within`` so many seconds, and then why it is not trained, if it is not."""
         assert self._settling is not None, "settle() comes first"
-        await asyncio.wait({self._settling}, timeout=within)
+        if within:
+            await asyncio.wait({self._settling}, timeout=within)
+        else:
+            # its first step tells what is dropped at once
+            await asyncio.sleep(0)
         return (True, self._settling.result()) if self._settling.done() else (False, None)
 
     def cancel(self, reason: DropReason) -> None:
@@ -286,14 +297,19 @@ class GroupRun:
             logger.warning("a sample failed: %s", exc)
             self.outcomes[place] = exc
 
-    async def _sample_together(self, pieces: bool) -> None:
+    async def _sample_together(self, places: Sequence[int], pieces: bool, behind: bool) -> None:
+        if behind:
+            await answers_first()
         group, body = self.claimed.episodes, self.shaped.bodies[0]
+        outcomes: Sequence[Sample | SwarmGatewayError]
         try:
-            with span(f"sample {len(self.outcomes)} together"):
-                self.outcomes[:] = await self.swarm.sampler.sample_group(group, body, self.deadline, pieces=pieces)
+            with span(f"sample {len(places)} together"):
+                outcomes = await self.swarm.sampler.sample_group(group, places, body, self.deadline, pieces=pieces)
         except SwarmGatewayError as exc:
             logger.warning("the samples of a group failed: %s", exc)
-            self.outcomes[:] = [exc] * len(self.outcomes)
+            outcomes = [exc] * len(places)
+        for place, outcome in zip(places, outcomes, strict=True):
+            self.outcomes[place] = outcome
 
     def _candidate(self, index: int, place: int, sample: Sample, feedback: Feedback | None) -> Candidate:
         answer = sample.answer

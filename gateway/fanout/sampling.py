@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,6 +33,8 @@ _GONE = frozenset({"episode_deleted", "engine_offline"})
 
 #: The header by which the group's answer says how many tokens each choice has, in order.
 _COMPLETION_TOKENS = "x-swarm-completion-tokens"
+#: The header of a group's call that samples for some of its episodes.
+_PLACES = "x-swarm-places"
 _POLICY_VERSION = "x-swarm-policy-version"
 #: A stream that somebody reads is to end, trained or not.
 _OUTLIVE = {"x-swarm-outlive": "1"}
@@ -121,29 +123,31 @@ class Sampler:
                 could not be served twice in a row.
             UpstreamError: anything else, the deadline included (status 504).
         """
-        answer, latency = await self._timed(episode, body, deadline, pieces)
+        answer, latency = await self._timed(episode, body, deadline, _headers(episode, pieces=pieces))
         return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
-        self, group: EpisodeGroup, body: bytes, deadline: float, *, pieces: bool = False
+        self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float, *, pieces: bool = False
     ) -> list[Sample]:
-        """Sample an answer for each episode of ``group`` in one call, which computes their prompt once.
+        """Sample an answer for each episode at ``places`` of ``group`` in one call, which computes their prompt once.
 
         Args:
             group: with an address of its own.
+            places: at least one.
             body: see :meth:`sample`; without ``n``.
             deadline: on the event loop's clock.
             pieces: ask for :attr:`Sample.pieces`.
 
         Returns:
-            One sample per episode, in their order; the latency of each is that of the call.
+            One sample per place, in their order; the latency of each is that of the call.
 
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
-        answer, latency = await self._timed(group, body, deadline, pieces)
+        some = {_PLACES: ",".join(map(str, places))} if len(places) < len(group) else {}
+        answer, latency = await self._timed(group, body, deadline, _headers(group, pieces=pieces) | some)
         counts = [int(count) for count in answer.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
-        if len(counts) != len(group):
+        if len(counts) != len(places):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
         return [_sample(one, latency, version) for one in Answer.from_choices(_json(answer.content), counts)]
@@ -153,7 +157,7 @@ class Sampler:
         :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await self._post(address, body, pieces=False)
+                answer = await self._post(address, body, _headers(address, pieces=False))
         except TimeoutError:
             raise too_late() from None
         data = _json(answer.content)
@@ -197,32 +201,34 @@ class Sampler:
                 raise UpstreamError(f"the engine's answer broke off: {exc}", code="stream_cut") from exc
             raise _broken(exc) from exc
 
-    async def _timed(self, address: Address, body: bytes, deadline: float, pieces: bool) -> tuple[HttpAnswer, float]:
+    async def _timed(
+        self, address: Address, body: bytes, deadline: float, headers: Mapping[str, str]
+    ) -> tuple[HttpAnswer, float]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await self._post_twice(address, body, pieces)
+                answer = await self._post_twice(address, body, headers)
         except TimeoutError:
             raise too_late() from None
         return answer, loop.time() - started
 
-    async def _post_twice(self, address: Address, body: bytes, pieces: bool) -> HttpAnswer:
+    async def _post_twice(self, address: Address, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
         try:
-            return await self._post(address, body, pieces)
+            return await self._post(address, body, headers)
         except EpisodeLostError:
             raise
         except UnavailableError as exc:
             pause = min(exc.retry_after or 0, _LONGEST_PAUSE)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         try:
-            return await self._post(address, body, pieces)
+            return await self._post(address, body, headers)
         except UnavailableError as exc:
             raise EpisodeLostError(exc.message) from exc
 
-    async def _post(self, address: Address, body: bytes, pieces: bool) -> HttpAnswer:
+    async def _post(self, address: Address, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
         try:
-            answer = await self._http.post(_url(address), body, _headers(address, pieces=pieces))
+            answer = await self._http.post(_url(address), body, headers)
         except ConnectionBrokenError as exc:
             raise _broken(exc) from exc
         if answer.status != 200:

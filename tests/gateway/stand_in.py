@@ -174,7 +174,10 @@ class Swarm:
         return await self._answer_for([request.path_params["uuid"]], request, joined=lambda responses: responses[0])
 
     async def _sample_group(self, request: Request) -> Response:
-        return await self._answer_for(self.groups[request.path_params["uuid"]], request, joined=_as_one)
+        uuids = self.groups[request.path_params["uuid"]]
+        if (places := request.headers.get("x-swarm-places")) is not None:
+            uuids = [uuids[int(place)] for place in places.split(",")]
+        return await self._answer_for(uuids, request, joined=_as_one)
 
     async def _answer_for(
         self, uuids: list[str], request: Request, joined: Callable[[list[Response]], Response]

@@ -110,8 +110,8 @@ async def test_an_answer_that_does_not_count_its_choices_is_refused(counts: str)
         episodes = [EpisodeEndpoint(episode_uuid=f"e{k}", base_url="http://x", api_key="k") for k in range(2)]
         group = EpisodeGroup(episodes, "g", f"{url}/groups/g/v1", "key")
         with pytest.raises(UpstreamError, match="choices"):
-            await Sampler(http).sample_group(group, b"{}", asyncio.get_running_loop().time() + 10)
+            await Sampler(http).sample_group(group, (0, 1), b"{}", asyncio.get_running_loop().time() + 10)
         headers["x-swarm-completion-tokens"] = "1,2"
-        first, second = await Sampler(http).sample_group(group, b"{}", asyncio.get_running_loop().time() + 10)
+        first, second = await Sampler(http).sample_group(group, (0, 1), b"{}", asyncio.get_running_loop().time() + 10)
         await http.close()
     assert (first.answer.usage["completion_tokens"], second.answer.usage["total_tokens"]) == (1, 7)

@@ -6,6 +6,7 @@ Invariant: the lengths add up to the text exactly, or there are none.
 from __future__ import annotations
 
 import codecs
+import itertools
 from typing import Any
 
 
@@ -22,6 +23,8 @@ def pieces_of(choice: dict[str, Any]) -> list[int] | None:
     entries: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
     if not isinstance(content, str) or not content or not entries:
         return None
+    if content.isascii() and all(entry.get("bytes") is not None for entry in entries):
+        return _of_ascii(content, [entry["bytes"] for entry in entries])
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     lengths: list[int] = []
     done, whole = 0, len(content)
@@ -36,3 +39,17 @@ def pieces_of(choice: dict[str, Any]) -> list[int] | None:
         if done == whole:
             return lengths
     return None
+
+
+def _of_ascii(content: str, tokens: list[list[int]]) -> list[int] | None:
+    """The same where each character is one byte."""
+    if not bytes(itertools.chain.from_iterable(tokens)).startswith(content.encode()):
+        return None
+    lengths: list[int] = []
+    left = len(content)
+    for token in tokens:
+        lengths.append(min(len(token), left))
+        left -= lengths[-1]
+        if not left:
+            break
+    return lengths

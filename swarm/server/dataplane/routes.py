@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
-from swarm.errors import SwarmGatewayError, TokenTruthError, UpstreamError
+from swarm.errors import RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, header, read_json
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, until_gone
@@ -39,6 +39,8 @@ T = TypeVar("T")
 POLICY_VERSION = "x-swarm-policy-version"
 #: of a group's plain answer: how many tokens each choice has, in order; its usage tells only their sum
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
+#: of a group's call: the places of the episodes that it samples for, by commas; default: all
+PLACES = b"x-swarm-places"
 #: of a plain call: its choices are to tell the text length of each token as ``pieces``, where that is known
 PIECES = b"x-swarm-pieces"
 #: of a streamed call: once begun it is to end, untrained, even if its episode is deleted for the engine's next phase
@@ -76,6 +78,9 @@ class DataPlane:
 
     async def group_chat_completions(self, request: Request) -> Response:
         members = self._open(request)
+        if (given := header(request.scope["headers"], PLACES)) is not None:
+            places = _places(given, len(members.episodes))
+            members = Members(self.controller, [members.episodes[place] for place in places], self.quarantined)
         return await self._chat(request, members, ChatWire(), len(members.episodes))
 
     async def completions(self, request: Request) -> Response:
@@ -228,3 +233,17 @@ class _EventStream(Response):
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 if events := self._wire.chunk(chunk):
                     await send({"type": "http.response.body", "body": events, "more_body": True})
+
+
+def _places(given: bytes, count: int) -> list[int]:
+    """The places that :data:`PLACES` names, of a group of ``count``.
+
+    Raises:
+        RequestError: they make no sense.
+    """
+    texts = given.split(b",")
+    places = [int(text) for text in texts if text.isdigit() and len(text) < 6]
+    if len(places) < len(texts) or len(set(places)) < len(places) or max(places) >= count:
+        name = PLACES.decode()
+        raise RequestError(f"{name}: different numbers from 0 to {count - 1}, separated by commas", param=name)
+    return places

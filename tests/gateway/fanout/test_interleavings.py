@@ -82,9 +82,11 @@ class World:
         await self._end_of(episode.episode_uuid)
         return _sample(episode.episode_uuid)
 
-    async def sample_group(self, group: EpisodeGroup, body: bytes, deadline: float, *, pieces: bool) -> list[Sample]:
-        await self._end_of(group[0].episode_uuid)
-        return [_sample(one.episode_uuid) for one in group]
+    async def sample_group(
+        self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float, *, pieces: bool
+    ) -> list[Sample]:
+        await self._end_of(group[places[0]].episode_uuid)
+        return [_sample(group[place].episode_uuid) for place in places]
 
     @asynccontextmanager
     async def stream(self, episode: EpisodeEndpoint, body: bytes) -> AsyncGenerator[Any]:

@@ -77,6 +77,28 @@ async def test_another_number_of_answers_is_refused(rig: Rig, n: Any) -> None:
     assert rig.vllm.requests == []
 
 
+async def test_a_call_may_be_of_some_of_the_episodes(rig: Rig) -> None:
+    rig.vllm.script.append(several(plain_choice([5], "stop", 0), plain_choice([6, 7], "stop", 1)))
+    group = await claim_group(rig, count=3)
+    # in the order of the header
+    request = group.request()
+    request.headers["x-swarm-places"] = "2,0"
+    response = await rig.client.send(request)
+    assert (response.status_code, response.headers["x-swarm-completion-tokens"]) == (200, "1,2")
+    assert rig.vllm.requests[0][1]["n"] == 2
+    assert group.sampled == [[[6, 7]], [], [[5]]]
+
+
+@pytest.mark.parametrize("places", ["", "x", "0,0", "2", "-1", "1,", "0;1", "99999999999"])
+async def test_places_that_make_no_sense_are_refused(rig: Rig, places: str) -> None:
+    group = await claim_group(rig)
+    request = group.request()
+    request.headers["x-swarm-places"] = places
+    response = await rig.client.send(request)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-places")
+    assert rig.vllm.requests == []
+
+
 async def test_an_eval_group_keeps_its_sampling_and_is_not_recorded(rig: Rig) -> None:
     group = await claim_group(rig, episode_type="eval")
     answer = (await group.chat(temperature=0.1, seed=7)).json()
