@@ -12,6 +12,7 @@ import asyncio
 import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Task
@@ -21,6 +22,7 @@ from reward_hooks.compose import Blend, Part
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, default=8, help="answers per group")
     parser.add_argument("--groups", type=int, default=2000)
+    parser.add_argument("--json", type=Path, help="write the report there too")
 
 
 def trivial(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
@@ -71,4 +73,7 @@ def run(options: argparse.Namespace) -> None:
         name: asyncio.run(measure(HookRunner(Hooks(hook)), options.size, options.groups))
         for name, hook in hooks.items()
     }
-    print(json.dumps({"size": options.size, "groups": options.groups, **report}, indent=2))
+    text = json.dumps({"size": options.size, "groups": options.groups, **report}, indent=2)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")

@@ -1,6 +1,5 @@
 """The whole demo with real servers, hooks, app and command line; only the engine process is a stand-in."""
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from adapters.models.cache import Manifest, install, record_files, staging
 from gateway.replay import read_report
 from swarm.importer import load_file
 
@@ -19,17 +17,7 @@ DEMO = ROOT / "tutorial" / "opencode_build_concise_agent" / "demo.py"
 
 
 @pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model in the cache, and the stand-in engine for the servers that are started."""
-    monkeypatch.setenv("SWARM_GATEWAY_HOME", str(tmp_path / "home"))
-    with staging() as workspace:
-        built = workspace / "model"
-        built.mkdir()
-        (built / "config.json").write_text("{}")
-        files = record_files(built, lambda *_: None)
-        install(built, Manifest(name="smollm2-135m", source="PyPI test", licence="Apache-2.0", files=files))
-    paths = [str(Path(__file__).parent / "site"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+def environment(model_and_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # the demo's own SIGTERM handler must not outlive it
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
