@@ -80,6 +80,8 @@ class Counts:
 
 async def test_a_retry_after_a_timeout_joins_the_group_under_way(served: Stack, tmp_path: Path) -> None:
     words = [tmp_path / name for name in ("chat", "streamed", "response", "message")]
+    known = tmp_path / "known"
+    known.touch()
     patience: Any = {"api_key": "any", "timeout": PATIENCE, "max_retries": RETRIES}
     async with (
         openai.AsyncOpenAI(base_url=served.base_url, **patience) as sdk,
@@ -90,26 +92,30 @@ async def test_a_retry_after_a_timeout_joins_the_group_under_way(served: Stack, 
         def asked(word: Path) -> list[Any]:
             return [{"role": "user", "content": str(word)}]
 
-        async def chat() -> str | None:
-            answer = await sdk.chat.completions.create(model=MODEL, messages=asked(words[0]))
+        async def chat(word: Path) -> str | None:
+            answer = await sdk.chat.completions.create(model=MODEL, messages=asked(word))
             return answer.choices[0].message.content
 
-        async def streamed() -> str:
-            stream = await sdk.chat.completions.create(model=MODEL, messages=asked(words[1]), stream=True)
+        async def streamed(word: Path) -> str:
+            stream = await sdk.chat.completions.create(model=MODEL, messages=asked(word), stream=True)
             return "".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices])
 
-        async def response() -> str:
-            return (await sdk.responses.create(model=MODEL, input=str(words[2]))).output_text
+        async def response(word: Path) -> str:
+            return (await sdk.responses.create(model=MODEL, input=str(word))).output_text
 
-        async def message() -> str:
-            answer: Any = await claude.messages.create(model=MODEL, messages=asked(words[3]), max_tokens=500)
+        async def message(word: Path) -> str:
+            answer: Any = await claude.messages.create(model=MODEL, messages=asked(word), max_tokens=500)
             return answer.content[0].text
 
         async def all_joined() -> bool:
             return await counts.joined() >= len(words)
 
-        with served.trains(len(words)):
-            answers = asyncio.gather(chat(), streamed(), response(), message())
+        ways = (chat, streamed, response, message)
+        with served.trains(2 * len(words)):
+            # what is slow once is not to be slow where the time counts
+            for ask in ways:
+                assert await ask(known) == f"You said: {known}"
+            answers = asyncio.gather(*(ask(word) for ask, word in zip(ways, words, strict=True)))
             await until_async(all_joined, SECONDS, "not all have joined")
             for word in words:
                 word.touch()

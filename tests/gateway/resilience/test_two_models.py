@@ -42,7 +42,7 @@ async def team(folder: Path) -> AsyncGenerator[dict[str, Rig]]:
             rig = rigs[name] = await stack.enter_async_context(running(folder / name))
             hooks = write_hooks(folder / name / "hooks", REWARD)
             routes.append({"name": f"for {name}", "models": [name], "swarm_url": rig.url, "hooks": str(hooks)})
-        config = {"port": 0, "offline_wait_seconds": 0.5, "routes": routes}
+        config = {"port": 0, "routes": routes}
         gateway = await stack.enter_async_context(gateway_process(folder, config))
         for rig in rigs.values():
             rig.served_by(gateway)
