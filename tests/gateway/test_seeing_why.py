@@ -35,7 +35,9 @@ BY_LENGTH = HEAD + (
 )
 
 
-async def answered(rig: server.Rig, tmp_path: Path, reward: str, **settings: Any) -> tuple[str, httpx.Response]:
+async def answered(
+    rig: server.Rig, tmp_path: Path, reward: str, asked: dict[str, Any] | None = None, **settings: Any
+) -> tuple[str, httpx.Response]:
     """One request that is answered and settled; with the name of its hook."""
     hooks = write_hooks(tmp_path / "hooks", reward)
     config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks), warm_groups=0, **settings)
@@ -43,7 +45,7 @@ async def answered(rig: server.Rig, tmp_path: Path, reward: str, **settings: Any
         listening(create_app(config)) as url,
         httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
     ):
-        response = await http.post("/v1/chat/completions", json=BODY)
+        response = await http.post("/v1/chat/completions", json=BODY | (asked or {}))
         async with asyncio.timeout(60):
             while rig.controller.pool.information().running_episodes:
                 await rig.client.get("/health")
@@ -108,6 +110,34 @@ async def test_why_a_hook_gave_no_rewards_is_exported_and_counted(
     status = ServerStatus.model_validate((await rig.client.get("/status")).json())
     assert status.dropped == {f"reward_hook_failed: {code}": 2}
     assert any(line.endswith(f"2 episodes: reward_hook_failed: {code}") for line in status_lines(status))
+
+
+KEEPING = (
+    "import json\nfrom pathlib import Path\n"
+    "def on_compute_relative_reward(task, candidates, context):\n"
+    "    seen = [one.model_dump(mode='json') for one in candidates]\n"
+    "    Path(__file__).with_name('seen.json').write_text(json.dumps(seen))\n"
+    "    return [float(one.index) for one in candidates]"
+)
+
+
+async def test_a_hook_sees_all_that_is_known_of_an_answer(rig: server.Rig, tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choices = [plain_choice([1, 2]), plain_choice([1, 2, 3], index=1, message=calling, finish_reason="tool_calls")]
+    rig.vllm.script.append(several(*choices))
+    hook, response = await answered(rig, tmp_path, KEEPING, asked={"logprobs": True, "seed": 7})
+    assert response.status_code == 200
+    first, second = json.loads((Path(hook) / "seen.json").read_text())
+    assert (first["text"], first["tool_calls"], first["finish_reason"]) == ("t1 t2", [], "stop")
+    assert (second["text"], second["tool_calls"], second["finish_reason"]) == ("", [call], "tool_calls")
+    assert second["message"]["tool_calls"] == [call]
+    assert [len(one["logprobs"]["content"]) for one in (first, second)] == [2, 3]
+    assert [one["completion_tokens"] for one in (first, second)] == [2, 3]
+    assert all(one["prompt_tokens"] > 0 and one["latency_seconds"] > 0 for one in (first, second))
+    assert all(one["request"]["seed"] == 7 for one in (first, second))
+    assert all(one["policy_version"] == rig.controller.policy_version for one in (first, second))
+    assert first["session"] is None, "nobody named a session, and nobody went on"
 
 
 async def test_a_recorded_group_is_judged_again_offline(rig: server.Rig, tmp_path: Path) -> None:

@@ -77,6 +77,17 @@ async def test_pairwise_in_both_orders_never_flips(
     assert tau > 0.5
 
 
+@pytest.mark.parametrize("kind", ["listwise", "pairwise", "pointwise", "score_model"])
+async def test_a_judge_without_a_bias_recovers_the_order(
+    scripted: ScriptedJudge, open_judge: OpenJudge, kind: str
+) -> None:
+    scripted.logprobs = True
+    judge = open_judge(kind, endpoint={"base_url": scripted.url} if kind == "score_model" else None)
+    rate, tau = await flips(judge, count=14)
+    assert rate == 0.0
+    assert tau >= 0.9
+
+
 async def test_a_judge_that_sees_only_places_makes_ties(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     scripted.bias = lambda place, count: 100.0 if place == 0 else 0.0
     rewards = await open_judge("pairwise").on_compute_relative_reward(TASK, answers(1, 5, 9), context())
