@@ -214,6 +214,8 @@ class Journal:
         self._deadline = None
         loop = self._loop
         assert loop is not None, "who waits has named the event loop"
+        # after a standstill of this process: what the writer has told meanwhile may not have been looked at yet
+        self._wake()
         self._let_go(loop.time(), f"within {SYNC_SECONDS:g} s")
         if self._waiting:
             self._deadline = loop.call_at(self._waiting[0][1], self._expire)

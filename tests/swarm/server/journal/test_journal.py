@@ -4,6 +4,7 @@ import asyncio
 import resource
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError, UnavailableError
+from swarm.http.serve import loop_factory
 from swarm.server.journal import Journal
 from swarm.server.journal.ledger import Changes
 from swarm.server.journal.records import (
@@ -151,6 +153,31 @@ async def test_what_is_appended_together_is_written_together(path: Path, monkeyp
         await journal.close()
     assert sum(sizes) == 800
     assert not [size for size in sizes if size % 4], "a server killed now would know a part of a claimed group"
+
+
+def test_a_server_that_stood_still_blames_no_disk_that_was_in_time(path: Path, impatient: None) -> None:
+    # the very event loop that serves: uvloop looks at its timers before it looks at what other threads have told it
+    told: list[UnavailableError | None] = []
+
+    async def stand_still() -> None:
+        journal = Journal.open(path)
+        journal.append(claimed("a"))
+        answered = asyncio.Event()
+
+        def tell(error: UnavailableError | None) -> None:
+            told.append(error)
+            answered.set()
+
+        journal.on_disk(tell)
+        too_late = time.monotonic() + 0.6
+        while journal.pending or time.monotonic() < too_late:
+            pass
+        await answered.wait()
+        await journal.close()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(asyncio.wait_for(stand_still(), 60))
+    assert told == [None]
 
 
 async def test_a_full_disk_refuses_and_recovers_in_order(
