@@ -15,7 +15,8 @@ and end carries an idempotency key. In the same run:
   is an episode, and the latencies are of the group's requests.
 
 Times are milliseconds. ``server_cpu_us`` is the CPU time of the server process per lifecycle, which depends little on
-what else the machine does. Compare figures of one run only.
+what else the machine does; ``load_cpu_us`` is the same of the load process, which takes it from the same cores. Compare
+figures of one run only.
 """
 
 from __future__ import annotations
@@ -119,18 +120,30 @@ class Client:
 Work = Callable[[Client, int], Awaitable[None]]
 
 
-async def together(server: Running, works: Iterable[Awaitable[None]]) -> tuple[float, float]:
-    """All ``works`` at once; the seconds that took and the CPU seconds of the server."""
+@dataclass(frozen=True)
+class Spent:
+    """Seconds: on the clock, and of CPU time in the server and in this process."""
+
+    clock: float
+    server: float
+    load: float
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.clock + other.clock, self.server + other.server, self.load + other.load)
+
+
+async def together(server: Running, works: Iterable[Awaitable[None]]) -> Spent:
+    """All ``works`` at once, and what that took."""
 
     async def run(work: Awaitable[None]) -> None:
         await work
 
     process = psutil.Process(server.pid)
-    cpu, started = cpu_seconds(process), time.perf_counter()
+    cpu, ours, started = cpu_seconds(process), time.process_time(), time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(run(work))
-    return time.perf_counter() - started, cpu_seconds(process) - cpu
+    return Spent(time.perf_counter() - started, cpu_seconds(process) - cpu, time.process_time() - ours)
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -153,11 +166,12 @@ async def connected(server: Running, count: int) -> list[Client]:
     return [Client(await server.connect(), number) for number in range(count)]
 
 
-def figures(clients: list[Client], lifecycles: int, seconds: float, cpu: float) -> dict[str, float]:
+def figures(clients: list[Client], lifecycles: int, spent: Spent) -> dict[str, float]:
     row: dict[str, float] = {
         "lifecycles": lifecycles,
-        "per_second": round(lifecycles / seconds, 1),
-        "server_cpu_us": round(cpu / lifecycles * 1e6, 1),
+        "per_second": round(lifecycles / spent.clock, 1),
+        "server_cpu_us": round(spent.server / lifecycles * 1e6, 1),
+        "load_cpu_us": round(spent.load / lifecycles * 1e6, 1),
     }
     for kind in ("claim", "chat", "end"):
         row |= percentiles(kind, [latency for client in clients for latency in client.timings[kind]])
@@ -179,10 +193,10 @@ async def closed_loop(server: Running, clients: int, work: Work, count: int, eac
     await together(server, shared(workers, work, max(clients, count // each // 10)))
     for worker in workers:
         worker.timings.clear()
-    seconds, cpu = await together(server, shared(workers, work, count // each))
+    spent = await together(server, shared(workers, work, count // each))
     for worker in workers:
         worker.connection.close()
-    return figures(workers, count // each * each, seconds, cpu)
+    return figures(workers, count // each * each, spent)
 
 
 async def eval_episode(client: Client, number: int) -> None:
@@ -215,15 +229,15 @@ async def phases(server: Running, clients: int, count: int) -> dict[str, float]:
         for number, episode in enumerate(mine[client.uuid]):
             await client.end(episode, f"{client.uuid}-{number // GROUP}")
 
-    claiming, claim_cpu = await together(server, shared(workers, claim, count))
+    claiming = await together(server, shared(workers, claim, count))
     await together(server, map(chat, workers))
     for worker in workers:
         del worker.timings["chat"]
-    ending, end_cpu = await together(server, map(end, workers))
+    ending = await together(server, map(end, workers))
     for worker in workers:
         worker.connection.close()
-    rates = {"claims_per_second": round(count / claiming, 1), "ends_per_second": round(count / ending, 1)}
-    return figures(workers, count, claiming + ending, claim_cpu + end_cpu) | rates
+    rates = {"claims_per_second": round(count / claiming.clock, 1), "ends_per_second": round(count / ending.clock, 1)}
+    return figures(workers, count, claiming + ending) | rates
 
 
 async def measure(clients: int, count: int) -> dict[str, Any]:

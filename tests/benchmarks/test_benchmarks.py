@@ -29,6 +29,7 @@ def test_lifecycle(tmp_path: Path) -> None:
         assert rows[name]["per_second"] > 0
         assert rows[name]["end_p99_ms"] >= rows[name]["end_p50_ms"]
         assert rows[name]["ratio_to_plain_dict"] > 0
+        assert rows[name]["server_cpu_us"] > 0 and rows[name]["load_cpu_us"] > 0
     assert "chat_p50_ms" in rows["with_call"] and "chat_p50_ms" not in rows["claim_end"]
 
 
