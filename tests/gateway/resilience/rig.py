@@ -147,6 +147,14 @@ class Rig:
                         await self.ask_server("/start_engine", {})
                 await asyncio.sleep(0.05)
 
+    async def offline(self) -> None:
+        """Wait until the server knows that its engine is gone."""
+
+        async def gone() -> bool:
+            return (await self.ask_server("/get_engine_status"))["engine_status"] == "ENGINE.OFFLINE"
+
+        await until_async(gone, _SETTLE_SECONDS, "the server does not notice that its engine is gone")
+
     @property
     def steps(self) -> int:
         """Weight syncs so far."""

@@ -110,8 +110,10 @@ async def crashes(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any
     """The trainer is killed ``wanted`` times under ``users`` users, with an upstream; an operator starts it again."""
 
     async def crash(chance: random.Random) -> None:
-        answered = rig.plain.answered
         rig.kill_engine()
+        # who was on the way to the upstream before says nothing of the crash
+        await rig.offline()
+        answered = rig.plain.answered
         # without a word about what was sampled when it died, everybody goes on by the upstream
         await until(lambda: rig.plain.answered >= answered + users, 60, "the upstream is not asked")
 
