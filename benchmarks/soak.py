@@ -2,9 +2,9 @@
 
 ``python -m benchmarks soak``: four swarm server processes, each with a stand-in engine that trains whatever batches
 come, and 500 clients in one load process, each with one of the servers for the whole run: claim (long-polled), one
-200-token LLM call, end, a short pause, again. The warm-up comes first: for half of its time the same clients claim and
-end eval episodes as fast as they can, which fills what a server remembers of the past up to its bounds, and for the
-other half they do what is measured. After it, without a pause (an idle server is a smaller one), the resident and the
+200-token LLM call, end, a short pause, again. The warm-up comes first: for a quarter of its time the same clients claim
+and end eval episodes as fast as they can, which fills what a server remembers of the past up to its bounds, and for the
+rest they do what is measured, until SQLite's caches are full of trajectories too. After it, without a pause (an idle server is a smaller one), the resident and the
 proportional memory and the number of file descriptors of every server are sampled each second.
 
 ``memory_drift_percent`` compares the mean of the last tenth of the samples with that of the first tenth,
@@ -153,11 +153,12 @@ async def measure(servers: list[Running], options: argparse.Namespace) -> tuple[
     groups = [await connected(server, share) for server, share in zip(servers, shares, strict=True)]
     clients = [client for group in groups for client in group]
     soak = Soak(servers, options.pause)
-    await soak.fill(clients, options.warmup / 2)
+    await soak.fill(clients, options.warmup / 4)
     samples = [Samples() for _ in servers]
     async with asyncio.TaskGroup() as group:
-        group.create_task(soak.run(clients, options.warmup / 2 + options.seconds))
-        await asyncio.sleep(options.warmup / 2)
+        warming = options.warmup * 3 / 4
+        group.create_task(soak.run(clients, warming + options.seconds))
+        await asyncio.sleep(warming)
         soak.begin(clients)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(options.seconds):
@@ -207,7 +208,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=300.0, help="after the warm-up")
-    parser.add_argument("--warmup", type=float, default=90.0, help="seconds")
+    parser.add_argument("--warmup", type=float, default=240.0, help="seconds")
     parser.add_argument("--pause", type=float, default=1.0, help="mean seconds between two episodes of a client")
     parser.add_argument("--json", type=Path, help="write the report, with all samples, there")
     parser.add_argument("--plot", type=Path, help="write a picture (.png, .svg) of memory and descriptors there")
