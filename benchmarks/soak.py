@@ -4,8 +4,9 @@
 come, and 500 clients in one load process, each with one of the servers for the whole run: claim (long-polled), one
 200-token LLM call, end, a short pause, again. The warm-up comes first: for a quarter of its time the same clients claim
 and end eval episodes as fast as they can, which fills what a server remembers of the past up to its bounds, and for the
-rest they do what is measured, until SQLite's caches are full of trajectories too. After it, without a pause (an idle server is a smaller one), the resident and the
-proportional memory and the number of file descriptors of every server are sampled each second.
+rest they do what is measured, until memory has found its level. After it, without a pause (an idle server is a smaller
+one), the resident and the proportional memory and the number of file descriptors of every server are sampled each
+second.
 
 ``memory_drift_percent`` compares the mean of the last tenth of the samples with that of the first tenth,
 ``memory_swing_percent`` is the largest distance of any sample from the mean of all; memory is flat where both are

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from swarm.client.throttle import Throttle
 from swarm.client.transport import AsyncDriver, AsyncSender, HttpxSender
 from swarm.client.watching import WeightSyncCallbacks, follow
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, ServerStatus
 from swarm.types import Task, WorkflowOutput
@@ -384,18 +385,20 @@ class AsyncSwarmClient(AsyncEngineControl):
         try:
             episodes = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            # the server may be granting this very moment: have the poll answered now, and hand its episodes back
             abandoned.set()
-            claiming.add_done_callback(self._hand_back)
-            if not claiming.done():
-                # and a claim that nobody waits for must not stand before those that somebody waits for
-                self.in_background(self._release(wire.withdraw_call(self.client_uuid, key)))
+            if wanted.idempotency_key is None:
+                # the server may be granting this very moment: have the poll answered now, and hand its episodes back
+                claiming.add_done_callback(self._hand_back)
+                if not claiming.done():
+                    # and a claim that nobody waits for must not stand before those that somebody waits for
+                    self.in_background(self._release(wire.withdraw_call(self.client_uuid, key)))
             raise
         self._open.add(episodes)
         return episodes
 
     async def _release(self, call: ReleaseCall) -> None:
-        await self._run(self._flows.release(call))
+        with suppress(StateError):  # a client that is closed tells nobody anything
+            await self._run(self._flows.release(call))
 
     def _hand_back(self, claiming: asyncio.Task[EpisodeGroup]) -> None:
         if claiming.cancelled() or claiming.exception() is not None:

@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 
 from swarm.client import wire
-from swarm.client.flows import Flow, Flows, Pause
+from swarm.client.flows import Flow, Flows, Pause, UnheardError
 from swarm.client.throttle import Throttle, ThrottleSchedule, as_policy
 from swarm.errors import UnavailableError
 from swarm.protocol import MAX_SECONDS, NO_EPISODES, POST_ROLLING, SYNCING, EpisodeType
@@ -73,7 +73,7 @@ def claim(flows: Flows, wanted: Claim, key: str = "") -> Flow[wire.EpisodeGroup]
     rounds = 0
     told = ""
     while True:
-        yield from flows.settle()
+        yield from flows.settle(deadline)
         policy = throttle
         if isinstance(policy, ThrottleSchedule):
             engine = yield from flows.perform(wire.ENGINE_STATUS, deadline=deadline)
@@ -93,8 +93,8 @@ def claim(flows: Flows, wanted: Claim, key: str = "") -> Flow[wire.EpisodeGroup]
         )
         try:
             answer = yield from flows.perform(call, deadline=deadline)
-        except UnavailableError:
-            if wanted.idempotency_key is None:
+        except UnavailableError as exc:
+            if wanted.idempotency_key is None and not isinstance(exc, UnheardError):
                 # it may have been granted all the same, and nobody will ask for it again
                 flows.owed.add(wire.withdraw_call(flows.client_uuid, key))
             raise

@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -26,9 +26,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
+
 #: Cleanup must not hold anyone up: what is not heard is said again before the next claim.
 ABORT_POLICY = RetryPolicy(attempts=4, total=5.0)
 _ONCE = RetryPolicy(attempts=1)
+#: So many owed calls go before one claim, each answered within so many seconds: the claim must not wait long for them.
+_OWED_AT_ONCE, _OWED_SECONDS = 16, 2.0
+
+
+class UnheardError(UnavailableError):
+    """No server was there to hear any of the tries: nothing came of the call."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,11 @@ class Flows:
         started = self.clock()
         deadline = min(deadline, started + policy.total)
         failures = 0
+        heard = False
         while True:
             outcome = yield send
             assert outcome is not None
+            heard = heard or not isinstance(outcome, httpx.ConnectError | httpx.ConnectTimeout)
             if not isinstance(outcome, httpx.RequestError) and not may_retry(outcome):
                 return wire.read_answer(call, outcome)
             failures += 1
@@ -124,7 +133,7 @@ class Flows:
             pause = 0.0 if stale else policy.delay(failures, retry_after(outcome))
             tries = max(policy.attempts, 2) if stale else policy.attempts
             if not may_retry(outcome) or failures >= tries or self.clock() + pause > deadline:
-                raise self._gave_up(call, outcome, failures, self.clock() - started)
+                raise self._gave_up(call, outcome, failures, self.clock() - started, heard)
             if pause:
                 yield Pause(pause)
             on_retry()
@@ -137,13 +146,14 @@ class Flows:
         except SwarmGatewayError as exc:
             self._not_released(call, exc)
 
-    def settle(self) -> Flow[None]:
-        """Tell what is owed, until there is no server again. Never raises."""
-        for _ in range(len(self.owed)):
+    def settle(self, deadline: float) -> Flow[None]:
+        """Tell some of what is owed, until there is no server again or ``deadline`` has passed. Never raises."""
+        for _ in range(min(len(self.owed), _OWED_AT_ONCE)):
             if (call := self.owed.take()) is None:
                 return
+            seconds = min(_OWED_SECONDS, max(deadline - self.clock(), 0.1))
             try:
-                yield from self.perform(call, policy=_ONCE)
+                yield from self.perform(replace(call, timeout=seconds), policy=_ONCE)
             except SwarmGatewayError as exc:
                 self._not_released(call, exc)
                 if _is_away(exc):
@@ -151,6 +161,8 @@ class Flows:
             except BaseException:
                 self.owed.add(call)
                 raise
+            if self.clock() >= deadline:
+                return
 
     def _not_released(self, call: ReleaseCall, error: SwarmGatewayError) -> None:
         if _is_away(error):
@@ -159,11 +171,13 @@ class Flows:
         else:
             logger.warning("%s was refused; what it names falls to its idle timeout: %s", call.path, error)
 
-    def _gave_up(self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float) -> SwarmGatewayError:
+    def _gave_up(
+        self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float, heard: bool
+    ) -> SwarmGatewayError:
         if not isinstance(outcome, httpx.RequestError):
             return wire.error_of(call, outcome)
         why = str(outcome) or type(outcome).__name__
-        return UnavailableError(
+        return (UnavailableError if heard else UnheardError)(
             f"no swarm server answers at {self.server_url} ({tries} tries in {seconds:.1f} s, last: {why}); start one "
             "with `swarm-gateway swarm start` or check the address",
             code="server_unreachable",

@@ -5,7 +5,6 @@ Invariant: no more than :data:`MAX_OWED` are kept, and however many threads and 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 from swarm.client import wire
@@ -18,21 +17,21 @@ ReleaseCall = wire.Call[SuccessResponse]
 
 
 class Owed:
-    """Oldest first; safe to use from any thread."""
+    """Oldest first; safe to use from any thread, also from a destructor: a deque's own steps are atomic."""
 
     def __init__(self) -> None:
         self._calls: deque[ReleaseCall] = deque(maxlen=MAX_OWED)
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def add(self, call: ReleaseCall) -> None:
         """There was no server to hear ``call``."""
-        with self._lock:
-            self._calls.append(call)
+        self._calls.append(call)
 
     def take(self) -> ReleaseCall | None:
         """The oldest, the caller's from now on; ``None`` if nothing is owed."""
-        with self._lock:
-            return self._calls.popleft() if self._calls else None
+        try:
+            return self._calls.popleft()
+        except IndexError:
+            return None

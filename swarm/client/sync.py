@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,6 +37,7 @@ from swarm.client.throttle import Throttle
 from swarm.client.transport import Driver, check_running
 from swarm.client.watching import WatchThread, WeightSyncCallbacks
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, ServerStatus
 from swarm.types import Task, WorkflowOutput
@@ -196,7 +197,9 @@ class SwarmClient(EngineControl):
         with them and exported."""
         deadline = self._flows.clock() + ABORT_POLICY.total
         for uuid in episode_uuids:
-            self._run(self._flows.release(wire.abort_call(self.client_uuid, uuid, reason, metadata), deadline))
+            call = wire.abort_call(self.client_uuid, uuid, reason, metadata)
+            with suppress(StateError):  # a client that is closed tells nobody anything
+                self._run(self._flows.release(call, deadline))
             self._open.discard([uuid])
 
     @contextmanager

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from swarm.client import AsyncSwarmClient, RetryPolicy, SwarmClient, owing
+from swarm.client.flows import Flows, Send
 from swarm.client.owing import Owed
-from swarm.client.wire import withdraw_call
+from swarm.client.policy import Reply
+from swarm.client.wire import abort_call, withdraw_call
 from swarm.errors import UnavailableError
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
-from tests.swarm.client.test_asynchronous import group
+from tests.swarm.client.test_asynchronous import group, until
 
 ONCE = RetryPolicy(attempts=1, base=0.002, cap=0.01)
 
@@ -90,6 +94,68 @@ def test_a_claim_that_may_have_been_granted_is_withdrawn(server: ScriptedServer)
         server.script("/claim_group", group("a", "b"))
         client.claim_group(2, 5.0)
     assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [lost]
+
+
+def test_a_claim_that_nobody_heard_is_not_withdrawn(server: ScriptedServer) -> None:
+    server.stop()
+    with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client:
+        with pytest.raises(UnavailableError):
+            client.claim_group(2, 0.0)
+        assert len(client._flows.owed) == 0
+
+
+def test_much_that_is_owed_does_not_hold_a_claim_up(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/abort_episode", {"success": True})
+    server.script("/claim_group", group("c"))
+    server.stop()
+    client.abort([f"e{number}" for number in range(40)])
+    server.start()
+    client.claim_group(1, 5.0)
+    before = [one.path for one in server.requests].index("/claim_group")
+    assert before < 40 and len(client._flows.owed) == 40 - before
+    for _ in range(3):
+        client.claim_group(1, 5.0)
+    assert len(client._flows.owed) == 0
+
+
+def test_what_is_owed_keeps_the_deadline_of_the_claim() -> None:
+    now = [100.0]
+    flows = Flows.of("http://127.0.0.1:1", "", "me", 30.0, None)
+    flows = replace(flows, clock=lambda: now[0])
+    for number in range(8):
+        flows.owed.add(abort_call("me", f"e{number}"))
+    flow = flows.settle(deadline=101.0)
+    sent = 0
+    step = next(flow)
+    with pytest.raises(StopIteration):
+        while True:
+            assert isinstance(step, Send) and step.seconds <= 2.0
+            sent += 1
+            now[0] += 0.6
+            step = flow.send(Reply(200, {}, b'{"success": true}'))
+    assert sent == 2 and len(flows.owed) == 6
+
+
+def test_a_closed_client_aborts_without_a_word(server: ScriptedServer, client: SwarmClient) -> None:
+    client.close()
+    client.abort(["a", "b"])
+    assert server.requests == []
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_claim_under_its_callers_key_can_be_asked_for_again(server: ScriptedServer) -> None:
+    held = threading.Event()
+    server.script("/claim_group", Answer(group("a"), wait=held))
+    async with AsyncSwarmClient(server.url, client_uuid="me", policy=QUICK) as client:
+        caller = asyncio.ensure_future(client.claim_group(1, 5.0, idempotency_key="mine"))
+        await until(lambda: len(server.requests) == 1)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        held.set()
+        again = await client.claim_group(1, 5.0, idempotency_key="mine")
+    assert [one.episode_uuid for one in again] == ["a"]
+    assert {one.path for one in server.requests} == {"/claim_group"}
 
 
 def test_no_more_is_owed_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
