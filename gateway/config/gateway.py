@@ -58,7 +58,9 @@ class GatewayConfig(RouteSettings):
     keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     max_reading_bytes: int = Field(
-        default=256 * 1024 * 1024, ge=1024, description="bodies on their way in, of all routes; more is answered 429"
+        default=256 * 1024 * 1024,
+        ge=1024,
+        description="bodies of over 64 KiB on their way in, of all routes; more is answered 429",
     )
     keepalive_seconds: float = Field(default=3.0, gt=0, le=60, description="longest silence of a stream")
 

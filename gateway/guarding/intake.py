@@ -1,7 +1,8 @@
 """The bodies of requests while they are read, before anybody knows whose they are.
 
-Invariant: all together hold no more than ``most`` bytes, except that a body which alone is on its way is always let in;
-whoever leaves, or is sent away, holds nothing any more.
+Invariant: the large ones hold no more than ``most`` bytes together, except that one which alone is on its way is always
+let in; the small ones, whose room no large one takes, hold no more than :data:`SMALL_HELD_BYTES`. Whoever leaves, or is
+sent away, holds nothing any more.
 """
 
 from __future__ import annotations
@@ -11,46 +12,72 @@ from starlette.types import Message, Receive, Scope
 from swarm.errors import OverloadedError
 from swarm.http.asgi import read_body
 
+#: a body is small until more of it has come
+SMALL_BYTES = 64 * 1024
+#: of all small bodies that are read at a time
+SMALL_HELD_BYTES = 64 * 1024 * 1024
+
 _RETRY_SECONDS = 1.0
 
 
 class Intake:
     """Of one gateway, and one event loop.
 
-    Attributes:
-        held: bytes that have come of bodies which are not whole yet.
+    Args:
+        small: bytes of a small body at most.
+        small_held: bytes of all of them at most.
     """
 
-    def __init__(self) -> None:
-        self.held = 0
+    def __init__(self, *, small: int = SMALL_BYTES, small_held: int = SMALL_HELD_BYTES) -> None:
+        self._small_bytes = small
+        self._small_most = small_held
+        self._small, self._large = _Room(), _Room()
+
+    @property
+    def held(self) -> int:
+        """Bytes that have come of bodies which are not whole yet."""
+        return self._small.held + self._large.held
 
     async def body(self, scope: Scope, receive: Receive, *, limit: int, most: int) -> bytes:
         """The whole body of a request.
 
         Args:
             limit: of its own bytes.
-            most: of the bytes of all that are read at a time.
+            most: of the bytes of all large bodies that are read at a time.
 
         Raises:
             PayloadTooLargeError, ClientDisconnect: see :func:`swarm.http.asgi.read_body`.
             OverloadedError: others are sending so much that there is no room for the next part of it.
         """
         own = 0
+        room = self._small
 
         async def counted() -> Message:
-            nonlocal own
+            nonlocal own, room
             message = await receive()
-            size = len(message.get("body", b""))
-            if size and self.held > own and self.held + size > most:
-                raise OverloadedError(
-                    f"{self.held} bytes of requests are on their way in: come back in a while",
-                    retry_after=_RETRY_SECONDS,
-                )
-            own += size
-            self.held += size
+            size = own + len(message.get("body", b""))
+            if size > own:
+                small = size <= self._small_bytes
+                wanted, bound = (self._small, self._small_most) if small else (self._large, most)
+                others = wanted.held - own if wanted is room else wanted.held
+                if others and others + size > bound:
+                    raise OverloadedError(
+                        f"{others} bytes of requests are on their way in: come back in a while",
+                        retry_after=_RETRY_SECONDS,
+                    )
+                room.held -= own
+                wanted.held += size
+                own, room = size, wanted
             return message
 
         try:
             return bytes(await read_body(scope, counted, limit))
         finally:
-            self.held -= own
+            room.held -= own
+
+
+class _Room:
+    """``held`` bytes are taken of it."""
+
+    def __init__(self) -> None:
+        self.held = 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from gateway.guarding.intake import Intake
+from gateway.guarding.intake import SMALL_BYTES, SMALL_HELD_BYTES, Intake
 from swarm.errors import OverloadedError, PayloadTooLargeError
 from tests.gateway.conftest import OpenGateway
 
@@ -44,7 +44,7 @@ class Sender:
 
 
 async def test_whoever_would_take_too_much_is_told_to_come_back() -> None:
-    intake = Intake()
+    intake = Intake(small=0)
     slow, other = Sender(intake), Sender(intake)
     await slow.send(80)
     await other.send(20)
@@ -59,16 +59,67 @@ async def test_whoever_would_take_too_much_is_told_to_come_back() -> None:
 
 
 async def test_one_body_alone_may_be_as_long_as_a_body_may_be() -> None:
-    intake = Intake()
+    intake = Intake(small=0)
     alone = Sender(intake, most=100)
     await alone.send(900)
     await alone.send(100, last=True)
     assert len(await alone.reading) == 1000 and intake.held == 0
 
 
+@pytest.mark.parametrize("first", [1, SMALL_BYTES])
+async def test_a_small_body_is_let_in_whatever_others_send(first: int) -> None:
+    intake = Intake()
+    large, alone = (Sender(intake, limit=10 * SMALL_BYTES) for _ in range(2))
+    await large.send(9 * SMALL_BYTES)
+    await alone.send(first)
+    await alone.send(SMALL_BYTES - first, last=True)
+    assert len(await alone.reading) == SMALL_BYTES
+    assert intake.held == 9 * SMALL_BYTES
+    await large.leave()
+    with pytest.raises(ClientDisconnect):
+        await large.reading
+    assert intake.held == 0
+
+
+async def test_a_body_that_outgrows_the_small_ones_takes_room_of_the_large() -> None:
+    intake = Intake(small=10, small_held=20)
+    first, second = Sender(intake), Sender(intake)
+    await first.send(10)
+    await second.send(10)
+    await first.send(81)
+    assert intake.held == 101
+    # nor is it counted among the small any more
+    third = Sender(intake)
+    await third.send(10)
+    assert intake.held == 111
+    await second.send(1)
+    with pytest.raises(OverloadedError):
+        await second.reading
+    assert intake.held == 101
+    await first.send(0, last=True)
+    await third.send(0, last=True)
+    assert (len(await first.reading), len(await third.reading), intake.held) == (91, 10, 0)
+
+
+async def test_small_bodies_have_a_bound_of_their_own() -> None:
+    intake = Intake()
+    senders = [Sender(intake, limit=SMALL_BYTES) for _ in range(SMALL_HELD_BYTES // SMALL_BYTES)]
+    for sender in senders:
+        await sender.send(SMALL_BYTES)
+    assert intake.held == SMALL_HELD_BYTES
+    more = Sender(intake)
+    await more.send(1)
+    with pytest.raises(OverloadedError):
+        await more.reading
+    for sender in senders:
+        await sender.send(0, last=True)
+    await asyncio.gather(*(sender.reading for sender in senders))
+    assert intake.held == 0
+
+
 @pytest.mark.parametrize("ending", ["leaves", "is too long", "is cancelled"])
 async def test_who_is_gone_holds_nothing(ending: str) -> None:
-    intake = Intake()
+    intake = Intake(small=0)
     sender = Sender(intake, most=5000)
     await sender.send(500)
     if ending == "leaves":
@@ -85,7 +136,7 @@ async def test_who_is_gone_holds_nothing(ending: str) -> None:
 @given(sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=40))
 def test_all_together_never_hold_more(sizes: list[tuple[int, int, bool]]) -> None:
     async def run() -> None:
-        intake = Intake()
+        intake = Intake(small=0)
         senders = [Sender(intake) for _ in range(4)]
         for number, size, last in sizes:
             await senders[number].send(size, last=last)
@@ -104,18 +155,18 @@ async def test_a_gateway_sends_away_what_it_has_no_room_to_read(open_gateway: Op
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
-        whole = ASKED % (b"x" * 1500)
-        yield whole[:1400]
+        whole = ASKED % (b"x" * 150_000)
+        yield whole[:140_000]
         begun.set()
         await go.wait()
-        yield whole[1400:]
+        yield whole[140_000:]
 
-    async with open_gateway(max_reading_bytes=2000) as http:
+    async with open_gateway(max_reading_bytes=141_000) as http:
         slow = asyncio.create_task(http.post(CHAT, content=slowly()))
         await begun.wait()
 
         async def refused() -> bool:
-            answer = await http.post(CHAT, content=ASKED % (b"x" * 1000))
+            answer = await http.post(CHAT, content=ASKED % (b"x" * 70_000))
             return answer.status_code == 429 and "retry-after" in answer.headers
 
         async with asyncio.timeout(60):
@@ -125,4 +176,4 @@ async def test_a_gateway_sends_away_what_it_has_no_room_to_read(open_gateway: Op
         assert (await http.post(CHAT, content=ASKED % b"hi")).status_code == 200
         go.set()
         assert (await slow).status_code == 200
-        assert (await http.post(CHAT, content=ASKED % (b"x" * 1000))).status_code == 200
+        assert (await http.post(CHAT, content=ASKED % (b"x" * 70_000))).status_code == 200
