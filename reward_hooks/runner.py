@@ -180,7 +180,9 @@ class HookRunner:
         raise TimeoutError
 
     def _error(self, name: str, reason: str, code: str) -> HookError:
-        error = HookError(f"{self._hooks.source}: {name} {reason}", code=code)
+        # an exception's words can be half a surrogate pair, which no log and no answer can say
+        said = reason.encode("utf-8", "backslashreplace").decode()
+        error = HookError(f"{self._hooks.source}: {name} {said}", code=code)
         logger.warning("%s fails: %s", name, error)
         return error
 

@@ -16,7 +16,7 @@ from gateway.fanout.claimed import Claimed
 from gateway.fanout.ports import Link, Route, Swarm
 from gateway.fanout.sampling import EpisodeLostError, Sample
 from gateway.fanout.shaping import Shaped
-from gateway.fanout.telling import Why, outputs
+from gateway.fanout.telling import Why, outputs, sendable
 from gateway.seeing.request import metadata, phase, span
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookRunner
@@ -158,14 +158,15 @@ class GroupRun:
         self._settling.add_done_callback(self._over)
 
     async def settled(self, within: float) -> tuple[bool, DropReason | None]:
-        """Whether the group is at its end ``within`` so many seconds, and then why it is not trained, if it is not."""
+        """Whether the group is at its end ``within`` so many seconds, and then why it is not trained, if it is not. An
+        end that fails is no failure of the answer."""
         assert self._settling is not None, "settle() comes first"
         if within:
             await asyncio.wait({self._settling}, timeout=within)
         else:
             # its first step tells what is dropped at once
             await asyncio.sleep(0)
-        return (True, self._settling.result()) if self._settling.done() else (False, None)
+        return (True, self._outcome(self._settling)) if self._settling.done() else (False, None)
 
     def cancel(self, reason: DropReason) -> None:
         """Stop everything at once, unless the group has been handed over; repeating it changes nothing."""
@@ -214,11 +215,13 @@ class GroupRun:
         """Give back what was not submitted, however that came."""
         if self._settled:
             return
+        self._drop(self._outcome(settling) or DropReason.SAMPLE)
+
+    def _outcome(self, settling: asyncio.Task[DropReason | None]) -> DropReason | None:
+        """What became of the group, whose end is over."""
         if settling.cancelled():
-            self._drop(self._cancelled or DropReason.CANCELLED)
-        else:
-            failed = settling.exception() is not None
-            self._drop(DropReason.SAMPLE if failed else settling.result() or DropReason.SAMPLE)
+            return self._cancelled or DropReason.CANCELLED
+        return DropReason.SAMPLE if settling.exception() is not None else settling.result()
 
     def _objection(self, places: Sequence[int], score: GroupScore | None) -> DropReason | None:
         """Why these answers with these rewards are not to be trained."""
@@ -280,7 +283,7 @@ class GroupRun:
         """What is kept with episodes that are given up: what failed says it in its own words."""
         failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
         said = f": {failed.code}: {failed.message}" if failed is not None else ""
-        return Why(f"{reason}{said}", metadata() | self._origin)
+        return Why(sendable(f"{reason}{said}"), metadata() | self._origin)
 
     # ------------------------------------------------------------------ inside
 

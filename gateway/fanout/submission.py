@@ -50,6 +50,9 @@ class Submitter:
             except TimeoutError:
                 logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
                 reason = DropReason.SUBMIT_TIMEOUT
+            except Exception as exc:  # nobody else gives these episodes back
+                logger.error("group %s is not trained: %s", task_id, type(exc).__name__, exc_info=exc)
+                reason = DropReason.REFUSED
             submitting.set("gateway.drop_reason", reason or "")
         if reason is None:
             stats.trained += 1

@@ -35,6 +35,11 @@ class Why:
 NO_REASON = Why()
 
 
+def sendable(text: str) -> str:
+    """``text`` with lone surrogates, which UTF-8 does not have, spelled as JSON escapes them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def outputs(
     score: GroupScore,
     credits: Mapping[int, float],
@@ -66,7 +71,8 @@ def outputs(
 
 
 def _components(reward: Reward, credit: float | None) -> dict[str, float]:
-    kept = {name[:MAX_COMPONENT_NAME]: value for name, value in list(reward.components.items())[:MAX_COMPONENTS]}
+    listed = list(reward.components.items())[:MAX_COMPONENTS]
+    kept = {sendable(name)[:MAX_COMPONENT_NAME]: value for name, value in listed}
     return kept if credit is None else {**kept, SESSION: credit}
 
 
@@ -75,10 +81,12 @@ def _asked(task: Task) -> dict[str, Any]:
     kept = task.model_dump(include={"main_query", "metadata"})
     try:
         size = len(json.dumps(kept, allow_nan=False))
+        # what sends it refuses more: lone surrogates and deep nesting
+        WorkflowOutput(reward=0, metadata={"task": kept}).model_dump_json()
     except (TypeError, ValueError, RecursionError):  # a submit hook's metadata can hold anything
         return {}
     return {"task": kept} if size <= MAX_TASK else {}
 
 
 def _said(reward: Reward) -> dict[str, str]:
-    return {"reason": reward.reason[:MAX_REASON]} if reward.reason else {}
+    return {"reason": sendable(reward.reason)[:MAX_REASON]} if reward.reason else {}

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.fanout.telling import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, outputs
 from reward_hooks.contract import GroupScore, Reward
+from swarm.client.wire import end_key
 from swarm.protocol import MAX_REASON
 from swarm.types import Task
 
@@ -42,7 +43,10 @@ def test_what_the_session_earned_is_in_reward_and_rank_and_has_a_component() -> 
 
 
 def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "sample", lambda values, count: values[::-1])
+    def backwards(values: list[float], _: int) -> list[float]:
+        return values[::-1]
+
+    monkeypatch.setattr(random, "sample", backwards)
     told = outputs(score(1.0, 2.0, 3.0), {}, {}, TASK, shuffled=True)
     assert [one.reward for one in told] == [3.0, 2.0, 1.0]
     assert [one.metadata["rank"] for one in told] == [3, 2, 1]
@@ -63,9 +67,34 @@ def test_a_reward_without_a_reason_has_none() -> None:
     assert told.metadata == {"rank": 1, "task": KEPT}
 
 
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
 @pytest.mark.parametrize(
-    "metadata", [{"answer": "x" * MAX_TASK}, {"answer": {1, 2}}, {"answer": float("nan")}], ids=["long", "odd", "NaN"]
+    "metadata",
+    [
+        {"answer": "x" * MAX_TASK},
+        {"answer": {1, 2}},
+        {"answer": float("nan")},
+        {"answer": "\ud800"},
+        nested(400),
+        nested(100_000),
+    ],
+    ids=["long", "odd", "NaN", "surrogate", "deep", "too deep for Python"],
 )
 def test_a_task_that_is_long_or_no_json_is_not_kept(metadata: dict[str, Any]) -> None:
     told = outputs(score(1.0, 2.0), {}, {}, TASK.model_copy(update={"metadata": metadata}))
     assert not any("task" in one.metadata for one in told)
+    end_key("t", {str(place): one for place, one in enumerate(told)})
+
+
+def test_what_a_hook_says_can_be_sent() -> None:
+    odd = GroupScore(rewards=[Reward(value=1.0, components={"\ud800": 1.0}, reason="half \ud800" * MAX_REASON)])
+    [told] = outputs(odd, {}, {}, TASK)
+    assert told.metadata["reason"].startswith("half \\ud800half") and len(told.metadata["reason"]) == MAX_REASON
+    assert told.log_metrics == {"\\ud800": 1.0}
+    end_key("t", {"e": told})
