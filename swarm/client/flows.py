@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
-
 #: Cleanup must not hold anyone up: what is not heard is said again before the next claim.
 ABORT_POLICY = RetryPolicy(attempts=4, total=5.0)
 _ONCE = RetryPolicy(attempts=1)

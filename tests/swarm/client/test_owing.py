@@ -161,8 +161,10 @@ async def test_a_cancelled_claim_under_its_callers_key_can_be_asked_for_again(se
 def test_no_more_is_owed_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owing, "MAX_OWED", 8)
     owed = Owed()
+    calls = [withdraw_call("me", f"k{number}") for number in range(50)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: owed.add(withdraw_call("me", f"k{number}")), range(50)))
+        list(pool.map(owed.add, calls))
         assert len(owed) == 8
-        taken = [call for call in pool.map(lambda _: owed.take(), range(20)) if call is not None]
+        taking = [pool.submit(owed.take) for _ in range(20)]
+        taken = [call for call in (one.result() for one in taking) if call is not None]
     assert len(taken) == len({call.content for call in taken}) == 8
