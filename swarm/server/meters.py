@@ -29,7 +29,11 @@ MAX_REASONS = 20
 #: characters of a reason's name
 MAX_REASON = 100
 #: of what a client says that gives an episode up: ``reward_hook_failed: hook_timeout: its own words``
-_KIND = re.compile(r"\w+(: \w+)?(?=: |$)")
+_KIND = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+(: [a-z0-9_]+)?(?=: |$)")
+#: what says it in words of its own, which must not use up the names
+GIVEN_UP = "given_up"
+#: given up before anything was sampled: nothing is lost
+_UNUSED = ("standby_unused", "claim_withdrawn")
 #: seconds over which rates are taken
 WINDOW = 60.0
 
@@ -167,9 +171,9 @@ class Meters:
     def _ended(self, record: EpisodeEnded) -> None:
         if record.how != "ended":
             self.outcomes[record.how] += 1
-            if record.drop_reason:
+            if record.drop_reason and record.drop_reason not in _UNUSED:
                 kind = _KIND.match(record.drop_reason)
-                self.dropped.add(kind[0] if kind else record.drop_reason)
+                self.dropped.add(kind[0] if kind else GIVEN_UP)
             return
         self._episode_rate.add(1, self._clock())
         if record.trajectory is not None:

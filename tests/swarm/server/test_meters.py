@@ -12,7 +12,7 @@ from swarm.server.journal.records import (
     EpisodesDropped,
     StepRecorded,
 )
-from swarm.server.meters import MAX_REASONS, Meters, Rate, Reasons
+from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
 from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory
 
 
@@ -89,16 +89,26 @@ def test_what_its_client_gave_up_is_counted_by_the_kind_of_its_reason() -> None:
         "stragglers_cancelled",
         "sample_failed: the engine: gone",
         "I gave up: no time",
+        *(word * 3 for word in "abcdefghijklmnopqrstuvwxyz"),
+        "engine_unavailable",
     ):
         meters.observe(ended("aborted", reason))
-    assert meters.outcomes == {"aborted": 7}
+    assert meters.outcomes == {"aborted": 34}
     assert meters.dropped.counts() == {
         "reward_hook_failed: hook_timeout": 2,
         "reward_hook_failed: hook_raised": 1,
         "stragglers_cancelled": 1,
         "sample_failed": 1,
-        "I gave up: no time": 1,
+        GIVEN_UP: 27,
+        "engine_unavailable": 1,
     }
+
+
+def test_what_was_given_up_before_it_sampled_is_not_dropped() -> None:
+    meters = Meters(Clock())
+    for reason in ("standby_unused", "claim_withdrawn"):
+        meters.observe(ended("aborted", reason))
+    assert (meters.outcomes, meters.dropped.counts()) == ({"aborted": 2}, {})
 
 
 def test_a_batch_that_is_trained_twice_counts_once() -> None:
