@@ -132,6 +132,11 @@ class _Reply:
         self._error: ConnectionBrokenError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether no more will come."""
+        return self.whole or self._error is not None
+
     async def begin(self) -> None:
         """Wait for the head."""
         while not self.begun:
@@ -162,7 +167,7 @@ class _Reply:
         return self._all_wanted or self._ahead < AHEAD_BYTES
 
     def fail(self, why: str) -> None:
-        """No more will come."""
+        """No more will come; nothing to an answer that is whole."""
         self._error = self._error or ConnectionBrokenError(why, unsent=False)
 
     def wake(self) -> None:
@@ -231,6 +236,10 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
+        # the event loop will tell of our own end as of the server's, at which an answer of no told length is whole
+        if self._reply is not None:
+            self._reply.fail("the connection was closed at this end")
+            self._reply.wake()
         if self._transport is not None:
             self._transport.abort()
 
@@ -264,7 +273,7 @@ class _Connection(asyncio.Protocol):
         # the parser refers to us
         self._transport = self._parser = None
         reply = self._reply
-        if reply is None or reply.whole:
+        if reply is None or reply.over:
             return
         if reply.begun and not self._bounded and exc is None:
             reply.whole = True

@@ -37,7 +37,7 @@ class OutsideClient(HttpClient):
             async with self._session.request(
                 method, url, data=content, headers=headers, allow_redirects=False
             ) as response:
-                yield _Live(response)
+                yield _Live(response, self._session)
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc
 
@@ -55,16 +55,19 @@ class OutsideClient(HttpClient):
 
 
 class _Live:
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, session: aiohttp.ClientSession) -> None:
         self._response = response
+        self._session = session
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
         try:
-            return await self._response.read()
+            content = await self._response.read()
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc
+        self._check()
+        return content
 
     async def parts(self) -> AsyncIterator[bytes]:
         try:
@@ -72,6 +75,12 @@ class _Live:
                 yield part
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc
+        self._check()
+
+    def _check(self) -> None:
+        # an answer of no told length ends with its connection, and aiohttp does not tell our end from the server's
+        if self._session.closed:
+            raise ConnectionBrokenError("the client was closed", unsent=False)
 
 
 def _broken(exc: Exception) -> ConnectionBrokenError:

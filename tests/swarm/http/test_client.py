@@ -257,6 +257,24 @@ async def test_closing_breaks_calls_under_way(http: HttpClient) -> None:
             await asking
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_closing_makes_no_whole_answer_of_half_a_one(http: HttpClient, whole: bool) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhalf")
+        assert await reader.read() == b""
+
+    async with serving(handle) as url, http.posted(url, b"", {}) as answer:
+        parts = answer.parts()
+        assert await anext(parts) == b"half"
+        rest = asyncio.ensure_future(answer.read() if whole else anext(parts))
+        # it is waiting for more
+        await asyncio.sleep(0)
+        await http.close()
+        with pytest.raises(ConnectionBrokenError):
+            await rest
+
+
 async def test_what_a_server_says_unasked_makes_its_connection_useless() -> None:
     http = NearClient(keepalive=60)
     async with serving(saying(OK + OK, OK)) as url:
