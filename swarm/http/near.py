@@ -63,9 +63,9 @@ class NearClient(HttpClient):
     ) -> AsyncGenerator[_Reply]:
         try:
             place, named, target = _parsed(url)
+            request = _request(method, target, named, headers, content)
         except ValueError as exc:
-            raise ConnectionBrokenError(f"{url!r} is no address: {exc}", unsent=True) from exc
-        request = _request(method, target, named, headers, content)
+            raise ConnectionBrokenError(f"no request can be made to {url!r}: {exc}", unsent=True) from exc
         connection = self._idle_at(place) or await self._connected(place)
         try:
             reply = connection.ask(request)
@@ -98,7 +98,8 @@ class NearClient(HttpClient):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self._open), place.host, place.port, ssl=self._tls if place.tls else None
                 )
-        except (OSError, TimeoutError) as exc:
+        except (OSError, TimeoutError, UnicodeError) as exc:
+            # UnicodeError: no name of a host
             where = f"{place.host}:{place.port}"
             raise ConnectionBrokenError(f"no connection to {where}: {exc or 'timeout'}", unsent=True) from exc
         return connection
@@ -341,6 +342,11 @@ def _parsed(url: str) -> tuple[_Place, str, str]:
 
 
 def _request(method: str, target: str, host: str, headers: Mapping[str, str], content: bytes | None) -> bytes:
+    """What is sent.
+
+    Raises:
+        ValueError: something in its head has line breaks, or letters that are not in latin-1.
+    """
     lines = [f"{method} {target} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
     if content is not None:
         lines.append(f"content-length: {len(content)}")

@@ -6,7 +6,7 @@ Invariant: as of :mod:`swarm.http.client`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 
@@ -34,9 +34,13 @@ class OutsideClient(HttpClient):
         self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
     ) -> AsyncGenerator[_Live]:
         try:
-            async with self._session.request(
-                method, url, data=content, headers=headers, allow_redirects=False
-            ) as response:
+            async with AsyncExitStack() as stack:
+                asking = self._session.request(method, url, data=content, headers=headers, allow_redirects=False)
+                try:
+                    response = await stack.enter_async_context(asking)
+                except ValueError as exc:
+                    # a host or a header that cannot be; some are aiohttp's own errors as well
+                    raise ConnectionBrokenError(f"no request can be made to {url!r}: {exc}", unsent=True) from exc
                 yield _Live(response, self._session)
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc
@@ -84,5 +88,5 @@ class _Live:
 
 
 def _broken(exc: Exception) -> ConnectionBrokenError:
-    unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL)
+    unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return ConnectionBrokenError(f"{type(exc).__name__}: {exc}", unsent=unsent)

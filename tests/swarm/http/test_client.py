@@ -296,7 +296,34 @@ async def test_a_head_without_end_is_not_kept() -> None:
     await http.close()
 
 
-async def test_a_header_cannot_smuggle_another() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a..b/",
+        f"http://{64 * 'a'}.invalid/",
+        "http://\u20ac..invalid/",
+        "http://127.0.0.1:1/\u20ac",
+        "http://[::1/",
+    ],
+)
+async def test_an_address_that_cannot_be_is_told_as_nothing_sent(http: HttpClient, url: str) -> None:
+    with pytest.raises(ConnectionBrokenError) as none:
+        await http.post(url, b"", {})
+    assert none.value.unsent
+
+
+async def test_a_header_cannot_smuggle_another(http: HttpClient) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b""
+
+    async with serving(handle) as url:
+        with pytest.raises(ConnectionBrokenError) as none:
+            await http.post(url, b"", {"x-a": "b\r\nx-c: d"})
+    assert none.value.unsent
+
+
+async def test_a_header_that_cannot_be_written_is_told_as_nothing_sent() -> None:
     http = NearClient(keepalive=60)
-    with pytest.raises(ValueError, match="line breaks"):
-        await http.post("http://127.0.0.1:1", b"", {"x-a": "b\r\nx-c: d"})
+    with pytest.raises(ConnectionBrokenError, match="latin-1") as none:
+        await http.post("http://127.0.0.1:1", b"", {"x-a": "\u20ac"})
+    assert none.value.unsent
