@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 
 
 class NearClient(HttpClient):
-    """See :class:`~swarm.http.client.HttpClient`. No proxies, no redirects, no compression, no cookies.
+    """See :class:`~swarm.http.client.HttpClient`. No proxies, redirects, compression, cookies, and no HEAD.
 
     Args:
         keepalive: seconds an idle connection is kept; less than the other side keeps it, for a connection that breaks
@@ -48,8 +48,10 @@ class NearClient(HttpClient):
         #: by place, the one that was used last at the end
         self._idle: dict[_Place, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def close(self) -> None:
+        self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
         for connection in list(self._open):
@@ -61,6 +63,9 @@ class NearClient(HttpClient):
     async def posted(
         self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
     ) -> AsyncGenerator[_Reply]:
+        if method == "HEAD":
+            # the parser cannot be told that the body which the headers promise will not come
+            raise ValueError("this client cannot ask HEAD: ask GET, or use an OutsideClient")
         try:
             place, named, target = _parsed(url)
             request = _request(method, target, named, headers, content)
@@ -91,6 +96,7 @@ class NearClient(HttpClient):
 
     async def _connected(self, place: _Place) -> _Connection:
         loop = asyncio.get_running_loop()
+        self._check()
         if place.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
@@ -102,7 +108,16 @@ class NearClient(HttpClient):
             # UnicodeError: no name of a host
             where = f"{place.host}:{place.port}"
             raise ConnectionBrokenError(f"no connection to {where}: {exc or 'timeout'}", unsent=True) from exc
+        try:
+            self._check()
+        except ConnectionBrokenError:
+            connection.abort()
+            raise
         return connection
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ConnectionBrokenError("the client was closed", unsent=True)
 
     def _sweep(self) -> None:
         """Close what has idled for too long."""

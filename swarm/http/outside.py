@@ -41,6 +41,11 @@ class OutsideClient(HttpClient):
                 except ValueError as exc:
                     # a host or a header that cannot be; some are aiohttp's own errors as well
                     raise ConnectionBrokenError(f"no request can be made to {url!r}: {exc}", unsent=True) from exc
+                except (AssertionError, RuntimeError) as exc:
+                    # which of them a closed session raises depends on how far the call was
+                    if not self._session.closed:
+                        raise
+                    raise ConnectionBrokenError("the client was closed", unsent=False) from exc
                 yield _Live(response, self._session)
         except aiohttp.ClientError as exc:
             raise _broken(exc) from exc

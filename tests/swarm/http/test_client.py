@@ -257,6 +257,25 @@ async def test_closing_breaks_calls_under_way(http: HttpClient) -> None:
             await asking
 
 
+async def test_closing_breaks_a_call_that_is_connecting(http: HttpClient) -> None:
+    async with serving(saying(OK)) as url:
+        # a name takes a thread to look up
+        asking = asyncio.create_task(http.post(url.replace("127.0.0.1", "localhost"), b"", {}))
+        await asyncio.sleep(0)
+        await http.close()
+        with pytest.raises(ConnectionBrokenError):
+            await asking
+
+
+async def test_a_closed_client_makes_no_connections() -> None:
+    http = NearClient(keepalive=60)
+    await http.close()
+    async with serving(saying(OK)) as url:
+        with pytest.raises(ConnectionBrokenError, match="closed") as broken:
+            await http.post(url, b"", {})
+    assert broken.value.unsent
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_closing_makes_no_whole_answer_of_half_a_one(http: HttpClient, whole: bool) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -327,3 +346,9 @@ async def test_a_header_that_cannot_be_written_is_told_as_nothing_sent() -> None
     with pytest.raises(ConnectionBrokenError, match="latin-1") as none:
         await http.post("http://127.0.0.1:1", b"", {"x-a": "\u20ac"})
     assert none.value.unsent
+
+
+async def test_an_answer_that_has_no_body_for_its_question_is_not_asked_for() -> None:
+    http = NearClient(keepalive=60)
+    with pytest.raises(ValueError, match="HEAD"):
+        await http.request("HEAD", "http://127.0.0.1:1", None, {})
