@@ -28,9 +28,10 @@ def decoder(model: str) -> Callable[..., str]:
         ) from exc
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as exc:
-        first = str(exc).strip().splitlines()[0]
-        raise ConfigError(f"model {place} gives no tokenizer: {first}; name another with --tokenizer") from exc
+    except (OSError, ValueError, ImportError) as exc:
+        # of an ImportError too: some tokenizers need a package of their own, which it names
+        said = str(exc).strip().splitlines() or [type(exc).__name__]
+        raise ConfigError(f"model {place} gives no tokenizer: {said[0]}; name another with --tokenizer") from exc
 
     def decode(ids: list[int], *, special: bool) -> str:
         return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)

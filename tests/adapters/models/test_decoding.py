@@ -25,3 +25,22 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="gives no tokenizer"):
         decoder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ImportError("\nit needs sentencepiece\nand more"), "it needs sentencepiece;"), (OSError(), "OSError;")],
+    ids=["a package is missing", "without a word"],
+)
+def test_a_tokenizer_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    import transformers
+
+    def fail(place: object) -> None:
+        raise error
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    with pytest.raises(ConfigError, match=f"gives no tokenizer: {said} name another"):
+        decoder(str(tmp_path))
