@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,6 +93,8 @@ class Caller:
         self.checks = [CHECKS.get_one(name) for name in _CONFORMANCE]
         self.turn = itertools.cycle((True, False))
         self.statuses: dict[str, set[int]] = {}
+        #: whether anything was asked to come back
+        self.put_off = False
         # the timeout of a call is one of each read, which a keep-alive ends
         self._pool = ThreadPoolExecutor(1)
 
@@ -107,6 +110,7 @@ class Caller:
         self.statuses.setdefault(case.operation.label, set()).add(answer.status_code)
         # the engine is there all the time: one that is asked to come back is on a machine that is too slow
         away = answer.status_code == 503 and "retry-after" in answer.headers
+        self.put_off |= away or answer.status_code == 429
         assert answer.status_code < 500 or away, f"{case.as_curl_command()}: {answer.text}"
         if "event-stream" in answer.headers.get("content-type", ""):
             assert "internal error" not in answer.text, f"{case.as_curl_command()}: {answer.text}"
@@ -125,8 +129,35 @@ class Caller:
         case.path_parameters = {name: real[name] for name in case.path_parameters}
 
     def made(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
-        answer = self.session.post(f"{self.url}{path}", json=body, headers=headers, timeout=SECONDS)
-        return str(answer.json().get("id"))
+        return str(self.asked("POST", path, body, headers).json().get("id"))
+
+    def asked(self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]) -> requests.Response:
+        """The answer once nobody is asked to come back."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            answer = self.session.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=SECONDS)
+            if answer.status_code not in (429, 503) or time.monotonic() > deadline:
+                return answer
+            time.sleep(0.1)
+
+    def good(self, method: str, path: str) -> int:
+        """The status of a request to this route that nothing is wrong with."""
+        said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+        known = {"x-swarm-session": "known"}
+        names = {"id": "known", "name": MODEL}
+        body = {
+            "/v1/chat/completions": said,
+            "/v1/completions": {"prompt": "hi"},
+            "/v1/responses": {"input": "hi"},
+            "/v1/messages": said | {"model": MODEL, "max_tokens": 8},
+            "/v1/messages/count_tokens": said | {"model": MODEL},
+        }.get(path)
+        if path in ("/v1/feedback", "/v1/sessions/{id}/end"):
+            given = self.made("/v1/chat/completions", said, known)
+            body = {"completion_id": given, "score": 1.0} if path == "/v1/feedback" else None
+        if "{response_id}" in path:
+            names["response_id"] = self.made("/v1/responses", {"input": "hi"}, {})
+        return self.asked(method, path.format(**names), body, {}).status_code
 
 
 def fuzz(url: str) -> dict[str, set[int]]:
@@ -137,6 +168,12 @@ def fuzz(url: str) -> dict[str, set[int]]:
             operation = result.ok()
             for mode in _modes(operation):
                 _ask(caller, operation, mode)
+        for label, seen in caller.statuses.items():
+            status = caller.good(*label.split(" "))
+            assert status == 200 or 200 not in seen, f"{label}: {status}"
+            if caller.put_off:
+                # on a machine that is too slow the few examples that fit may all have been
+                seen.add(status)
     return caller.statuses
 
 
