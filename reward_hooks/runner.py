@@ -33,6 +33,7 @@ from reward_hooks.contract import (
 )
 from reward_hooks.threads import Done, HookThreads
 from swarm.errors import HookError
+from swarm.text import sendable
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
@@ -180,9 +181,8 @@ class HookRunner:
         raise TimeoutError
 
     def _error(self, name: str, reason: str, code: str) -> HookError:
-        # an exception's words can be half a surrogate pair, which no log and no answer can say
-        said = reason.encode("utf-8", "backslashreplace").decode()
-        error = HookError(f"{self._hooks.source}: {name} {said}", code=code)
+        # an exception's words can be half a surrogate pair
+        error = HookError(f"{self._hooks.source}: {name} {sendable(reason)}", code=code)
         logger.warning("%s fails: %s", name, error)
         return error
 

@@ -16,11 +16,12 @@ from gateway.fanout.claimed import Claimed
 from gateway.fanout.ports import Link, Route, Swarm
 from gateway.fanout.sampling import EpisodeLostError, Sample
 from gateway.fanout.shaping import Shaped
-from gateway.fanout.telling import Why, outputs, sendable
+from gateway.fanout.telling import Why, outputs
 from gateway.seeing.request import metadata, phase, span
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookRunner
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
+from swarm.text import sendable
 
 logger = logging.getLogger(__name__)
 

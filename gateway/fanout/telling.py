@@ -14,6 +14,7 @@ from typing import Any
 
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward
 from swarm.protocol import MAX_REASON
+from swarm.text import sendable
 from swarm.types import Task, WorkflowOutput
 
 #: Components kept of one reward, and characters of the name of each.
@@ -33,11 +34,6 @@ class Why:
 
 
 NO_REASON = Why()
-
-
-def sendable(text: str) -> str:
-    """``text`` with lone surrogates, which UTF-8 does not have, spelled as JSON escapes them."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def outputs(

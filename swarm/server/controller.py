@@ -340,7 +340,7 @@ class Controller(EngineBoard):
     async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
         """Nobody waits for the claim with this key, see :meth:`ClaimQueue.withdraw`."""
         self.claims.withdraw(client_uuid, claim_key)
-        self.pool_changed()
+        self._watch()
         await self.synced()
 
     async def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:

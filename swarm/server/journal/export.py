@@ -13,7 +13,6 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -21,7 +20,7 @@ from typing import Any, Literal, Protocol, cast
 from swarm.errors import ConfigError
 from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
 from swarm.server.journal.groups import Decode, GroupLines
-from swarm.server.journal.schema import State, check, connect_to_read, unreadable
+from swarm.server.journal.schema import State, reading
 from swarm.types import Model
 
 ExportState = Literal["trained", "waiting", "dropped", "all"]
@@ -107,13 +106,9 @@ def export(
         opener = partial(GroupLines, decode=decode)
     if opener is None:
         raise ConfigError(f"cannot export to {out}: the name must end in {' or '.join(_SINKS)}")
-    if not journal.is_file():
-        raise ConfigError(f"there is no journal {journal}: give the run_dir of a swarm server")
     beside = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     try:
-        with closing(connect_to_read(journal)) as connection:
-            if check(connection, journal) == 0:
-                raise ConfigError(f"the journal {journal} is empty")
+        with reading(journal) as connection:
             condition = _condition(connection, state, run_id)
             sink = opener(beside)
             try:
@@ -121,8 +116,6 @@ def export(
             finally:
                 sink.close()
         os.replace(beside, out)
-    except sqlite3.Error as exc:
-        raise unreadable(journal, exc) from exc
     except OSError as exc:
         raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
     finally:

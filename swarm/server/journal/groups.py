@@ -10,9 +10,7 @@ tool calls and reasoning, where a parser made them into fields.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,7 +18,7 @@ from typing import Any, Protocol, cast
 import yaml
 
 from swarm.errors import ConfigError
-from swarm.server.journal.schema import check, connect_to_read, unreadable
+from swarm.server.journal.schema import reading
 
 Row = Mapping[str, Any]
 
@@ -105,15 +103,8 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
         ConfigError: there is no journal or no such run, it is empty or cannot be read, or its runs trained several
             models.
     """
-    if not journal.is_file():
-        raise ConfigError(f"there is no journal {journal}: give the run_dir of a swarm server")
-    try:
-        with closing(connect_to_read(journal)) as connection:
-            if check(connection, journal) == 0:
-                raise ConfigError(f"the journal {journal} is empty")
-            found = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY id").fetchall()
-    except sqlite3.Error as exc:
-        raise unreadable(journal, exc) from exc
+    with reading(journal) as connection:
+        found = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY id").fetchall()
     jobs: list[Any] = [yaml.safe_load(text) for name, text in found if text and run_id in (None, name)]
     models = sorted({str(job["model"]) for job in jobs if isinstance(job, dict) and "model" in job})
     if len(models) != 1:

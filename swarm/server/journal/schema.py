@@ -8,6 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import IO
@@ -151,6 +153,24 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, beside a server that does."""
     address = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
+
+
+@contextmanager
+def reading(path: Path) -> Generator[sqlite3.Connection]:
+    """A connection to the journal of a server that runs or not, while the block runs.
+
+    Raises:
+        ConfigError: there is none, it is empty, or it cannot be read, in the block either.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no journal {path}: give the run_dir of a swarm server")
+    try:
+        with closing(connect_to_read(path)) as connection:
+            if check(connection, path) == 0:
+                raise ConfigError(f"the journal {path} is empty")
+            yield connection
+    except sqlite3.Error as exc:
+        raise unreadable(path, exc) from exc
 
 
 def prepare(path: Path) -> sqlite3.Connection:
