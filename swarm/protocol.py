@@ -110,8 +110,8 @@ class ClaimEpisodeRequest(WireRequest):
 
 
 class WithdrawClaimRequest(WireRequest):
-    """``POST /withdraw_claim``: of the claim with this key nobody waits any more. Its polls are answered at once; what
-    it was granted is aborted."""
+    """``POST /withdraw_claim``: of the claim with this key nobody waits any more. Its polls are answered at once, what
+    it was granted is aborted, and when it comes later than this it is refused (``claim_withdrawn``)."""
 
     client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
     idempotency_key: str = Field(min_length=1, max_length=MAX_NAME)

@@ -18,7 +18,7 @@ from swarm.server.concurrency import until_gone
 from swarm.server.episodes import ClaimWish, Grant, Refusal
 from swarm.server.pool import EpisodePool
 
-#: the key of a granted claim is remembered for so long, while there are not more than MAX_KEYS of them
+#: the key of a claim that was granted, or withdrawn, is remembered for so long, while there are not more than MAX_KEYS
 KEY_SECONDS = 120.0
 MAX_KEYS = 100_000
 
@@ -54,6 +54,8 @@ class ClaimQueue:
         self._waiting: dict[WaitingClaim, None] = {}
         self._joinable: dict[Name, WaitingClaim] = {}
         self._granted: OrderedDict[Name, tuple[float, tuple[str, ...]]] = OrderedDict()
+        #: when, of claims that nobody waits for: what overtakes a claim must hold for it, too
+        self._withdrawn: OrderedDict[Name, float] = OrderedDict()
         self._closed = False
 
     def __len__(self) -> int:
@@ -68,9 +70,15 @@ class ClaimQueue:
         """Grant ``wish`` now, or let it queue up (if it may ``wait``); then :meth:`wait` must be called at once.
 
         Raises:
-            ConflictError: the key was used for a claim of another size.
+            ConflictError: the key was used for a claim of another size, or that claim was withdrawn
+                (``claim_withdrawn``).
         """
         name = (wish.client_uuid, wish.claim_key)
+        if name in self._withdrawn:
+            raise ConflictError(
+                "the claim with this idempotency_key was withdrawn: use another for another claim",
+                code="claim_withdrawn",
+            )
         if wish.claim_key and (pool := self._pool()) is not None and (known := self._granted.get(name)) is not None:
             _check_same(wish, len(known[1]))
             return pool.grant_again(known[1], as_group=wish.as_group)
@@ -119,8 +127,15 @@ class ClaimQueue:
             self._leave(waiting)
 
     def withdraw(self, client_uuid: str, claim_key: str) -> None:
-        """Let everyone go who waits for the claim with this key, and abort what it was granted."""
+        """Let everyone go who waits for the claim with this key, abort what it was granted, and refuse it from now on:
+        the network may yet bring it."""
+        if not claim_key:
+            return
         name = (client_uuid, claim_key)
+        now = time.monotonic()
+        self._withdrawn[name] = now
+        while len(self._withdrawn) > MAX_KEYS or next(iter(self._withdrawn.values())) < now - KEY_SECONDS:
+            self._withdrawn.popitem(last=False)
         if (waiting := self._joinable.get(name)) is not None:
             self._unqueue(waiting)
             waiting.granted.cancel()

@@ -98,13 +98,38 @@ async def test_a_claim_that_is_withdrawn_is_answered_and_lets_others_pass(queue:
     behind = waiting(queue.claim(ClaimWish("behind"), wait=True))
     queue.withdraw("somebody else", "k")
     queue.withdraw("me", "k")
-    again = waiting(queue.claim(KEYED, wait=True))
     assert [type(outcome) for outcome in await asyncio.gather(*works)] == [Refusal] * 2
-    assert waiting(queue.claim(KEYED, wait=True)) is again, "who comes later has a claim of its own"
     free(queue, pool, full)
-    assert behind.granted.done() and not again.granted.done()
+    assert behind.granted.done()
     queue.withdraw("behind", "")
-    assert pool.running == 4, "a claim without a key has no name"
+    assert pool.is_running(behind.granted.result().claims[0].episode_uuid), "a claim without a key has no name"
+
+
+async def test_a_claim_that_its_withdrawal_overtakes_gets_nothing(queue: ClaimQueue, pool: EpisodePool) -> None:
+    queue.withdraw("me", "k")
+    for wait in (True, False):
+        with pytest.raises(ConflictError) as refused:
+            queue.claim(KEYED, wait=wait)
+        assert refused.value.code == "claim_withdrawn"
+    assert pool.running == 0
+    granted(queue.claim(ClaimWish("another", claim_key="k"), wait=False))
+    queue.withdraw("me", "")
+    granted(queue.claim(ClaimWish("me"), wait=False))
+
+
+async def test_withdrawals_are_remembered_for_a_while_and_not_without_end(
+    queue: ClaimQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "MAX_KEYS", 2)
+    for number in range(3):
+        queue.withdraw("me", f"k{number}")
+    granted(queue.claim(ClaimWish("me", claim_key="k0"), wait=False))
+    for key in ("k1", "k2"):
+        with pytest.raises(ConflictError):
+            queue.claim(ClaimWish("me", claim_key=key), wait=False)
+    monkeypatch.setattr(claims_module, "KEY_SECONDS", 0.0)
+    queue.withdraw("me", "k3")
+    granted(queue.claim(ClaimWish("me", claim_key="k1"), wait=False))
 
 
 async def test_what_a_claim_was_granted_ends_when_it_is_withdrawn(queue: ClaimQueue, pool: EpisodePool) -> None:
@@ -115,6 +140,8 @@ async def test_what_a_claim_was_granted_ends_when_it_is_withdrawn(queue: ClaimQu
     queue.withdraw(KEYED.client_uuid, KEYED.claim_key)
     assert behind.granted.done() and pool.running == 4
     assert not any(pool.is_running(claim.episode_uuid) for claim in grant.claims)
+    with pytest.raises(ConflictError):
+        queue.claim(KEYED, wait=True)
     queue.withdraw(KEYED.client_uuid, KEYED.claim_key)
     assert pool.running == 4
 
