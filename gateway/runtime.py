@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope
 
 from gateway.config import GatewayConfig
 from gateway.edge.response_store import ResponseStore
+from gateway.edge.seen import caller_of
 from gateway.guarding import Admission, Intake, Joining
 from gateway.keys import KeyRing
 from gateway.pipeline import Pipeline
@@ -86,7 +87,13 @@ class Gateway:
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The body of a request, within the bounds of the configuration; errors as of :meth:`Intake.body`."""
         config = self.config
-        return await self.intake.body(scope, receive, limit=config.max_body_bytes, most=config.max_reading_bytes)
+        return await self.intake.body(
+            scope,
+            receive,
+            sender=caller_of(scope).key_id,
+            limit=config.max_body_bytes,
+            most=config.max_reading_bytes,
+        )
 
     def count_error(self, error: SwarmGatewayError) -> None:
         """A caller gets to see ``error``."""

@@ -60,7 +60,7 @@ class GatewayConfig(RouteSettings):
     max_reading_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=1024,
-        description="bodies of over 64 KiB on their way in, of all routes; more is answered 429",
+        description="bodies of over 64 KiB on their way in, of all routes; one key gets half; more is a 429",
     )
     keepalive_seconds: float = Field(default=3.0, gt=0, le=60, description="longest silence of a stream")
 

@@ -1,11 +1,13 @@
-"""The bodies of requests while they are read, before anybody knows whose they are.
+"""The bodies of requests while they are read, before anybody knows what they ask for.
 
-Invariant: the large ones hold no more than ``most`` bytes together, except that one which alone is on its way is always
-let in; the small ones, whose room no large one takes, hold no more than :data:`SMALL_HELD_BYTES`. Whoever leaves, or is
-sent away, holds nothing any more.
+Invariant: the large ones hold no more than ``most`` bytes together, and those of one key half of it, except that one
+which alone is on its way is always let in; the small ones, whose room no large one takes, hold no more than
+:data:`SMALL_HELD_BYTES`. Whoever leaves, or is sent away, holds nothing any more.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from starlette.types import Message, Receive, Scope
 
@@ -38,10 +40,11 @@ class Intake:
         """Bytes that have come of bodies which are not whole yet."""
         return self._small.held + self._large.held
 
-    async def body(self, scope: Scope, receive: Receive, *, limit: int, most: int) -> bytes:
+    async def body(self, scope: Scope, receive: Receive, *, sender: str, limit: int, most: int) -> bytes:
         """The whole body of a request.
 
         Args:
+            sender: the id of the key that it came with; nobody is known without one, and held to a share.
             limit: of its own bytes.
             most: of the bytes of all large bodies that are read at a time.
 
@@ -59,25 +62,38 @@ class Intake:
             if size > own:
                 small = size <= self._small_bytes
                 wanted, bound = (self._small, self._small_most) if small else (self._large, most)
-                others = wanted.held - own if wanted is room else wanted.held
-                if others and others + size > bound:
+                others, same = wanted.held, wanted.by[sender]
+                if wanted is room:
+                    others, same = others - own, same - own
+                if others and (others + size > bound or (sender and same + size > bound // 2)):
                     raise OverloadedError(
                         f"{others} bytes of requests are on their way in: come back in a while",
                         retry_after=_RETRY_SECONDS,
                     )
-                room.held -= own
-                wanted.held += size
+                room.give(sender, own)
+                wanted.take(sender, size)
                 own, room = size, wanted
             return message
 
         try:
             return bytes(await read_body(scope, counted, limit))
         finally:
-            room.held -= own
+            room.give(sender, own)
 
 
 class _Room:
-    """``held`` bytes are taken of it."""
+    """``held`` bytes are taken of it, ``by`` sender."""
 
     def __init__(self) -> None:
         self.held = 0
+        self.by: Counter[str] = Counter()
+
+    def take(self, sender: str, size: int) -> None:
+        self.held += size
+        self.by[sender] += size
+
+    def give(self, sender: str, size: int) -> None:
+        self.held -= size
+        self.by[sender] -= size
+        if not self.by[sender]:
+            del self.by[sender]

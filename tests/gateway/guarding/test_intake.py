@@ -25,10 +25,10 @@ ASKED = b'{"messages": [{"role": "user", "content": "%s"}]}'
 class Sender:
     """A body that is sent part by part."""
 
-    def __init__(self, intake: Intake, most: int = 100, limit: int = 1000) -> None:
+    def __init__(self, intake: Intake, most: int = 100, limit: int = 1000, name: str = "") -> None:
         self._parts: asyncio.Queue[Message] = asyncio.Queue()
         self.sent = 0
-        self.reading = asyncio.create_task(intake.body(SCOPE, self._parts.get, limit=limit, most=most))
+        self.reading = asyncio.create_task(intake.body(SCOPE, self._parts.get, sender=name, limit=limit, most=most))
 
     async def send(self, size: int, *, last: bool = False) -> None:
         self.sent += size
@@ -79,6 +79,26 @@ async def test_a_small_body_is_let_in_whatever_others_send(first: int) -> None:
     with pytest.raises(ClientDisconnect):
         await large.reading
     assert intake.held == 0
+
+
+async def test_one_key_takes_half_of_the_room_and_leaves_the_rest_to_others() -> None:
+    intake = Intake(small=0)
+    mine = [Sender(intake, name="mine") for _ in range(2)]
+    await mine[0].send(30)
+    await mine[1].send(20)
+    await mine[1].send(1)
+    with pytest.raises(OverloadedError):
+        await mine[1].reading
+    other = Sender(intake, name="other")
+    await other.send(50)
+    assert intake.held == 80
+    await mine[0].send(21)
+    with pytest.raises(OverloadedError):
+        await mine[0].reading
+    again = Sender(intake, name="mine")
+    await again.send(50, last=True)
+    await other.send(0, last=True)
+    assert (len(await again.reading), len(await other.reading), intake.held) == (50, 50, 0)
 
 
 async def test_a_body_that_outgrows_the_small_ones_takes_room_of_the_large() -> None:
@@ -133,22 +153,38 @@ async def test_who_is_gone_holds_nothing(ending: str) -> None:
     assert intake.held == 0
 
 
-@given(sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=40))
-def test_all_together_never_hold_more(sizes: list[tuple[int, int, bool]]) -> None:
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=40),
+    names=st.lists(st.sampled_from(["", "a", "b"]), min_size=4, max_size=4),
+)
+def test_all_together_never_hold_more(sizes: list[tuple[int, int, bool]], names: list[str]) -> None:
     async def run() -> None:
         intake = Intake(small=0)
-        senders = [Sender(intake) for _ in range(4)]
+        senders = [Sender(intake, name=name) for name in names]
         for number, size, last in sizes:
+            before = {name: _held(senders, names, name) for name in names}
             await senders[number].send(size, last=last)
             holding = [sender.sent for sender in senders if sender.sent and not sender.reading.done()]
             assert intake.held == sum(holding)
             assert intake.held <= 100 or len(holding) == 1
+            for name in {"a", "b"}.intersection(names):
+                grown = _held(senders, names, name) > before[name]
+                assert not grown or _held(senders, names, name) <= 50 or len(holding) == 1
         for sender in senders:
             sender.reading.cancel()
         await asyncio.gather(*(sender.reading for sender in senders), return_exceptions=True)
         assert intake.held == 0
 
     asyncio.run(run())
+
+
+def _held(senders: list[Sender], names: list[str], name: str) -> int:
+    """What the bodies of one key hold, on their way in."""
+    return sum(
+        sender.sent
+        for sender, its in zip(senders, names, strict=True)
+        if its == name and sender.sent and not sender.reading.done()
+    )
 
 
 async def test_a_gateway_sends_away_what_it_has_no_room_to_read(open_gateway: OpenGateway) -> None:
