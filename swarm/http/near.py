@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from swarm.http.client import CONNECT_SECONDS, ConnectionBrokenError, HttpClient
+from swarm.http.client import CONNECT_SECONDS, Answer, ConnectionBrokenError, HttpClient
 
 #: of a status line and headers
 HEAD_BYTES = 65536
@@ -63,26 +63,32 @@ class NearClient(HttpClient):
     async def posted(
         self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
     ) -> AsyncGenerator[_Reply]:
-        if method == "HEAD":
-            # the parser cannot be told that the body which the headers promise will not come
-            raise ValueError("this client cannot ask HEAD: ask GET, or use an OutsideClient")
-        try:
-            place, named, target = _parsed(url)
-            request = _request(method, target, named, headers, content)
-        except ValueError as exc:
-            raise ConnectionBrokenError(f"no request can be made to {url!r}: {exc}", unsent=True) from exc
+        place, request = _asked(method, url, headers, content)
         connection = self._idle_at(place) or await self._connected(place)
         try:
             reply = connection.ask(request)
             await reply.begin()
             yield reply
         finally:
-            if connection.rest():
-                self._idle.setdefault(place, []).append(connection)
-                if self._sweeping is None:
-                    self._sweeping = asyncio.get_running_loop().call_later(self._keepalive, self._sweep)
-            else:
-                connection.abort()
+            self._put_back(place, connection)
+
+    async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+        place, request = _asked(method, url, headers, content)
+        connection = self._idle_at(place) or await self._connected(place)
+        try:
+            reply = connection.ask(request)
+            body = await reply.read()
+            return Answer(reply.status, reply.headers, body)
+        finally:
+            self._put_back(place, connection)
+
+    def _put_back(self, place: _Place, connection: _Connection) -> None:
+        if connection.rest():
+            self._idle.setdefault(place, []).append(connection)
+            if self._sweeping is None:
+                self._sweeping = asyncio.get_running_loop().call_later(self._keepalive, self._sweep)
+        else:
+            connection.abort()
 
     def _idle_at(self, place: _Place) -> _Connection | None:
         idle = self._idle.get(place, [])
@@ -188,6 +194,9 @@ class _Reply:
 
     def wake(self) -> None:
         """Something has changed."""
+        if self._all_wanted and not self.over:
+            # whoever waits for all of it need not look at each part
+            return
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -339,6 +348,22 @@ class _Connection(asyncio.Protocol):
         if self._reply is not None and not self._reply.whole:
             self._reply.whole = True
             self._reusable = self._bounded and self._parser.should_keep_alive()
+
+
+def _asked(method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[_Place, bytes]:
+    """Where to send what.
+
+    Raises:
+        ConnectionBrokenError: no request can be made of it.
+    """
+    if method == "HEAD":
+        # the parser cannot be told that the body which the headers promise will not come
+        raise ValueError("this client cannot ask HEAD: ask GET, or use an OutsideClient")
+    try:
+        place, named, target = _parsed(url)
+        return place, _request(method, target, named, headers, content)
+    except ValueError as exc:
+        raise ConnectionBrokenError(f"no request can be made to {url!r}: {exc}", unsent=True) from exc
 
 
 @functools.lru_cache(maxsize=1024)

@@ -199,13 +199,15 @@ class EpisodePool:
         if episode.active_in is not None:
             episode.active_in.end_call(episode.client_uuid)
 
-    def record(self, episode: Episode, call: ModelCall) -> None:
-        """Tell the journal what a completed call sampled, unless the episode is over; it counts from :meth:`keep` on.
+    def record(self, calls: Iterable[tuple[Episode, ModelCall]]) -> None:
+        """Tell the journal, at once, what a completed call sampled for each episode that is not over; it counts from
+        :meth:`keep` on.
 
         Should the episode end before, nothing of it is trained.
         """
-        if not episode.over.is_set():
-            self.journal(CallRecorded(episode.episode_uuid, call))
+        records = [CallRecorded(one.episode_uuid, call) for one, call in calls if not one.over.is_set()]
+        if records:
+            self.journal(*records)
 
     def keep(self, episode: Episode, call: ModelCall) -> None:
         """What :meth:`record` was told is on disk: it belongs to the episode, unless that is over."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.server.dataplane.pieces import pieces_of
 from swarm.server.dataplane.raw import chat_logprobs
 from swarm.server.dataplane.requests import Wants
 
@@ -28,8 +27,6 @@ class Shaper:
         if not self._wants.token_ids:
             answer.pop("prompt_token_ids", None)
         for choice in answer.get("choices") or []:
-            if self._wants.pieces and (pieces := pieces_of(choice)) is not None:
-                choice["pieces"] = pieces
             if not self._wants.token_ids:
                 choice.pop("token_ids", None)
             if not self._wants.logprobs:

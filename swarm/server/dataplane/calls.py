@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
@@ -46,8 +46,8 @@ class Party(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def record(self, choice: int, call: ModelCall) -> None:
-        """Keep what was sampled for one of them."""
+    def record(self, calls: Mapping[int, ModelCall]) -> None:
+        """Keep what was sampled, by choice."""
         ...
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
@@ -95,7 +95,7 @@ class Nobody:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def record(self, choice: int, call: ModelCall) -> None:
+    def record(self, calls: Mapping[int, ModelCall]) -> None:
         pass
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
@@ -155,10 +155,10 @@ class Members:
             self._pool.end_call(episode)
         self._controller.pool_changed()
 
-    def record(self, choice: int, call: ModelCall) -> None:
-        episode = self.episodes[choice]
-        self._pool.record(episode, call)
-        self._recorded.append((episode, call))
+    def record(self, calls: Mapping[int, ModelCall]) -> None:
+        recorded = [(self.episodes[choice], call) for choice, call in calls.items()]
+        self._pool.record(recorded)
+        self._recorded += recorded
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
         """The first reason stays and is counted."""

@@ -6,7 +6,7 @@ recorded is what was delivered, token for token, and it is on disk before the en
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from swarm.errors import TokenTruthError, UpstreamError
 from swarm.server.dataplane.answers import Shaper
 from swarm.server.dataplane.failures import AbortedError, Retries, TransientError
 from swarm.server.dataplane.merging import merged
+from swarm.server.dataplane.plain import PlainAnswer, read
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Route
 from swarm.server.dataplane.requests import ChatCall
@@ -26,7 +27,7 @@ from swarm.types import ModelCall
 class CallLog(Protocol):
     """Where a finished call goes; ``choice`` is the index of one of its answers."""
 
-    def record(self, choice: int, call: ModelCall) -> None: ...
+    def record(self, calls: Mapping[int, ModelCall]) -> None: ...
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None: ...
 
@@ -72,20 +73,21 @@ class ChatSession:
             recorder = Recorder(self.version(), self.call.samples)
             try:
                 async with self.route.lease(self.call.samples) as base_url:
-                    told = await self.upstream.post(base_url + self.call.path, self.call.body)
-                    answer = self.call.answer(told)
-                    choices: list[dict[str, Any]] = answer.get("choices") or []
-                    aborted = any(choice.get("finish_reason") in (None, "abort") for choice in choices)
-                    if aborted or len(choices) < self.call.samples:
+                    answer = await self.upstream.ask(base_url + self.call.path, self.call.body, self._read)
+                    aborted = any(choice.finish_reason in (None, "abort") for choice in answer.sampled)
+                    if aborted or len(answer.sampled) < self.call.samples:
                         raise AbortedError
             except TransientError as exc:
                 await retries.after(exc)
                 continue
-            recorder.add(answer)
+            recorder.add(answer.body, answer.sampled)
             version = self.version()
             async with self._recorded(recorder, version):
-                shaped = Shaper(self.call.wants, self.call.model_name).answer(answer)
+                shaped = Shaper(self.call.wants, self.call.model_name).answer(answer.body)
             return Completion(shaped, version, [choice.span()[1] for choice in recorder.choices])
+
+    def _read(self, content: bytes) -> PlainAnswer:
+        return read(content, self.call)
 
     async def stream(self) -> AsyncGenerator[Chunk]:
         """The chunks for the caller; the call is recorded before a chunk with a finish reason is given out.
@@ -191,12 +193,15 @@ class ChatSession:
         if not self.call.record:
             yield
             return
+        calls: dict[int, ModelCall] = {}
         for index, call in enumerate(recorder.calls(version)):
+            if index in failures:
+                continue
             if isinstance(call, TokenTruthError):
-                if index not in failures:
-                    self.log.quarantine(index, call)
-            elif index not in failures:
-                self.log.record(index, call)
+                self.log.quarantine(index, call)
+            else:
+                calls[index] = call
+        self.log.record(calls)
         try:
             await self.log.synced()
             yield

@@ -6,15 +6,41 @@ Invariant: a :class:`ModelCall` comes out only if token ids, log-probabilities a
 from __future__ import annotations
 
 import math
-import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from swarm.entropy import random_bytes
 from swarm.errors import TokenTruthError, UpstreamError
 from swarm.types import ModelCall
 
 #: vLLM reports this where it has no log-probability of the sampled token
 _NO_LOGPROB = -9999.0
+
+
+class Sampled(NamedTuple):
+    """What vLLM says of one choice, or of a part of it.
+
+    Attributes:
+        index: of the choice; not checked.
+        ids: of its tokens.
+        logprobs: of these.
+        finish_reason: ``None`` where it goes on.
+        typed: ``ids`` is a list of integers and ``logprobs`` one of finite numbers. Otherwise nothing is certain.
+    """
+
+    index: Any
+    ids: list[int] | None
+    logprobs: list[Any]
+    finish_reason: str | None
+    typed: bool = False
+
+
+def sampled_of(choice: Mapping[str, Any]) -> Sampled:
+    """What a choice of a chat answer or chat chunk says."""
+    content: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [entry.get("logprob") for entry in content]
+    return Sampled(choice.get("index", 0), choice.get("token_ids"), logprobs, choice.get("finish_reason"))
 
 
 @dataclass
@@ -25,16 +51,20 @@ class Choice:
     logprobs: list[float] = field(default_factory=list[float])
     finish_reason: str | None = None
     problem: TokenTruthError | None = None
+    #: that the lists hold numbers only is certain; then nobody changes them
+    typed: bool = False
     #: numbers of ids and of log-probabilities that the first call gave, once other calls continue it
     _before: tuple[int, int] | None = None
     #: tokens of the choice by the usage of its last continuation
     _counted: int | None = None
 
-    def add_chat(self, choice: dict[str, Any]) -> None:
-        """Take in a choice of a chat answer or chat chunk."""
-        content: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
-        self._add(choice.get("token_ids"), [entry.get("logprob") for entry in content])
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+    def add(self, sampled: Sampled) -> None:
+        """Take in what was sampled next."""
+        if sampled.typed and not self.response_ids and min(sampled.logprobs, default=0.0) > _NO_LOGPROB:
+            self.response_ids, self.logprobs, self.typed = sampled.ids or [], sampled.logprobs, True
+        else:
+            self._add(sampled.ids, sampled.logprobs)
+        self.finish_reason = sampled.finish_reason or self.finish_reason
 
     def begin_continuation(self) -> None:
         """The first call was cut: what comes now is sampled by other calls, which count for themselves."""
@@ -80,6 +110,8 @@ class Choice:
         return TokenTruthError(f"{sampled} token ids, {len(self.logprobs)} log-probabilities{by_usage}", code="counts")
 
     def _add(self, ids: list[int] | None, logprobs: list[Any]) -> None:
+        if self.typed:
+            self.response_ids, self.logprobs, self.typed = [*self.response_ids], [*self.logprobs], False
         self.response_ids += ids or []
         for value in logprobs:
             # not isinstance: this runs for each token sampled, and JSON gives exactly these types
@@ -104,8 +136,11 @@ class Recorder:
         self._cut = False
         self._problem: TokenTruthError | None = None
 
-    def add(self, answer: dict[str, Any]) -> None:
+    def add(self, answer: Mapping[str, Any], sampled: Iterable[Sampled] | None = None) -> None:
         """Take in a chat answer or a chat chunk.
+
+        Args:
+            sampled: what its choices say, where that is known already.
 
         Raises:
             UpstreamError: it has a choice that was not asked for.
@@ -117,16 +152,15 @@ class Recorder:
             self.prompt_ids = prompt
         if answer.get("usage"):
             self._usage = answer["usage"]
-        for choice in answer.get("choices") or []:
-            self.choice(choice).add_chat(choice)
+        for one in map(sampled_of, answer.get("choices") or []) if sampled is None else sampled:
+            self.choice(one.index).add(one)
 
-    def choice(self, choice: dict[str, Any]) -> Choice:
-        """Where the tokens of this choice go.
+    def choice(self, index: Any) -> Choice:
+        """The choice of this number.
 
         Raises:
             UpstreamError: it was not asked for.
         """
-        index: Any = choice.get("index", 0)
         if not isinstance(index, int) or not 0 <= index < len(self.choices):
             raise UpstreamError(f"vLLM sent choice {index!r} of {len(self.choices)}", code="engine_failed")
         return self.choices[index]
@@ -177,8 +211,9 @@ class Recorder:
         return None
 
     def _call(self, choice: Choice, max_version: int) -> ModelCall:
-        return ModelCall(
-            call_id=f"call-{uuid.uuid4().hex}",
+        make = ModelCall.model_construct if choice.typed else ModelCall
+        return make(
+            call_id=f"call-{random_bytes(16).hex()}",
             prompt_ids=self.prompt_ids or [],
             response_ids=choice.response_ids,
             logprobs=choice.logprobs,

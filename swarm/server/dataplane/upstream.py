@@ -6,9 +6,9 @@ something a retry may cure.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
@@ -23,6 +23,8 @@ _KEEPALIVE_SECONDS = 4.0
 _PROBE_SECONDS = 5.0
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
+
+T = TypeVar("T")
 
 
 class Upstream:
@@ -46,15 +48,24 @@ class Upstream:
             UpstreamRefusalError: a 4xx.
             TransientError: a 5xx or a broken connection.
         """
-        async with self._posted(url, body) as response:
-            content = await response.read()
+        return await self.ask(url, body, decoded)
+
+    async def ask(self, url: str, body: dict[str, Any], read: Callable[[bytes], T]) -> T:
+        """The answer to ``body`` as ``read`` gives it, which raises :class:`ValueError` for what is none.
+
+        Raises:
+            As :meth:`post`.
+        """
         try:
-            answer: Any = decode(content)
+            answer = await self._http.post(url, encode(body), _JSON)
+        except ConnectionBrokenError as exc:
+            raise _broken(exc) from exc
+        if answer.status != 200:
+            raise _failure(answer.status, answer.content)
+        try:
+            return read(answer.content)
         except ValueError as exc:
-            raise TransientError(f"vLLM's answer is not JSON: {exc}") from exc
-        if not isinstance(answer, dict):
-            raise TransientError(f"vLLM's answer is no object: {_text(content)[:500]}")
-        return cast("dict[str, Any]", answer)
+            raise TransientError(f"vLLM's answer makes no sense: {exc}") from exc
 
     async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of the streamed answer to ``body``; it ends after ``[DONE]``.
@@ -85,14 +96,25 @@ class Upstream:
                     raise _failure(response.status, await response.read())
                 yield response
         except ConnectionBrokenError as exc:
-            kind = UnreachableError if exc.unsent else TransientError
-            raise kind(f"the connection to vLLM failed: {exc}") from exc
+            raise _broken(exc) from exc
 
     async def _answers(self, address: str) -> bool:
         try:
             return (await self._http.get(f"http://{address}/health", _PROBE_SECONDS)).status == 200
         except ConnectionBrokenError:
             return False
+
+
+def decoded(content: bytes) -> dict[str, Any]:
+    """The object that ``content`` is in JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    answer: Any = decode(content)
+    if not isinstance(answer, dict):
+        raise ValueError(f"no object: {_text(content)[:500]}")
+    return cast("dict[str, Any]", answer)
 
 
 def _chunk(event: str) -> dict[str, Any]:
@@ -109,6 +131,11 @@ def _chunk(event: str) -> dict[str, Any]:
             raise UpstreamRefusalError(code, {"error": shaped["error"]})
         raise TransientError(f"vLLM failed: {event[:500]}")
     return shaped
+
+
+def _broken(exc: ConnectionBrokenError) -> TransientError:
+    kind = UnreachableError if exc.unsent else TransientError
+    return kind(f"the connection to vLLM failed: {exc}")
 
 
 def _failure(status: int, content: bytes) -> UpstreamError:

@@ -67,7 +67,7 @@ def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
 
 def record(pool: EpisodePool, episode: Episode, call: ModelCall) -> None:
     """As the data plane does once the journal has it."""
-    pool.record(episode, call)
+    pool.record([(episode, call)])
     pool.keep(episode, call)
 
 
