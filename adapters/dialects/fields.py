@@ -127,6 +127,8 @@ def check_depth(data: dict[str, Any]) -> None:
     """
     level: list[Any] = [data]
     for _ in range(_DEEPEST):
+        if not level:
+            return
         children = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
         level = [child for child in children if isinstance(child, dict | list)]
     if level:

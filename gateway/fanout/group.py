@@ -209,6 +209,7 @@ class GroupRun:
                 score = await self.judge(told)
         reason = self._objection(places, score)
         if reason is None and score is not None:
+            await answers_first()
             return await self._submit(places, score, delivered, credit)
         return reason
 

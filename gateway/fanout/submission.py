@@ -10,7 +10,6 @@ import logging
 import random
 from collections.abc import Mapping
 
-from gateway.background import answers_first
 from gateway.seeing.request import phase
 from gateway.stats import DropReason, Stats
 from swarm.client import AsyncSwarmClient
@@ -42,7 +41,6 @@ class Submitter:
         Returns:
             ``None`` when acknowledged, else why not; then the episodes are aborted.
         """
-        await answers_first()
         with phase("submit") as submitting:
             try:
                 async with asyncio.timeout(seconds):

@@ -79,7 +79,8 @@ class Memory:
         self._by_id[turn.completion_id] = (conversation, turn)
         leaving: list[Conversation] = []
         size, count = self.size, len(self._all)
-        for oldest in self:
+        # not over a copy of all there are, which would take each request longer the more are remembered
+        for oldest in self._all.values():
             if (size <= self._max_bytes and count <= self._max_sessions) or oldest is conversation:
                 break
             leaving.append(oldest)

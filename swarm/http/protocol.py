@@ -70,11 +70,11 @@ class GatheringTransport:
 
     def write(self, data: bytes) -> None:
         if not self._pending:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._pending.append(data)
         self._size += len(data)
         if self._size > GATHERED_BYTES:
-            self._flush()
+            self.flush()
 
     def send(self, data: bytes) -> None:
         """Write what is complete, with what was written before it."""
@@ -84,14 +84,15 @@ class GatheringTransport:
             self._transport.write(data)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._flush()
+        self.flush()
         self._transport.set_protocol(protocol)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is gathered now."""
         pending, self._pending = self._pending, []
         self._size = 0
         # to a connection that is lost nothing is written: the event loop would log a warning
@@ -193,6 +194,8 @@ class GatheringProtocol(_UvicornProtocol):
                 super().on_message_complete()
 
         def on_response_complete(self) -> None:
+            # what the application does behind its answer must not delay it
+            cast(GatheringTransport, self.transport).flush()
             if self.pipeline:
                 super().on_response_complete()
                 return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
 from swarm.http.protocol import GATHERED_BYTES, HEAD_BYTES, GatheringTransport
 from swarm.http.serve import bind, uvicorn_config
@@ -100,6 +103,39 @@ async def test_over_a_socket() -> None:
         assert (await asyncio.wait_for(reader.read(), 10)).count(b"x") == 1_000_000
         writer.close()
         await writer.wait_closed()
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def test_a_whole_answer_leaves_before_what_is_done_behind_it() -> None:
+    """An application that holds the event loop up until its caller has the answer."""
+    import uvicorn
+
+    arrived, in_time = threading.Event(), False
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal in_time
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+        in_time = arrived.wait(30)
+
+    served = Starlette(routes=[Mount("/", app)])
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn_config(served, shutdown_seconds=2, log_level="warning"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def call() -> bytes:
+        with socket.create_connection(listener.getsockname()[:2], timeout=60) as caller:
+            caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = caller.recv(65536)
+            arrived.set()
+            return answer
+
+    try:
+        assert (await asyncio.to_thread(call)).endswith(b"\r\n\r\nok")
+        assert in_time
     finally:
         server.should_exit = True
         await task
