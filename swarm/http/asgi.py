@@ -66,10 +66,17 @@ class RequestIdMiddleware:
 
 def request_id(headers: RawHeaders) -> bytes:
     """The caller's ``x-request-id`` if it is well formed, else a new one."""
+    return given_request_id(headers) or new_request_id()
+
+
+def given_request_id(headers: RawHeaders) -> bytes | None:
+    """The caller's ``x-request-id`` if it is well formed."""
     given = header(headers, b"x-request-id")
-    if given is None or not _REQUEST_ID.fullmatch(given):
-        given = b"req_" + hexlify(random_bytes(16))
-    return given
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else None
+
+
+def new_request_id() -> bytes:
+    return b"req_" + hexlify(random_bytes(16))
 
 
 def header(headers: RawHeaders, name: bytes) -> bytes | None:
@@ -234,17 +241,14 @@ def bearer_bytes(headers: RawHeaders) -> bytes:
 
 def base_url(request: Request) -> str:
     """``str(request.base_url)``: the address under which this caller reached us, with a slash at its end."""
-    return base_url_of(request.scope)
-
-
-def base_url_of(scope: Mapping[str, Any]) -> str:
-    """:func:`base_url` of a request's ASGI scope."""
+    scope = request.scope
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
-    return _base_url(scope["scheme"], header(scope["headers"], b"host"), scope.get("server"), root)
+    return base_url_at(scope["scheme"], header(scope["headers"], b"host"), scope.get("server"), root)
 
 
 @functools.lru_cache(maxsize=256)
-def _base_url(scheme: str, host: bytes | None, server: tuple[str, int | None] | None, root: str) -> str:
+def base_url_at(scheme: str, host: bytes | None, server: tuple[str, int | None] | None, root: str) -> str:
+    """:func:`base_url` of a request with this ``host`` header; the rest is as in its ASGI scope."""
     headers = [] if host is None else [(b"host", host)]
     scope: Scope = {"type": "http", "scheme": scheme, "server": server, "path": root, "root_path": root}
     return str(Request({**scope, "headers": headers, "query_string": b""}).base_url)

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from swarm.http.asgi import header
+from swarm.http.heads import Heads
 from swarm.http.patience import Awaited, Patience, Watch
-from swarm.http.shortcuts import BODY_BYTES, Shortcut, Shortcuts, ShortRequest
+from swarm.http.shortcuts import BODY_BYTES, Head, ShortRequest
 
 if TYPE_CHECKING:
 
@@ -28,12 +29,17 @@ if TYPE_CHECKING:
         cycle: Any
         flow: Any
         parser: Any
-        scope: dict[str, Any]
+        server: tuple[str, int | None] | None
+        client: tuple[str, int] | None
+        scheme: Any
+        root_path: str
+        headers: list[tuple[bytes, bytes]]
         url: bytes
         expect_100_continue: bool
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def connection_lost(self, exc: Exception | None) -> None: ...
+        def data_received(self, data: bytes) -> None: ...
         def on_message_begin(self) -> None: ...
         def on_headers_complete(self) -> None: ...
         def on_body(self, body: bytes) -> None: ...
@@ -109,20 +115,26 @@ class GatheringProtocol(_UvicornProtocol):
     """httptools where the platform has it, else h11, which bounds heads itself; see :class:`GatheringTransport`.
 
     Args:
-        shortcuts: they are asked first, about POSTs of small bodies to their very path, without a query; not over h11.
+        heads: their shortcuts are asked first, about POSTs of small bodies to their very path, without a query; not
+            over h11. A request that comes in one piece and whose head is known is not parsed at all.
         patience: what callers get; over h11 only uvicorn's own for idle connections.
     """
 
     #: bytes since the parser last gave out a whole head or a part of a body
     _withheld = 0
+    #: whether the parser is between two requests
+    _between = True
+    #: whether a shortcut has been asked already about what the parser is to find now
+    _declined = False
 
-    def __init__(
-        self, *args: Any, shortcuts: Shortcuts | None = None, patience: Patience | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, heads: Heads | None = None, patience: Patience | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._patience = patience or Patience()
-        self._shortcuts = {path.encode(): (path, shortcut) for path, shortcut in (shortcuts or {}).items()}
-        self._shortcut: Shortcut | None = None
+        self._heads = heads or Heads({})
+        #: of the request that is being received, if it is one for a shortcut
+        self._head: Head | None = None
+        #: of the last request that a shortcut has taken from the parser
+        self._taken: Head | None = None
 
     if not hasattr(_UvicornProtocol, "on_headers_complete"):
 
@@ -140,11 +152,24 @@ class GatheringProtocol(_UvicornProtocol):
             self._watch.stop()
             super().connection_lost(exc)
 
-        def on_message_begin(self) -> None:
-            self._watch.begin(Awaited.HEAD)
-            super().on_message_begin()
-
         def data_received(self, data: bytes) -> None:
+            cycle = self.cycle
+            between = self._between and (cycle is None or cycle.response_complete)
+            if between and (found := self._heads.find(data)) is not None and not self.flow.write_paused:
+                self._withheld = 0
+                if self._is_taken(ShortRequest(found[0], self, True, found[1])):
+                    return
+                self.cycle = None
+                self._declined = True
+            self._receive(data)
+            self._declined = False
+            if (taken := self._taken) is not None:
+                self._taken = None
+                if between:
+                    self._heads.learn(data, taken)
+
+        def _receive(self, data: bytes) -> None:
+            """By the parser."""
             self._withheld += len(data)
             super().data_received(data)
             if self._withheld > HEAD_BYTES and not self.transport.is_closing():
@@ -153,45 +178,59 @@ class GatheringProtocol(_UvicornProtocol):
                     self.transport.write(_HEAD_TOO_LARGE)
                 self.transport.close()
 
+        def on_message_begin(self) -> None:
+            self._between = False
+            self._watch.begin(Awaited.HEAD)
+            super().on_message_begin()
+
         def on_headers_complete(self) -> None:
             self._withheld = 0
             self._watch.begin(Awaited.BODY)
-            found = self._shortcuts.get(self.url)
-            if found is None or not self._is_plain():
-                self._shortcut = None
+            found = self._heads.shortcuts.get(self.url)
+            if found is None or self._declined or not (length := self._plain_length()):
+                self._head = None
                 super().on_headers_complete()
                 return
-            self.scope["path"], self._shortcut = found
-            self.scope["method"] = "POST"
-            self.cycle = ShortRequest(self.scope, self, self.parser.should_keep_alive())
+            self._head = Head(*found, self.headers, length)
+            self.cycle = ShortRequest(self._head, self, self.parser.should_keep_alive())
 
         def on_body(self, body: bytes) -> None:
             self._withheld = 0
             self._watch.hear()
-            if self._shortcut is None:
+            if self._head is None:
                 super().on_body(body)
             else:
                 self.cycle.body += body
 
         def on_message_complete(self) -> None:
-            self._watch.begin(Awaited.NOTHING if self._is_answering() else Awaited.REQUEST)
-            shortcut, self._shortcut = self._shortcut, None
-            if shortcut is None:
+            # after an upgrade it may be at anything
+            self._between = not self.parser.should_upgrade()
+            if self._head is None:
+                self._watch.begin(Awaited.NOTHING if self._is_answering() else Awaited.REQUEST)
                 super().on_message_complete()
                 return
+            head, self._head = self._head, None
             request: ShortRequest = self.cycle
-            try:
-                taken = shortcut(request)
-            except Exception:
-                # out of here it would be taken for an error of the parser
-                logger.exception("the shortcut to %s failed", request.scope["path"])
-                taken = request.response_complete
-            if not taken:
+            if self._is_taken(request):
+                # what ends the connection is not sent again
+                self._taken = head if request.keep_alive else None
+            else:
                 # the parser is still at this request: uvicorn is told of it now
                 self.cycle = None
                 super().on_headers_complete()
                 super().on_body(request.body)
                 super().on_message_complete()
+
+        def _is_taken(self, request: ShortRequest) -> bool:
+            """Ask the shortcut about a complete request."""
+            self.cycle = request
+            self._watch.awaited = Awaited.NOTHING
+            try:
+                return request.head.shortcut(request)
+            except Exception:
+                # out of here it would be taken for an error of the parser
+                logger.exception("the shortcut to %s failed", request.head.path)
+                return request.response_complete
 
         def on_response_complete(self) -> None:
             # what the application does behind its answer must not delay it
@@ -202,7 +241,8 @@ class GatheringProtocol(_UvicornProtocol):
             # as there, without a timer for each answer: the watch looks after idle connections too
             self.server_state.total_requests += 1
             if not self.transport.is_closing():
-                self.flow.resume_reading()
+                if self.flow.read_paused:
+                    self.flow.resume_reading()
                 if self._watch.awaited is Awaited.NOTHING:
                     self._watch.begin(Awaited.REQUEST)
 
@@ -223,11 +263,12 @@ class GatheringProtocol(_UvicornProtocol):
                 self.transport.write(_TOO_SLOW)
             self.transport.close()
 
-        def _is_plain(self) -> bool:
-            """Whether the request is one for shortcuts, by its head, and the connection free for an answer."""
+        def _plain_length(self) -> int:
+            """The length of the body, if the request is one for shortcuts, by its head, and the connection free for an
+            answer; else 0."""
             parser = self.parser
-            length = header(self.scope["headers"], b"content-length")
-            return (
+            length = header(self.headers, b"content-length")
+            is_plain = (
                 (self.cycle is None or self.cycle.response_complete)
                 and length is not None
                 and length.isdigit()
@@ -239,3 +280,4 @@ class GatheringProtocol(_UvicornProtocol):
                 and not parser.should_upgrade()
                 and not self.flow.write_paused
             )
+            return int(length) if is_plain and length is not None else 0

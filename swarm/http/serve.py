@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError
+from swarm.http.heads import Heads
 from swarm.http.patience import Patience
 from swarm.http.protocol import GatheringProtocol
 from swarm.http.shortcuts import Shortcuts
@@ -65,7 +66,7 @@ def uvicorn_config(
     patience: Patience = PATIENCE,
 ) -> uvicorn.Config:
     """How our servers serve: httptools where the platform has them, no access log, no server header."""
-    protocol = functools.partial(GatheringProtocol, shortcuts=shortcuts, patience=patience)
+    protocol = functools.partial(GatheringProtocol, heads=Heads(shortcuts or {}), patience=patience)
     return uvicorn.Config(
         app,
         # it is only ever called

@@ -1,8 +1,17 @@
 """Who may use the control routes, and where the server may listen without asking."""
 
-from swarm.server.auth.middleware import Admission, AuthMiddleware, check_exposure
+from swarm.server.auth.middleware import Admission, AuthMiddleware, Credentials, check_exposure
 from swarm.server.auth.names import ClientNames
 from swarm.server.auth.ring import TokenRing
 from swarm.server.auth.token import Caller, TokenScope
 
-__all__ = ["Admission", "AuthMiddleware", "Caller", "ClientNames", "TokenRing", "TokenScope", "check_exposure"]
+__all__ = [
+    "Admission",
+    "AuthMiddleware",
+    "Caller",
+    "ClientNames",
+    "Credentials",
+    "TokenRing",
+    "TokenScope",
+    "check_exposure",
+]

@@ -14,11 +14,11 @@ import logging
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import ConfigError, ForbiddenError, SwarmGatewayError
-from swarm.http.asgi import bearer_bytes, error_response
+from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
 from swarm.http.guard import foreign, is_loopback
 from swarm.server.auth.ring import TokenRing
 from swarm.server.auth.scopes import needed_scope
-from swarm.server.auth.token import Caller
+from swarm.server.auth.token import Caller, digest
 from swarm.server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,20 @@ logger = logging.getLogger(__name__)
 ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
 #: what a proxy adds: the peer is then not the caller
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
+
+
+class Credentials:
+    """What of a request's headers decides who its caller is; one for all requests with these headers."""
+
+    __slots__ = ("foreign", "forwarded", "key_digest")
+
+    def __init__(self, headers: RawHeaders) -> None:
+        key = bearer_bytes(headers)
+        #: of the token; ``None``: there is none
+        self.key_digest = digest(key) if key else None
+        self.forwarded = any(name in _FORWARDED for name, _ in headers)
+        # only asked of those without a token
+        self.foreign = None if key else foreign(headers)
 
 
 class Admission:
@@ -50,32 +64,33 @@ class Admission:
             ForbiddenError: the token lacks the route's scope.
             RequestError: a foreign page's request without a token.
         """
-        key = bearer_bytes(scope["headers"])
-        if not key and self._anonymous_may(scope):
-            caller = ANONYMOUS
-            if (error := foreign(scope["headers"])) is not None:
-                raise error
-        else:
-            caller = self._ring.authenticate(key)
-        self._check_scope(caller, scope)
+        caller = self.caller(Credentials(scope["headers"]), scope.get("client"), scope["path"])
+        if scope["method"] not in ("GET", "HEAD") and needed_scope(path := scope["path"]) == "admin":
+            logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
         scope["caller"] = caller
 
-    def _anonymous_may(self, scope: Scope) -> bool:
-        if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
-            return False
-        return _is_here(scope) and _FORWARDED.isdisjoint(dict(scope["headers"]))
-
-    @staticmethod
-    def _check_scope(caller: Caller, scope: Scope) -> None:
-        needed = needed_scope(path := scope["path"])
-        if not caller.may(needed):
+    def caller(self, given: Credentials, peer: tuple[str, int] | None, path: str) -> Caller:
+        """Who sends a request with these credentials, from ``peer``, to ``path``; raises like :meth:`admit`."""
+        if given.key_digest is not None:
+            caller = self._ring.holder(given.key_digest)
+        elif self._anonymous_may(given, peer):
+            caller = ANONYMOUS
+            if given.foreign is not None:
+                raise given.foreign
+        else:
+            caller = self._ring.authenticate(b"")
+        if not caller.may(needed := needed_scope(path)):
             raise ForbiddenError(
                 f"{path[:200]} needs a token with the scope {needed!r}; {caller.name!r} has "
                 f"{', '.join(sorted(caller.scopes))}",
                 code="scope_missing",
             )
-        if needed == "admin" and scope["method"] not in ("GET", "HEAD"):
-            logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
+        return caller
+
+    def _anonymous_may(self, given: Credentials, peer: tuple[str, int] | None) -> bool:
+        if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
+            return False
+        return peer is not None and _is_loopback_address(peer[0]) and not given.forwarded
 
 
 class AuthMiddleware:
@@ -112,12 +127,6 @@ def check_exposure(config: ServerConfig) -> None:
             "listen on 127.0.0.1",
             code="token_required",
         )
-
-
-def _is_here(scope: Scope) -> bool:
-    """Whether the connection's other end is on this machine."""
-    peer = scope.get("client")
-    return peer is not None and _is_loopback_address(peer[0])
 
 
 @functools.lru_cache(maxsize=256)

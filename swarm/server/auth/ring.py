@@ -40,7 +40,12 @@ class TokenRing:
     def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0, private: str | None = None) -> None:
         self._file = TokenFile(run_dir)
         self._configured = digest(token) if token else None
-        self._private = digest(private) if private else None
+        #: the server's own, by digest
+        self._own = [
+            (digest(own), Caller(name, frozenset({"admin"})))
+            for name, own in ((CONFIGURED, token), (PRIVATE, private))
+            if own
+        ]
         self._look_every = look_every
         self._looked = time.monotonic()
         self._seen = self._look()
@@ -64,17 +69,20 @@ class TokenRing:
         Raises:
             AuthenticationError: no token, or one that is unknown, expired or revoked.
         """
-        self._refresh()
         if not key:
             raise AuthenticationError(
                 "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`)"
             )
-        given = digest(key)
+        return self.holder(digest(key))
+
+    def holder(self, key_digest: bytes) -> Caller:
+        """The caller whose token has this digest; raises like :meth:`authenticate`."""
+        self._refresh()
         # all of them, each in constant time: how long it takes tells nothing about which are near
-        found = [token for known, token in self._tokens.items() if hmac.compare_digest(given, known)]
-        for name, own in ((CONFIGURED, self._configured), (PRIVATE, self._private)):
-            if own is not None and hmac.compare_digest(given, own):
-                return Caller(name, frozenset({"admin"}))
+        found = [token for known, token in self._tokens.items() if hmac.compare_digest(key_digest, known)]
+        for own, caller in self._own:
+            if hmac.compare_digest(key_digest, own):
+                return caller
         if not found:
             raise AuthenticationError("unknown token: it is not one of this swarm server's")
         token = found[0]

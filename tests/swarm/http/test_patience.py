@@ -55,7 +55,7 @@ async def echo(request: Request) -> Response:
 
 
 def answered_at_once(request: ShortRequest) -> bool:
-    request.answer(200, [(b"content-length", b"5")], b"short")
+    request.answer(200, b"content-length: 5\r\n", b"short")
     return True
 
 

@@ -17,6 +17,7 @@ import uvicorn
 from swarm.http.serve import bind, uvicorn_config
 from swarm.http.shortcuts import Shortcuts, ShortRequest
 from swarm.server.app import create_app
+from swarm.server.auth.store import TokenFile
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.journal.ledger import Changes
@@ -152,6 +153,23 @@ async def test_an_end_that_was_answered_is_repeated_and_another_comes_too_late(s
     assert answers[2].json()["error"]["code"] == "episode_ended"
     # only the first was the shortcut's
     assert server.taken == [True, True, False, False]
+
+
+async def test_who_may_claim_is_decided_each_time(server: Server, tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path)
+    key = {"authorization": f"Bearer {tokens.create('ci', ['claim'])}"}
+    body = {"client_uuid": "ci's", "episode_type": "eval", "idempotency_key": "same"}
+    # the first may be answered before the server looks at its tokens again; after the second its head is known
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            while (await server.post("/claim_episode", body, **key)).status_code == 401:
+                pass
+        tokens.revoke("ci")
+        while (answer := await server.post("/claim_episode", body, **key)).status_code == 200:
+            pass
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "token_revoked")
+    other = await server.post("/claim_episode", body, authorization=f"Bearer {TOKEN}")
+    assert other.status_code == 200, "the server's own token is an admin's"
 
 
 @pytest.mark.parametrize(
