@@ -6,7 +6,6 @@ wakes everyone who waits.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Collection
@@ -15,7 +14,7 @@ from typing import Any
 
 from swarm.errors import UnavailableError
 from swarm.protocol import EngineStatus
-from swarm.server.concurrency import Signal
+from swarm.server.concurrency import Once, Signal
 from swarm.states import EngineState, check_engine
 
 logger = logging.getLogger(__name__)
@@ -25,14 +24,14 @@ logger = logging.getLogger(__name__)
 class Serving:
     """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
 
-    ``gone`` is set when the engine that serves it goes OFFLINE; new weights of the same engine keep it. ``stays_awake``
-    tells that vLLM serves while the trainer computes.
+    ``gone`` happens when the engine that serves it goes OFFLINE; new weights of the same engine keep it.
+    ``stays_awake`` tells that vLLM serves while the trainer computes.
     """
 
     addresses: tuple[str, ...]
     engine_model: str
     policy_version: int
-    gone: asyncio.Event
+    gone: Once
     stays_awake: bool = True
 
 
@@ -49,7 +48,7 @@ class EngineBoard:
         self._weight_syncs = 0
         self._closing = False
         self._serving: Serving | None = None
-        self._engine_gone = asyncio.Event()
+        self._engine_gone = Once()
         self.engine_pid: int | None = None
         self.boot_stage = ""
         self.last_lines: list[str] = []
@@ -120,5 +119,5 @@ class EngineBoard:
 
     def _serve_no_more(self) -> None:
         self._serving = None
-        self._engine_gone.set()
-        self._engine_gone = asyncio.Event()
+        self._engine_gone.happen()
+        self._engine_gone = Once()

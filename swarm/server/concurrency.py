@@ -1,6 +1,7 @@
 """Small pieces of structured concurrency that the server's parts share.
 
-Invariant: no coroutine given to a function here outlives the call.
+Invariant: no coroutine given to a function here outlives the call, and no error given to an :class:`Interruptible`
+leaves another block than its own.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -33,6 +35,72 @@ class Signal:
                 while not condition():
                     await self.wait()
         return condition()
+
+
+class Once:
+    """Something that happens at most once, and whoever is to be told then; a task that waits for it would cost as much
+    as a small request."""
+
+    __slots__ = ("_told", "happened")
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._told: dict[Callable[[], None], None] = {}
+
+    def happen(self) -> None:
+        self.happened = True
+        told, self._told = self._told, {}
+        for tell in told:
+            tell()
+
+    def tell(self, told: Callable[[], None]) -> None:
+        """Call ``told`` when it happens, or at once if it has."""
+        if self.happened:
+            told()
+        else:
+            self._told[told] = None
+
+    def forget(self, told: Callable[[], None]) -> None:
+        """Do not call ``told`` any more."""
+        self._told.pop(told, None)
+
+
+class Interruptible:
+    """A block of the current task that ends with an error once somebody else says so; for a ``with`` statement.
+
+    Like :func:`asyncio.timeout`, it cancels the task, and turns the cancellation into the error at the end of the
+    block; what the block awaits cleans up meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled_before = 0
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "there is nothing to interrupt outside of a task"
+        self._cancelled_before = self._task.cancelling()
+        return self
+
+    def interrupt(self, error: BaseException) -> None:
+        """Let the block end with ``error``; the first one counts, and none does once the block is over."""
+        if self._task is None or self._error is not None:
+            return
+        if asyncio.current_task() is self._task:
+            # it would be cancelled at its next wait, though that may come after the block
+            asyncio.get_running_loop().call_soon(self.interrupt, error)
+            return
+        self._error = error
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        assert task is not None
+        if self._error is not None and task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise self._error from error
 
 
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:
@@ -61,9 +129,18 @@ async def until_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any,
         ClientGoneError: the caller is gone.
     """
 
-    async def watch() -> T:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        raise ClientGoneError
+    with Interruptible() as working:
 
-    return await first_of(work, watch())
+        async def watch() -> None:
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                working.interrupt(ClientGoneError())
+            except Exception as exc:
+                working.interrupt(exc)
+
+        watching = asyncio.ensure_future(watch())
+        try:
+            return await work
+        finally:
+            watching.cancel()

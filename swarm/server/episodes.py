@@ -6,7 +6,6 @@ of keys are written anywhere; the key of a claim that may be repeated stays in m
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import math
@@ -19,6 +18,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.auth.token import digest
 from swarm.server.collecting import Collection
+from swarm.server.concurrency import Once
 from swarm.server.journal.records import EpisodeClaimed
 from swarm.states import EpisodeState
 from swarm.types import ModelCall
@@ -33,7 +33,7 @@ def new_key() -> str:
 class Episode:
     """A running episode.
 
-    ``last_active`` and ``cap`` (the end of its wall-clock time) are in seconds of the pool's clock. ``over`` is set
+    ``last_active`` and ``cap`` (the end of its wall-clock time) are in seconds of the pool's clock. ``over`` happens
     when the episode ends in whatever way, and ``over_error`` is what calls still in flight are to be told.
     """
 
@@ -51,7 +51,7 @@ class Episode:
     quarantine_reason: str = ""
     #: the transaction by which alone it may end, see :mod:`swarm.server.prepared`
     promised_to: str = ""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    over: Once = field(default_factory=Once)
     over_error: SwarmGatewayError | None = None
 
     @property
@@ -83,7 +83,7 @@ class Episode:
         self.key_digests.clear()
         self.key = ""
         self.over_error = error
-        self.over.set()
+        self.over.happen()
 
 
 @dataclass(eq=False)

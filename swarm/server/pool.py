@@ -205,18 +205,18 @@ class EpisodePool:
 
         Should the episode end before, nothing of it is trained.
         """
-        records = [CallRecorded(one.episode_uuid, call) for one, call in calls if not one.over.is_set()]
+        records = [CallRecorded(one.episode_uuid, call) for one, call in calls if not one.over.happened]
         if records:
             self.journal(*records)
 
     def keep(self, episode: Episode, call: ModelCall) -> None:
         """What :meth:`record` was told is on disk: it belongs to the episode, unless that is over."""
-        if not episode.over.is_set():
+        if not episode.over.happened:
             episode.calls.append(call)
 
     def quarantine(self, episode: Episode, reason: str) -> None:
         """Never train this episode; the first reason stays."""
-        if not episode.quarantine_reason and not episode.over.is_set():
+        if not episode.quarantine_reason and not episode.over.happened:
             logger.warning("episode %s is quarantined: %s", episode.episode_uuid, reason)
             episode.quarantine_reason = reason
             self.journal(EpisodeQuarantined(episode.episode_uuid, reason))

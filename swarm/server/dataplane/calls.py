@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
-from swarm.server.concurrency import first_of
+from swarm.server.concurrency import Interruptible, Once
 from swarm.server.controller import Controller
 from swarm.server.endings import DELETED
 from swarm.server.episodes import Episode
@@ -70,7 +70,7 @@ class Party(Protocol):
         """From now on the call goes on, untrained, when the engine's next phase deletes its episodes."""
         ...
 
-    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
+    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: Once) -> T:
         """The result of ``work``, which is cancelled when an episode ends (but see :meth:`outlive`) or the engine that
         serves it is gone.
 
@@ -118,12 +118,18 @@ class Nobody:
     def outlive(self) -> None:
         pass
 
-    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
-        async def gone() -> T:
-            await engine_gone.wait()
-            raise UnavailableError("the engine went away while it served the call", code="engine_offline")
+    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: Once) -> T:
+        with Interruptible() as working:
 
-        return await first_of(work, gone())
+            def gone() -> None:
+                error = UnavailableError("the engine went away while it served the call", code="engine_offline")
+                working.interrupt(error)
+
+            engine_gone.tell(gone)
+            try:
+                return await work
+            finally:
+                engine_gone.forget(gone)
 
 
 class Members:
@@ -163,7 +169,7 @@ class Members:
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
         """The first reason stays and is counted."""
         episode = self.episodes[choice]
-        if not episode.quarantine_reason and not episode.over.is_set():
+        if not episode.quarantine_reason and not episode.over.happened:
             self._quarantined[problem.code or "token_truth"] += 1
             self._pool.quarantine(episode, problem.message)
 
@@ -180,32 +186,51 @@ class Members:
     def check(self) -> None:
         """Raise why one of them is over, if one is."""
         for episode in self.episodes:
-            if episode.over.is_set():
+            if episode.over.happened:
                 raise self._over_error(episode)
 
     def outlive(self) -> None:
         self._outlives = True
 
-    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: asyncio.Event) -> T:
-        async def closed(episode: Episode) -> T:
-            await episode.over.wait()
-            if self._outlives and episode.over_error is not None and episode.over_error.code == DELETED:
-                # whoever reads the answer has seen its beginning
-                return await asyncio.get_running_loop().create_future()
-            raise self._over_error(episode)
+    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: Once) -> T:
+        with Interruptible() as working:
 
-        async def gone() -> T:
-            await engine_gone.wait()
-            # the pool hears of it a moment later, and has the better word for an episode that goes with the engine
+            def closed() -> None:
+                for episode in self.episodes:
+                    if episode.over.happened and not self._survives(episode):
+                        working.interrupt(self._over_error(episode))
+                        return
+
+            def gone() -> None:
+                # the pool hears of it a moment later, and has the better word for an episode that goes with the engine
+                asyncio.get_running_loop().call_soon(lambda: working.interrupt(self._gone_error()))
+
+            for episode in self.episodes:
+                episode.over.tell(closed)
+            engine_gone.tell(gone)
+            try:
+                return await work
+            finally:
+                engine_gone.forget(gone)
+                for episode in self.episodes:
+                    episode.over.forget(closed)
+
+    def _survives(self, episode: Episode) -> bool:
+        """Whether the call goes on although the episode is over: whoever reads the answer has seen its beginning."""
+        return self._outlives and episode.over_error is not None and episode.over_error.code == DELETED
+
+    def _gone_error(self) -> SwarmGatewayError:
+        try:
             self.check()
-            serving = self._controller.serving  # raises, unless the next engine is up already
-            raise UnavailableError(
-                f"the engine was started again while it served the call (policy version {serving.policy_version} now)",
-                code="engine_offline",
-                retry_after=1.0,
-            )
-
-        return await first_of(work, *map(closed, self.episodes), gone())
+            serving = self._controller.serving
+        except SwarmGatewayError as exc:
+            return exc
+        # the next engine is up already
+        return UnavailableError(
+            f"the engine was started again while it served the call (policy version {serving.policy_version} now)",
+            code="engine_offline",
+            retry_after=1.0,
+        )
 
     def _over_error(self, episode: Episode) -> SwarmGatewayError:
         error = episode.over_error or UnavailableError("the episode is over")

@@ -24,7 +24,7 @@ from adapters.dialects.jsons import encode
 from swarm.errors import RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, header, read_json
 from swarm.protocol import ReplicaStatus
-from swarm.server.concurrency import ClientGoneError, until_gone
+from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.dataplane import replicas
@@ -102,7 +102,7 @@ class DataPlane:
         card = {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def while_open(self, members: Party, engine_gone: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    async def while_open(self, members: Party, engine_gone: Once, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.
 
         Raises:
@@ -183,7 +183,7 @@ class _EventStream(Response):
         self,
         plane: DataPlane,
         members: Party,
-        engine_gone: asyncio.Event,
+        engine_gone: Once,
         session: ChatSession,
         wire: Wire,
         *,

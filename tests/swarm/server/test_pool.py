@@ -204,7 +204,7 @@ def test_keys_open_only_their_running_episode() -> None:
     pool.end("me", "a", ends(one))
     with pytest.raises(AuthenticationError):
         pool.open(one.episode_uuid, one.key)
-    assert episode.over.is_set()
+    assert episode.over.happened
 
 
 def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:

@@ -1,0 +1,207 @@
+"""Blocks that somebody else ends, and things that happen once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from swarm.server.concurrency import ClientGoneError, Interruptible, Once, until_gone
+
+pytestmark = pytest.mark.anyio
+
+
+class StopError(Exception):
+    pass
+
+
+async def forever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_who_asks_late_is_told_at_once_and_who_was_forgotten_never() -> None:
+    once, told = Once(), list[str]()
+
+    def first() -> None:
+        told.append("first")
+
+    def second() -> None:
+        told.append("second")
+
+    once.tell(first)
+    once.tell(second)
+    once.forget(second)
+    assert told == [] and not once.happened
+    once.happen()
+    once.happen()
+    assert told == ["first"] and once.happened
+    once.tell(second)
+    assert told == ["first", "second"]
+
+
+async def test_a_block_ends_with_the_first_error_and_cleans_up_before() -> None:
+    block, events = Interruptible(), list[str]()
+
+    async def work() -> None:
+        try:
+            with block:
+                try:
+                    await forever()
+                finally:
+                    await turns()
+                    events.append("cleaned up")
+        except StopError as exc:
+            events.append(str(exc))
+            # the task is as if nobody had cancelled it
+            await turns()
+            events.append("went on")
+
+    task = asyncio.create_task(work())
+    await turns(1)
+    block.interrupt(StopError("one"))
+    block.interrupt(StopError("two"))
+    await asyncio.wait_for(task, 20)
+    assert events == ["cleaned up", "one", "went on"]
+    assert task.cancelling() == 0
+
+
+async def test_what_ends_by_itself_is_not_interrupted_later() -> None:
+    with Interruptible() as block:
+        await turns()
+    block.interrupt(StopError())
+    await turns()
+
+
+async def test_an_error_of_the_block_itself_stands() -> None:
+    async def work(block: Interruptible) -> None:
+        with block:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                raise KeyError("mine") from None
+
+    block = Interruptible()
+    task = asyncio.create_task(work(block))
+    await turns(1)
+    block.interrupt(StopError())
+    with pytest.raises(KeyError):
+        await asyncio.wait_for(task, 20)
+
+
+async def test_a_task_that_is_cancelled_as_well_stays_cancelled() -> None:
+    async def work(block: Interruptible) -> None:
+        with block:
+            await forever()
+
+    for cancelled_first in (False, True):
+        block = Interruptible()
+        task = asyncio.create_task(work(block))
+        await turns(1)
+        if cancelled_first:
+            task.cancel()
+        block.interrupt(StopError())
+        if not cancelled_first:
+            task.cancel()
+        await asyncio.wait([task], timeout=20)
+        assert task.cancelled()
+
+
+async def test_blocks_within_each_other_end_with_their_own_errors() -> None:
+    outer, inner = Interruptible(), Interruptible()
+    seen = list[str]()
+
+    async def work() -> None:
+        try:
+            with outer:
+                try:
+                    with inner:
+                        await forever()
+                except StopError as exc:
+                    seen.append(str(exc))
+                    await forever()
+        except StopError as exc:
+            seen.append(str(exc))
+
+    task = asyncio.create_task(work())
+    await turns(1)
+    inner.interrupt(StopError("inner"))
+    await turns()
+    assert seen == ["inner"]
+    outer.interrupt(StopError("outer"))
+    await asyncio.wait_for(task, 20)
+    assert seen == ["inner", "outer"]
+
+
+async def test_both_at_once_end_the_outer_block() -> None:
+    outer, inner = Interruptible(), Interruptible()
+
+    async def work() -> None:
+        with outer, inner:
+            await forever()
+
+    task = asyncio.create_task(work())
+    await turns(1)
+    inner.interrupt(StopError("inner"))
+    outer.interrupt(StopError("outer"))
+    with pytest.raises(StopError, match="outer"):
+        await asyncio.wait_for(task, 20)
+
+
+async def test_a_task_that_interrupts_itself_hears_of_it_within_its_block_or_never() -> None:
+    with Interruptible() as block:
+        block.interrupt(StopError())
+    await turns()
+    with pytest.raises(StopError), Interruptible() as block:
+        block.interrupt(StopError())
+        await asyncio.wait_for(forever(), 20)
+
+
+def messages(*kinds: str) -> Callable[[], Awaitable[Any]]:
+    """ASGI's receive, which has nothing more to say after these."""
+    left = [{"type": kind} for kind in kinds]
+
+    async def receive() -> Any:
+        await turns(1)
+        return left.pop(0) if left else await forever()
+
+    return receive
+
+
+async def test_work_ends_with_its_caller() -> None:
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await forever()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(ClientGoneError):
+        await asyncio.wait_for(until_gone(messages("http.request", "http.disconnect"), work()), 20)
+    assert cancelled.is_set()
+
+
+async def test_work_whose_caller_stays_is_done_and_leaves_nothing_behind() -> None:
+    async def work() -> int:
+        await turns()
+        return 7
+
+    before = asyncio.all_tasks()
+    assert await until_gone(messages("http.request"), work()) == 7
+    await turns()
+    assert asyncio.all_tasks() == before
+
+
+async def test_what_is_wrong_with_the_connection_ends_the_work() -> None:
+    async def receive() -> Any:
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        await asyncio.wait_for(until_gone(receive, forever()), 20)
