@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 #: Of the event loop, after which what a request has written is with the kernel: the answer's task goes on in the first,
 #: and the server's transport gathers what is written in one turn until the next.
 _TURNS = 3
+#: Seconds by which what nobody waits for begins later, so that no more than the answer competes for processors until it
+#: is with its reader.
+HEAD_START = 0.005
 
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
-"""Policy ``first``: the first answer goes out as it is sampled, the others are sampled from its first token on, and all
-are judged behind.
+"""Policy ``first``: the first answer goes out as it is sampled, the others begin behind its first token, and all are
+judged behind.
 
 Invariant: what is streamed is what its episode recorded; a stream that breaks off is told as an error and never
 trained.
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.fanout.assembling import Assembly
 from gateway.fanout.group import GroupRun
+from gateway.fanout.lead import Lead
 from gateway.fanout.ports import Link, Route
 from gateway.fanout.report import GroupReport
 from gateway.fanout.running import outliving, with_group
@@ -42,11 +43,13 @@ async def first(route: Route, incoming: Incoming, session: Link | None) -> Live 
 
 async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Decided:
     count = incoming.call.choices
+    lead = Lead()
     run.start_each(range(count), pieces=False)
-    _start_others(run, count, behind=False)
+    _start_others(run, count, lead)
     with phase("sample"):
         while any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
+    lead.end()
     delivered = [place for place in range(count) if place in run.samples]
     if not delivered:
         raise run.failure()
@@ -75,12 +78,13 @@ class _Broadcast:
         # without a bound: it holds no more than the answers themselves, and a slow reader holds nobody up
         self._parts: asyncio.Queue[Chunk | SwarmGatewayError | None] = asyncio.Queue()
         self._opened: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._lead = Lead()
         self._head: Chunk = {}
         self._whole = False
         self._left = False
 
     async def begin(self) -> Live:
-        """Start what goes out; the outcome once the first stream has its first chunk, with the others started behind.
+        """Start what goes out, and the others behind; the outcome once the first stream has its first chunk.
 
         Raises:
             SwarmGatewayError: there is none.
@@ -88,10 +92,9 @@ class _Broadcast:
         run = self._run
         for place in range(self._count):
             run.start(place, self._stream)
+        _start_others(run, self._count, self._lead)
         with phase("sample"):
             version = await self._opened
-        # not before: the user's first token would wait for them, and their prompt is in vLLM's prefix cache now
-        _start_others(run, self._count, behind=True)
         run.settle((), None, range(self._count))
         return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
 
@@ -108,9 +111,11 @@ class _Broadcast:
                     self._take(place, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)
+                        self._lead.end()
             sample = Sample(self._assemblies[place].answer(), loop.time() - started, live.policy_version)
         except BaseException as exc:
             error = self._told(exc)
+            self._lead.end()
             if not self._opened.done():
                 self._opened.set_exception(error)
             self._parts.put_nowait(error)
@@ -184,13 +189,13 @@ class _Broadcast:
             self._run.cancel(DropReason.CANCELLED)
 
 
-def _start_others(run: GroupRun, count: int, *, behind: bool) -> None:
-    """Begin to sample what does not go out, all but the first ``count`` answers; ``behind`` what goes out now."""
+def _start_others(run: GroupRun, count: int, lead: Lead) -> None:
+    """Begin to sample what does not go out, all but the first ``count`` answers, behind the ``lead`` of those."""
     others = range(count, len(run.shaped.bodies))
     if len(others) > 1 and run.shares_call:
-        run.start_together(others, pieces=False, behind=behind)
+        run.start_together(others, pieces=False, after=lead.over)
     else:
-        run.start_each(others, pieces=False, behind=behind)
+        run.start_each(others, pieces=False, after=lead.over)
 
 
 def _streamed(body: bytes) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from gateway.background import answers_first
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: A group needs so many answers to compare them with each other.
 _LEAST_GROUP = 2
+#: Returns when sampling may begin.
+After = Callable[[], Awaitable[None]]
 
 
 class GroupRun:
@@ -75,16 +77,16 @@ class GroupRun:
         """Whether one call may sample several answers."""
         return self.shaped.shares_call and bool(self.claimed.episodes.base_url)
 
-    def start_together(self, places: Sequence[int], *, pieces: bool, behind: bool = False) -> None:
-        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; ``behind`` what goes out."""
-        self._start(self._sample_together(places, pieces, behind), f"sampling {len(places)} answers")
+    def start_together(self, places: Sequence[int], *, pieces: bool, after: After | None = None) -> None:
+        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; once ``after()`` returns."""
+        self._start(self._sample_together(places, pieces, after), f"sampling {len(places)} answers")
 
-    def start_each(self, places: Sequence[int], *, pieces: bool, behind: bool = False) -> None:
-        """Begin to sample the answers at ``places``, each with a call of its own; ``behind`` what goes out now."""
+    def start_each(self, places: Sequence[int], *, pieces: bool, after: After | None = None) -> None:
+        """Begin to sample the answers at ``places``, each with a call of its own; once ``after()`` returns."""
 
         async def sample(place: int) -> Sample:
-            if behind:
-                await answers_first()
+            if after is not None:
+                await after()
             episode, body = self.claimed.episodes[place], self.shaped.bodies[place]
             return await self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
 
@@ -302,9 +304,9 @@ class GroupRun:
             logger.warning("a sample failed: %s", exc)
             self.outcomes[place] = exc
 
-    async def _sample_together(self, places: Sequence[int], pieces: bool, behind: bool) -> None:
-        if behind:
-            await answers_first()
+    async def _sample_together(self, places: Sequence[int], pieces: bool, after: After | None) -> None:
+        if after is not None:
+            await after()
         group, body = self.claimed.episodes, self.shaped.bodies[0]
         outcomes: Sequence[Sample | SwarmGatewayError]
         try:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.background import Background, answers_first
+from gateway.background import HEAD_START, Background
 from swarm.client import EpisodeGroup
 from swarm.errors import SwarmGatewayError
 
@@ -98,7 +98,7 @@ class Standby:
 
     async def _fill(self, kind: Kind) -> None:
         try:
-            await answers_first()
+            await asyncio.sleep(HEAD_START)
             while self._lacks(kind) and not self._over:
                 epoch = self._epoch
                 group = await self._claim(kind)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.fanout import Policy, best, first
+from gateway.fanout import Policy, best, first, lead
 from gateway.forms import Decided, Live
 from gateway.sessions.turns import Closing
 from tests.gateway.fanout.conftest import OpenRoute, asking, at_rest, chunks_of
@@ -83,16 +83,19 @@ async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, ope
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("others", [True, False])
 async def test_a_group_of_policy_first_whose_user_left_before_the_answer_is_counted(
-    rig: server.Rig, open_route: OpenRoute, stream: bool
+    rig: server.Rig, open_route: OpenRoute, stream: bool, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lead, "LEAD_SECONDS", 0.0 if others else 3600.0)
     rig.vllm.default = rig.vllm.hang()
     async with open_route() as route:
         answering = asyncio.create_task(first(route, asking(stream=stream), None))
         async with asyncio.timeout(60):
-            # the others share a call, which a stream begins with its first token
-            while rig.vllm.streaming < (1 if stream else 2):
+            # the others share a call
+            while rig.vllm.streaming < (2 if others else 1):
                 await rig.client.get("/health")
         answering.cancel()
         await at_rest(rig, route)
+        assert len(rig.vllm.requests) == len(rig.vllm.cancellations) == (2 if others else 1)
         assert dict(route.stats.dropped) == {"request_cancelled": 1}

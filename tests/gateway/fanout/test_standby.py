@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.background import Background
+from gateway.fanout import standby as standby_module
 from gateway.fanout.standby import KEEP_SECONDS, Kind, Standby
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import UnavailableError
 
 KINDS = (Kind(2, 60.0), Kind(3, 60.0))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def at_once() -> Iterator[None]:
+    """Turns of the event loop are all the time there is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(standby_module, "HEAD_START", 0.0)
+        yield
 
 
 class MovedLoop(asyncio.SelectorEventLoop):
