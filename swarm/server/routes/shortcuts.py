@@ -1,4 +1,4 @@
-"""Shortcuts to the two busiest routes: one episode is claimed, one episode is ended.
+"""Shortcuts to the busiest routes: an episode or a group of them is claimed, or ended.
 
 Invariant: here nothing is decided and nobody is refused. What the pool grants or takes at once is answered once it is
 on disk, in the very words of :mod:`swarm.server.routes.episodes`; everything else is left to that.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -24,11 +25,11 @@ from swarm.http.asgi import (
 )
 from swarm.http.guard import is_json
 from swarm.http.shortcuts import Head, Shortcuts, ShortRequest
-from swarm.protocol import ClaimEpisodeRequest, EndEpisodeRequest
+from swarm.protocol import ClaimEpisodeRequest, ClaimGroupRequest, EndEpisodeRequest, EndGroupRequest
 from swarm.server.auth import Admission, Caller, ClientNames, Credentials
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
-from swarm.server.episodes import Grant
+from swarm.server.episodes import ClaimWish, Grant
 from swarm.server.meters import Meters
 from swarm.server.routes.episodes import not_trained, wish_for
 
@@ -53,7 +54,7 @@ class _Notes:
 
 @dataclass(frozen=True)
 class EpisodeShortcuts:
-    """``POST /claim_episode`` and ``POST /end_episode``."""
+    """``POST /claim_episode`` and ``/claim_group``, ``POST /end_episode`` and ``/end_group``."""
 
     config: ServerConfig
     controller: Controller
@@ -62,18 +63,26 @@ class EpisodeShortcuts:
     names: ClientNames
 
     def table(self) -> Shortcuts:
-        return {"/claim_episode": self.claim, "/end_episode": self.end}
+        return {
+            "/claim_episode": lambda request: self._claim(request, ClaimEpisodeRequest),
+            "/claim_group": lambda request: self._claim(request, ClaimGroupRequest),
+            "/end_episode": lambda request: self._end(request, EndEpisodeRequest),
+            "/end_group": lambda request: self._end(request, EndGroupRequest),
+        }
 
-    def claim(self, request: ShortRequest) -> bool:
+    def _claim(self, request: ShortRequest, model: type[ClaimEpisodeRequest]) -> bool:
         began = time.monotonic()
         controller = self.controller
         if not controller.has_job or len(controller.claims) or controller.journal_behind:
             return False
         try:
             caller = self._caller(request)
-            wanted = validated(ClaimEpisodeRequest, parse_json(request.body))
+            wanted = validated(model, parse_json(request.body))
             self.names.check(caller, wanted.client_uuid)
-            wish = wish_for(wanted, self.config)
+            if isinstance(wanted, ClaimGroupRequest):
+                wish = wish_for(wanted, self.config, wanted.count, as_group=True)
+            else:
+                wish = wish_for(wanted, self.config)
             if controller.claims.remembers(wish):
                 return False
             # a grant is a sign of life; what is refused here comes to the application, which tells of one
@@ -83,43 +92,36 @@ class EpisodeShortcuts:
         controller.pool_changed()
         if not isinstance(grant, Grant):
             return False
-        (claim,) = grant.claims
 
         def told(error: UnavailableError | None) -> None:
-            if error is not None:
-                if not wish.claim_key:
-                    controller.claims.give_back(wish, grant)
-                self._answer_error(request, began, error)
+            if error is None:
+                self.meters.claim_granted(time.monotonic() - began)
+                self._answer(request, began, body)
                 return
-            self.meters.claim_granted(time.monotonic() - began)
-            at = request.connection
-            base_url = base_url_at(at.scheme, _notes(request.head).host, at.server, at.root_path)
-            answer = {
-                "success": True,
-                "client_uuid": wish.client_uuid,
-                "episode_uuid": claim.episode_uuid,
-                "openai_base_url": f"{base_url}episodes/{claim.episode_uuid}/v1",
-                "openai_api_key": claim.key,
-                "fail_cause": "",
-            }
-            self._answer(request, began, orjson.dumps(answer))
+            if not wish.claim_key:
+                controller.claims.give_back(wish, grant)
+            self._answer_error(request, began, error)
 
+        body = orjson.dumps(_granted(request, wish, grant))
         controller.on_disk(told)
         return True
 
-    def end(self, request: ShortRequest) -> bool:
+    def _end(self, request: ShortRequest, model: type[EndEpisodeRequest] | type[EndGroupRequest]) -> bool:
         began = time.monotonic()
         controller = self.controller
         if not controller.has_job:
             return False
         try:
             caller = self._caller(request)
-            wanted = validated(EndEpisodeRequest, parse_json(request.body))
+            wanted = validated(model, parse_json(request.body))
             self.names.check(caller, wanted.client_uuid)
-            pool, client_uuid, episode_uuid = controller.pool, wanted.client_uuid, wanted.episode_uuid
-            if not pool.can_continue(client_uuid, episode_uuid):
+            pool, client_uuid = controller.pool, wanted.client_uuid
+            as_group = isinstance(wanted, EndGroupRequest)
+            ends = wanted.ends if isinstance(wanted, EndGroupRequest) else [wanted]
+            if not all(pool.can_continue(client_uuid, end.episode_uuid) for end in ends):
                 return False
-            dropped = pool.end(client_uuid, wanted.task_id, [wanted], end_key=wanted.idempotency_key or "")
+            end_key = wanted.idempotency_key or ""
+            dropped = pool.end(client_uuid, wanted.task_id, ends, as_group=as_group, end_key=end_key)
         except SwarmGatewayError:
             return False
         controller.pool_changed()
@@ -156,6 +158,31 @@ class EpisodeShortcuts:
         lines = b"".join(b"%b: %b\r\n" % one for one in headers)
         request.answer(response.status_code, lines, bytes(response.body))
         self.meters.request("POST", request.head.path, response.status_code, time.monotonic() - began)
+
+
+def _granted(request: ShortRequest, wish: ClaimWish, grant: Grant) -> dict[str, Any]:
+    """What :class:`EpisodeRoutes` answers."""
+    at = request.connection
+    base_url = base_url_at(at.scheme, _notes(request.head).host, at.server, at.root_path)
+    episodes = [
+        {
+            "episode_uuid": claim.episode_uuid,
+            "openai_base_url": f"{base_url}episodes/{claim.episode_uuid}/v1",
+            "openai_api_key": claim.key,
+        }
+        for claim in grant.claims
+    ]
+    if not wish.as_group:
+        return {"success": True, "client_uuid": wish.client_uuid, **episodes[0], "fail_cause": ""}
+    return {
+        "success": True,
+        "client_uuid": wish.client_uuid,
+        "episodes": episodes,
+        "group_uuid": grant.group_uuid,
+        "openai_base_url": f"{base_url}groups/{grant.group_uuid}/v1",
+        "openai_api_key": grant.group_key,
+        "fail_cause": "",
+    }
 
 
 def _notes(head: Head) -> _Notes:

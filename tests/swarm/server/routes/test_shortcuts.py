@@ -127,6 +127,48 @@ async def test_ends_are_answered_as_by_the_application(server: Server) -> None:
         assert short.headers["x-request-id"].startswith("req_")
 
 
+async def test_groups_are_claimed_as_by_the_application(server: Server) -> None:
+    body = {"client_uuid": "me", "count": 3, "idempotency_key": "k", "standby": True}
+    short, long = await server.both("/claim_group", body)
+    assert server.taken == [True]
+    assert short.content == long.content
+    assert len({one["openai_api_key"] for one in short.json()["episodes"]}) == 3
+    assert short.json()["openai_base_url"] == f"{server.client.base_url}/groups/{short.json()['group_uuid']}/v1"
+
+
+async def test_groups_are_ended_as_by_the_application(server: Server) -> None:
+    for kind, error in (("eval", None), ("train", "not trained: ")):
+        claim = {"client_uuid": "me", "count": 2, "episode_type": kind}
+        episodes = (await server.post("/claim_group", claim)).json()["episodes"]
+        body = {"client_uuid": "me", "task_id": "task", "ends": [end_of(one) for one in episodes]}
+        server.taken.clear()
+        short, long = await server.both("/end_group", body)
+        assert server.taken == [True]
+        assert short.content == long.content
+        assert (short.json()["error"] or "").startswith(error or "")
+        assert server.controller.pool.running == 0
+
+
+async def test_a_group_of_which_a_part_is_over_is_the_applications(server: Server) -> None:
+    one, other = [await server.claim() for _ in range(2)]
+    await server.post("/end_episode", end_of(one))
+    body = {"client_uuid": "me", "task_id": "task", "ends": [end_of(one), end_of(other)]}
+    server.taken.clear()
+    answers = [
+        await server.post("/end_group", body | {"ends": [end_of(other)] * 2}),
+        await server.post("/end_group", body),
+    ]
+    assert [answer.status_code for answer in answers] == [400, 200]
+    assert server.taken == [False, False] and server.controller.pool.running == 0
+
+
+async def test_a_group_that_can_never_begin_is_the_applications(server: Server) -> None:
+    body = {"client_uuid": "me", "count": JOB.slots + 1}
+    short, long = await server.both("/claim_group", body)
+    assert short.status_code == 400 and short.content == long.content
+    assert server.taken == [False] and server.controller.pool.running == 0
+
+
 async def test_nobody_is_answered_before_it_is_on_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, may_commit = Writer._commit, threading.Event()
 
