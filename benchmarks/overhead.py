@@ -4,6 +4,8 @@
 each alone at its time:
 
 * ``direct``: nothing;
+* ``direct_n8``: nothing either, asked for what the swarm server asks of vLLM itself: plain requests sample a group of
+  eight with token ids and log-probabilities in one call, streams one answer of such a group;
 * ``proxy``: Starlette and httpx, read, forward, answer;
 * ``ours_n1``: our gateway with one answer per request, which goes straight through the swarm server, as a group of one
   teaches nothing;
@@ -15,8 +17,16 @@ each alone at its time:
 Ours run with a real swarm server, whose engine is the same scripted vLLM. For each: plain requests in a closed loop of
 1, 2, 4 ... callers (median, p99, requests per second), the highest rate whose p99 is within 20 ms, the time to the
 first token of a stream (one caller, who pauses between streams), CPU time per request, and the resident memory
-afterwards. Added times are differences of medians (p99s) to ``direct``. Servers and callers share the machine's cores,
-so compare figures of one run only; CPU time per request says most where other work runs beside.
+afterwards. Servers and callers share the machine's cores, so compare figures of one run only; CPU time per request says
+most where other work runs beside.
+
+Added times are differences of medians (p99s) to ``direct``: of an application that asks for one answer and nothing of
+how it was sampled. A group costs more than that however it is asked for, so two more figures say what ours add beyond
+what nobody could do without. ``added_beyond_sample_and_hook_ms``, of the groups of eight: the time of a plain request
+less that of the sampling call alone, ``direct_n8`` with as many callers, and less the hook's own time, ``hook_ms``,
+which is that of its function called alone with eight such answers (what the gateway does to call it safely stays in the
+difference). ``added_first_token_beyond_sample_ms``, of ``ours_first``: the same of the first token, against streams of
+``direct_n8``.
 """
 
 from __future__ import annotations
@@ -38,18 +48,25 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from adapters.dialects import Answer
 from benchmarks import peers
 from benchmarks.processes import Running, running, start_engine, swarm_server
-from benchmarks.vllm import MODEL, TOKENS, ChatServer
+from benchmarks.vllm import MODEL, TOKENS, ChatServer, completion
 from benchmarks.wire import Caller, address_of, post
+from reward_hooks import Candidate, HookContext, load_hooks
 from swarm.http.serve import loop_factory
 from swarm.job import TrainJob
+from swarm.server.dataplane.requests import prepare
+from swarm.types import Task
 
 PATH = "/v1/chat/completions"
 HOOK = "def on_compute_relative_reward(task, candidates, context):\n    return [0.1 * c.index for c in candidates]\n"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS}
 GROUP = 8
+JOB = TrainJob(model=MODEL, batch_size=100_000, num_repeat=GROUP)
 PEERS = frozenset({"litellm", "ferrogw"})
+#: What answers with the best of a group.
+BEST = frozenset({"ours_n8", "ours_n8_acknowledged"})
 #: The issue's bound on the 99th percentile, for the highest rate.
 P99_MS = 20.0
 _WARM_UP = 30
@@ -108,12 +125,21 @@ class Subject:
         processes: of the gateway itself; with their children.
         behind: of what it needs beside vLLM.
         model: the name to ask for.
+        samples: it is vLLM, to be asked as the swarm server asks it.
     """
 
     url: str
     processes: list[psutil.Process]
     behind: list[psutil.Process] = field(default_factory=list[psutil.Process])
     model: str = MODEL
+    samples: bool = False
+
+    def body(self, *, stream: bool) -> dict[str, Any]:
+        """The request."""
+        body = BODY | {"model": self.model} | ({"stream": True} if stream else {})
+        if not self.samples:
+            return body
+        return prepare(body, "train", JOB, self.model, None if stream else GROUP).body
 
     def cpu_seconds(self) -> tuple[float, float]:
         """CPU time so far, of the gateway and of what is behind it."""
@@ -132,16 +158,35 @@ def _cpu_of(process: psutil.Process) -> float:
 @contextlib.contextmanager
 def ours(folder: Path, delay: float, **settings: Any) -> Generator[Subject]:
     """Our gateway and a swarm server that never has enough for a batch: no weight sync gets in between."""
-    job = TrainJob(model=MODEL, batch_size=100_000, num_repeat=GROUP)
     os.environ["STAND_IN_DELAY"] = str(delay)
-    hooks = folder / "hooks"
-    hooks.mkdir(exist_ok=True)
-    (hooks / "on_compute_relative_reward.py").write_text(HOOK)
+    hooks = write_hook(folder)
     with tempfile.TemporaryDirectory() as run_dir, running(swarm_server, run_dir) as swarm:
-        asyncio.run(start_engine(swarm, job))
+        asyncio.run(start_engine(swarm, JOB))
         settings = {"swarm_url": swarm.url, "hooks": str(hooks), **settings}
         with running(serve_gateway, settings) as gateway:
             yield Subject(gateway.url, [psutil.Process(gateway.pid)], [psutil.Process(swarm.pid)])
+
+
+def write_hook(folder: Path) -> Path:
+    """The folder of the hook."""
+    hooks = folder / "hooks"
+    hooks.mkdir(exist_ok=True)
+    (hooks / "on_compute_relative_reward.py").write_text(HOOK)
+    return hooks
+
+
+def time_hook(folder: Path, times: int = 1000) -> float:
+    """Milliseconds that the hook's function takes with a group of eight: the median, called alone."""
+    hook = load_hooks(write_hook(folder)).reward
+    answer = Answer.from_completion(json.loads(completion(1, False).partition(b"\r\n\r\n")[2]))
+    group = [Candidate(index=place, message=answer.message, text=answer.text) for place in range(GROUP)]
+    task, context = Task(task_id="hello"), HookContext(num_repeat=GROUP)
+    seconds: list[float] = []
+    for _ in range(times):
+        began = time.perf_counter()
+        hook(task, group, context)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds) * 1000
 
 
 @contextlib.contextmanager
@@ -168,7 +213,7 @@ def peer(
 async def closed_loop(subject: Subject, callers: int, seconds: float) -> dict[str, float]:
     """Of ``callers`` that ask, each again as soon as it is answered: median and p99 in milliseconds, rate, CPU time in
     milliseconds per request (of the gateway, and of what is behind it)."""
-    request = post(PATH, json.dumps(BODY | {"model": subject.model}).encode())
+    request = post(PATH, json.dumps(subject.body(stream=False)).encode())
     latencies: list[float] = []
     before, started = subject.cpu_seconds(), time.perf_counter()
 
@@ -192,7 +237,7 @@ async def closed_loop(subject: Subject, callers: int, seconds: float) -> dict[st
 
 async def first_token(subject: Subject, count: int) -> dict[str, float]:
     """Milliseconds from sending a streamed request to its first chunk with content, one caller; CPU as above."""
-    request = post(PATH, json.dumps(BODY | {"model": subject.model, "stream": True}).encode())
+    request = post(PATH, json.dumps(subject.body(stream=True)).encode())
     latencies: list[float] = []
     before = subject.cpu_seconds()
 
@@ -253,16 +298,20 @@ def steps(options: argparse.Namespace) -> int:
     return len(options.callers) + 2
 
 
-def compare(rows: dict[str, dict[str, Any]]) -> None:
-    """Write what each adds to ``direct``, and its rates as ratios to the bare proxy's and LiteLLM's, into its row."""
+def compare(rows: dict[str, dict[str, Any]], hook_ms: float) -> None:
+    """Write what each adds to ``direct``, and to ``direct_n8`` and the hook where it samples groups, and its rates as
+    ratios to the bare proxy's and LiteLLM's, into its row."""
     rows = {name: row for name, row in rows.items() if "error" not in row}
     direct = rows["direct"]
+    sampling = rows["direct_n8"]
+    for name in BEST & rows.keys():
+        rows[name]["hook_ms"] = round(hook_ms, 4)
+        rows[name]["added_beyond_sample_and_hook_ms"] = _added(rows[name], sampling, hook_ms)
+    if "ours_first" in rows:
+        rows["ours_first"]["added_first_token_beyond_sample_ms"] = _added_first_token(rows["ours_first"], sampling)
     for row in rows.values():
-        row["added"] = {
-            count: {name: round(loop[name] - direct["callers"][count][name], 2) for name in ("p50_ms", "p99_ms")}
-            for count, loop in row["callers"].items()
-        }
-        row["added_first_token_ms"] = round(row["first_token"]["p50_ms"] - direct["first_token"]["p50_ms"], 2)
+        row["added"] = _added(row, direct)
+        row["added_first_token_ms"] = _added_first_token(row, direct)
         for other in ("proxy", "litellm"):
             if other in rows:
                 row[f"rps_ratio_to_{other}"] = {
@@ -271,12 +320,23 @@ def compare(rows: dict[str, dict[str, Any]]) -> None:
                 }
 
 
+def _added(row: dict[str, Any], to: dict[str, Any], less: float = 0.0) -> dict[str, dict[str, float]]:
+    return {
+        count: {name: round(loop[name] - to["callers"][count][name] - less, 2) for name in ("p50_ms", "p99_ms")}
+        for count, loop in row["callers"].items()
+    }
+
+
+def _added_first_token(row: dict[str, Any], to: dict[str, Any]) -> float:
+    return round(row["first_token"]["p50_ms"] - to["first_token"]["p50_ms"], 2)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="per figure")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="time the scripted vLLM takes to its first token")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--no-peers", action="store_true", help="do not install and measure other gateways")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these and 'direct' only")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these, 'direct' and 'direct_n8' only")
     parser.add_argument("--json", type=Path, help="write the report there too")
 
 
@@ -291,6 +351,7 @@ def run(options: argparse.Namespace) -> None:
         folder = Path(place)
         subjects: dict[str, Callable[[], contextlib.AbstractContextManager[Subject]]] = {
             "direct": lambda: contextlib.nullcontext(Subject(vllm.url, [psutil.Process(vllm.pid)])),
+            "direct_n8": lambda: contextlib.nullcontext(Subject(vllm.url, [psutil.Process(vllm.pid)], samples=True)),
             "proxy": lambda: alone(running(serve_proxy, vllm.url)),
             "ours_n1": lambda: ours(folder, delay, num_repeat=1),
             "ours_n8": lambda: ours(folder, delay),
@@ -299,7 +360,7 @@ def run(options: argparse.Namespace) -> None:
             "litellm": lambda: peer(peers.litellm, vllm.url, folder),
             "ferrogw": lambda: peer(peers.ferrogw, vllm.url, folder, peers.FERROGW_MODEL),
         }
-        wanted = {"direct", *(options.only or subjects)} - (PEERS if options.no_peers else set[str]())
+        wanted = {"direct", "direct_n8", *(options.only or subjects)} - (PEERS if options.no_peers else set[str]())
         with progress(console) as bar:
             task = bar.add_task("", total=len(wanted & subjects.keys()) * steps(options))
             for name, start in subjects.items():
@@ -315,7 +376,8 @@ def run(options: argparse.Namespace) -> None:
                         raise
                     rows[name] = {"error": repr(exc)}
                     console.print(f"{name}: {exc!r}", style="yellow")
-    compare(rows)
+        hook_ms = time_hook(folder)
+    compare(rows, hook_ms)
     about = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
     about |= {"delay_ms": options.delay_ms, "seconds": options.seconds}
     text = json.dumps({**about, **rows}, indent=2)

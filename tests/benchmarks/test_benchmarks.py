@@ -46,6 +46,25 @@ def test_soak(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_overhead(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--only", "ours_n8", "ours_first", "--callers", "1", "--no-peers", "--seconds", "0.3")
+    done = run("overhead", *sizes, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())
+    assert json.loads(done.stdout) == rows
+    direct, sampling, best, first = (rows[name] for name in ("direct", "direct_n8", "ours_n8", "ours_first"))
+    for row in (direct, sampling, best, first):
+        assert row["callers"]["1"]["p99_ms"] >= row["callers"]["1"]["p50_ms"] > 0
+        assert row["first_token"]["p50_ms"] > 0
+    asked = best["callers"]["1"]["p50_ms"]
+    assert best["added"]["1"]["p50_ms"] == pytest.approx(asked - direct["callers"]["1"]["p50_ms"], abs=0.02)
+    beyond = asked - sampling["callers"]["1"]["p50_ms"] - best["hook_ms"]
+    assert best["added_beyond_sample_and_hook_ms"]["1"]["p50_ms"] == pytest.approx(beyond, abs=0.02)
+    token = first["first_token"]["p50_ms"] - sampling["first_token"]["p50_ms"]
+    assert first["added_first_token_beyond_sample_ms"] == pytest.approx(token, abs=0.02)
+
+
 def test_what_does_not_exist_is_said() -> None:
     done = run("nothing")
     assert done.returncode == 2
