@@ -69,6 +69,7 @@ class Stats:
             "groups": {
                 "trained": self.trained,
                 "dropped": dict(self.dropped),
+                "informative": self.informative,
                 "uninformative": self.uninformative,
             },
             "tokens": {"delivered": self.delivered_tokens, "wasted": self.wasted_tokens},

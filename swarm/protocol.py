@@ -412,9 +412,7 @@ class ReplicaStatus(Model):
 class RunningEpisode(Model):
     """One claimed episode in a monitor; times are in seconds."""
 
-    episode_uuid: str = Field(
-        description="only its beginning where the caller's token claims episodes but is no admin's"
-    )
+    episode_uuid: str = Field(description="only its end where the caller's token claims episodes but is no admin's")
     client_uuid: str
     episode_type: EpisodeType
     task_id: str = Field(default="", description="as its claim's throttle_policy told it")

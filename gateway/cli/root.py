@@ -7,6 +7,7 @@ import typer
 from gateway.cli.hooks import app as hooks_app
 from gateway.cli.keys import app as keys_app
 from gateway.cli.models import app as models_app
+from gateway.cli.monitor import monitor
 from gateway.cli.new import new
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(serve)
 app.command()(replay)
+app.command()(monitor)
 app.command()(new)
 app.add_typer(keys_app, name="keys")
 app.add_typer(swarm_app, name="swarm")

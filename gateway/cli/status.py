@@ -47,7 +47,7 @@ def status_lines(status: ServerStatus, steps: int = 5) -> list[str]:
     lines += [f"log     {entry.tag + ': ' if entry.tag else ''}{entry.message}" for entry in status.log[-ROWS:]]
     lines += [step_line(step) for step in status.steps[-steps:]]
     lines += [f"  | {line}" for line in status.last_lines]
-    return [_printable(line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _pace(status: ServerStatus) -> list[str]:
@@ -78,7 +78,7 @@ def _running(status: ServerStatus) -> list[str]:
     """Episodes that will be taken back if nothing happens: the others are in the batch's line."""
     idle = [row for row in status.running if row.idle_seconds > row.idle_timeout / 2]
     lines = [
-        f"idle    episode {row.episode_uuid[:8]} of {row.client_uuid[:24]} for {row.idle_seconds:.0f} of "
+        f"idle    episode {row.episode_uuid[-8:]} of {row.client_uuid[:24]} for {row.idle_seconds:.0f} of "
         f"{row.idle_timeout:.0f} s"
         for row in idle[:ROWS]
     ]
@@ -106,6 +106,7 @@ def _more(count: int, what: str) -> list[str]:
     return [f"        and {count - ROWS} more {what}"] if count > ROWS else []
 
 
-def _printable(line: str) -> str:
-    # clients choose their names and tasks, and control characters could command the operator's terminal
+def printable(line: str) -> str:
+    """``line`` without what is not to be shown: clients choose their names and tasks, and control characters could
+    command the operator's terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)

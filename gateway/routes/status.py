@@ -40,6 +40,7 @@ async def status(request: Request) -> Response:
                 **total.as_dict(),
                 "background": sum(len(swarm.background) for swarm in swarms),
                 "control": gateway.config.control,
+                "joined": gateway.joining.joined,
                 **engine,
                 "routes": {
                     route.name: {
@@ -51,6 +52,7 @@ async def status(request: Request) -> Response:
                         "control": route.settings.control,
                         **route.stats.as_dict(),
                         "load": _load(gateway.admission.load(route.name)),
+                        "breaker": route.upstream and route.upstream.state,
                     }
                     for route in table.routes
                 },

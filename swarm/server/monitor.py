@@ -20,7 +20,8 @@ from swarm.server.verbose import VerboseLog
 
 #: running episodes that a status tells of unless it is asked for another number
 EPISODES = 100
-#: How much of an episode's name is shown to callers that might end it: enough to tell episodes apart.
+#: How much of an episode's name is shown to callers that might end it: enough to tell episodes apart. Of its end: it
+#: begins with the time, which those of the same minute share.
 SHORT_UUID = 8
 
 
@@ -83,4 +84,4 @@ def idle_seconds(episode: Episode, now: float) -> float:
 
 def shown_uuid(episode_uuid: str, whole: bool) -> str:
     """The name of an episode as a caller may see it: whoever knows all of it, and its client's, may end it."""
-    return episode_uuid if whole else episode_uuid[:SHORT_UUID]
+    return episode_uuid if whole else episode_uuid[-SHORT_UUID:]

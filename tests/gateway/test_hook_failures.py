@@ -52,7 +52,12 @@ async def test_a_hook_that_fails_costs_the_group_and_not_the_answer(
         assert response.headers["x-swarm-trained"] == "false"
         assert "x-swarm-reward" not in response.headers
         counts = (await http.get("/status")).json()
-    assert counts["groups"] == {"trained": 0, "dropped": {"reward_hook_failed": 1}, "uninformative": 0}
+    assert counts["groups"] == {
+        "trained": 0,
+        "dropped": {"reward_hook_failed": 1},
+        "informative": 0,
+        "uninformative": 0,
+    }
     assert counts["hook_failures"] == {code: 1}
     await swarm.until(lambda: not swarm.open_episodes)
     assert not swarm.ends
@@ -64,7 +69,12 @@ async def test_equal_rewards_are_submitted_as_they_are_and_counted(swarm: Swarm,
         assert response.headers["x-swarm-trained"] == "true"
         assert "x-swarm-drop-reason" not in response.headers
         assert response.json()["choices"][0]["message"]["content"] == "word"
-        assert (await http.get("/status")).json()["groups"] == {"trained": 1, "dropped": {}, "uninformative": 1}
+        assert (await http.get("/status")).json()["groups"] == {
+            "trained": 1,
+            "dropped": {},
+            "informative": 0,
+            "uninformative": 1,
+        }
     [group] = swarm.ends
     assert [end["workflow_output"]["reward"] for end in group["ends"]] == [0.5] * 4
 

@@ -104,7 +104,7 @@ def test_what_a_monitor_needs_is_there_and_nothing_else() -> None:
         "client  c2: 2 running, 0 ended, 0 trained",
         "client  c1: 1 running, 0 ended, 0 trained",
         "        and 2 more clients",
-        "idle    episode 01234567 of c1 for 80 of 100 s",
+        "idle    episode 89abcdef of c1 for 80 of 100 s",
         "replica a:2 is set aside, 4 failed calls",
         "bad     2 episodes: N token ids",
         "drop    5 episodes: stale",

@@ -1,0 +1,176 @@
+"""The monitor's screen, in front of a real swarm server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from swarm.protocol import PushVerboseLogRequest
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from swarm.states import EngineState
+from swarm.types import StepResult
+from tests.gateway.stand_in import listening
+from tests.gateway.tui.conftest import watching
+from tests.swarm.server import conftest as server
+from tests.swarm.server.vllm import plain
+
+pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
+
+
+async def finish(rig: server.Rig, task: str, reward: float, client: str = "me") -> None:
+    episode = await rig.claim(client)
+    await episode.chat()
+    await episode.end(task, reward)
+
+
+def url(rig: server.Rig) -> str:
+    return str(rig.client.base_url)
+
+
+async def test_what_a_rolling_server_does_is_shown(rig: server.Rig) -> None:
+    await finish(rig, "task-one", 1.0)
+    running = await rig.claim("somebody", throttle_policy={"current_task_id": "task-two"})
+    async with watching([url(rig)]) as screen:
+        text = await screen.shows("● ROLLING", "task-one", "somebody", "task-two")
+        assert "0/2 tasks (0%) for step 1; 1 begun, 1 episodes wait" in text
+        assert "1 of 4 slots run" in text and running.uuid[-8:] in text
+        assert "1 to come" in text and "as of 0." in text
+        await screen.press("question_mark")
+        await screen.shows("Help (Escape closes)", "leave", "WEIGHT_SYNCING")
+        await screen.press("escape")
+        await screen.until(lambda text: "Help (Escape closes)" not in text)
+
+
+async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: server.Rig) -> None:
+    rig.controller.offline("stopped", ["last words of the engine"])
+    async with watching([url(rig)]) as screen:
+        await screen.shows("○ OFFLINE", "why    stopped", "| last words of the engine")
+        rig.controller.boot()
+        rig.controller.progress("loading the model", "shard 1/2")
+        await screen.shows("◔ BOOTING", "doing  loading the model: shard 1/2")
+        rig.controller.rollout_ready(server.ready(rig.vllm_address))
+        await screen.shows("● ROLLING", "policy version 0")
+        straggler = await rig.claim("straggler")
+        for reward in (0.0, 1.0):
+            await finish(rig, "one", reward)
+            await finish(rig, "two", 0.5)
+        await screen.shows("2/2 tasks (100%)", "2 complete, 0 begun")
+        async with asyncio.TaskGroup() as group:
+            taking = group.create_task(rig.controller.next_batch())
+            await screen.shows("◕ ROLLING_POST", "straggler")
+            await straggler.end("three")
+        batch = taking.result()
+        await screen.shows("◆ WEIGHT_SYNCING")
+        done = StepResult(step=1, batch_id=batch.batch_id, metrics={"swarm/reward_mean": 0.5}, seconds=2)
+        rig.controller.step_done(done)
+        rig.controller.rollout_ready(server.ready(rig.vllm_address, 1, batch.batch_id))
+        await screen.shows("● ROLLING", "policy version 1", "step    1  reward 0.500  2.0 s", "4 trained")
+        rig.controller.engine_failed("CUDA out of memory")
+        rig.controller.offline("the engine ended with code 1: CUDA out of memory", ["RuntimeError: out of memory"])
+        await screen.shows("○ OFFLINE", "CUDA out of memory", "| RuntimeError: out of memory")
+
+
+async def test_a_pushed_line_stays_and_commands_no_terminal(rig: server.Rig) -> None:
+    line = PushVerboseLogRequest(tag="vllm", message="first \x1b]0;owned\x07 [bold]line[/bold]")
+    await rig.post("/push_verbose_log", **line.model_dump())
+    async with watching([url(rig)]) as screen:
+        await screen.press("l")
+        text = await screen.shows("[vllm] first \N{REPLACEMENT CHARACTER}]0;owned", "[bold]line[/bold]")
+        assert "\x1b" not in text
+
+
+async def test_episodes_are_sorted_and_chosen(rig: server.Rig) -> None:
+    first = await rig.claim("zeta")
+    rig.vllm.script.append(plain([1]))
+    await first.chat()
+    second = await rig.claim("alpha")
+    async with watching([url(rig)]) as screen:
+        await screen.press("e")
+        await screen.shows("by idle", "zeta", "alpha")
+        for order in ("age", "calls", "client", "task", "idle"):
+            await screen.press("o")
+            await screen.shows(f"by {order}")
+        await screen.press("o", "o", "o")
+        names = await screen.shows("by client")
+        assert names.index("alpha") < names.index("zeta")
+        await screen.press("slash", *"alp")
+        await screen.until(lambda text: first.uuid[-8:] not in text and second.uuid[-8:] in text)
+        await screen.press("enter")
+        await screen.shows("by client, with 'alp'")
+        await screen.press("escape")
+        await screen.shows(first.uuid[-8:], second.uuid[-8:])
+        # letters are typed into the filter, they are no keys meanwhile
+        await screen.press("slash", *"qp", "escape")
+        await screen.shows("by client", first.uuid[-8:])
+        assert screen.app.is_running and "PAUSED" not in screen.text
+
+
+async def test_paused_is_what_is_shown_and_not_what_is_asked(rig: server.Rig) -> None:
+    async with watching([url(rig)]) as screen:
+        await screen.shows("● ROLLING")
+        await screen.press("p")
+        await screen.shows("PAUSED: p goes on")
+        asked = screen.app.followers[0]
+        rig.controller.offline("behind the pause")
+        await screen.until(lambda _: asked.status.engine.engine_status is EngineState.OFFLINE)
+        assert "● ROLLING" in screen.text and "behind the pause" not in screen.text
+        await screen.press("p")
+        await screen.shows("○ OFFLINE", "behind the pause")
+
+
+async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: Path) -> None:
+    other = create_app(ServerConfig(run_dir=tmp_path / "other"))
+    async with listening(other) as second, watching([url(rig), second, "http://127.0.0.1:9"]) as screen:
+        text = await screen.shows("2 of 3 servers answer", "● ROLLING", "○ OFFLINE", "! away")
+        assert "is OFFLINE: no training job yet" in text
+        assert "start it (`swarm-gateway swarm start`) or check --swarm-url" in " ".join(text.split())
+        await screen.press("2")
+        await screen.shows("policy version 0", "● ROLLING")
+        await screen.press("right_square_bracket")
+        await screen.shows("why    no training job yet")
+        await screen.press("4")
+        await screen.shows("! AWAY: no swarm server answers at http://127.0.0.1:9")
+        await screen.press("right_square_bracket")
+        await screen.shows("1 all", "2 of 3 servers answer", "heard")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 16), (200, 60), (30, 8)])
+async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> None:
+    await finish(rig, "a task with a name that is longer than any column has room for " * 3, 1.0)
+    await rig.claim("a client with a long name, 日本語" * 5)
+    async with watching([url(rig)], size=size) as screen:
+        await screen.shows("● ROLLING")
+        for key in "setcdl":
+            await screen.press(key)
+            await screen.pilot.pause()
+        await screen.press("e")
+        if size[1] >= 16:
+            await screen.shows("by idle", "a clien")
+        await screen.pilot.resize_terminal(80, 24)
+        await screen.shows("by idle", "episode", "a clien", "age", "idle", "q Quit")
+        assert all(len(line) <= 80 for line in screen.text.splitlines())
+        await screen.pilot.resize_terminal(180, 50)
+        await screen.shows("╭─ Steps (s)", "╭─ Log (l)", "╭─ Tasks (t)")
+
+
+@pytest.mark.parametrize("overrides", [{"token": "secret-of-the-server"}])
+async def test_a_token_that_is_refused_and_one_that_opens(rig: server.Rig, overrides: dict[str, str]) -> None:
+    async with watching([url(rig)], tokens=["wrong"]) as screen:
+        text = await screen.shows("! REFUSED", "asked again in")
+        assert "refuses what it was given" in text and "--token or SWARM_TOKEN" in " ".join(text.split())
+        assert "wrong" not in text
+    async with watching([url(rig)], tokens=[overrides["token"]]) as screen:
+        await screen.shows("● ROLLING")
+
+
+async def test_q_leaves(rig: server.Rig) -> None:
+    async with watching([url(rig)]) as screen:
+        await screen.shows("● ROLLING")
+        await screen.press("q")
+    assert screen.app.return_code == 0
