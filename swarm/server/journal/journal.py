@@ -61,6 +61,8 @@ class Journal:
         self._connection = connection
         self._writer = writer
         self._appended = 0
+        #: what this turn of the event loop has appended
+        self._gathered: list[Record] = []
         self._oldest = 0.0
         #: how many records must be committed, until when (on the event loop's clock), and who is told
         self._waiting: deque[tuple[int, float, OnDisk]] = deque()
@@ -115,12 +117,19 @@ class Journal:
     def append(self, *records: Record) -> None:
         """Queue ``records`` to be written in this order, all or none; never waits, never raises.
 
-        They must not be changed later.
+        They must not be changed later. The writer gets what one turn of the event loop appends at once: woken by the
+        first record, it would fight for the interpreter's lock with whoever appends the next.
         """
         if not self.pending:
             self._oldest = time.monotonic()
         self._appended += len(records)
-        self._writer.put(records)
+        if not self._gathered:
+            try:
+                asyncio.get_running_loop().call_soon(self._hand_over)
+            except RuntimeError:  # nothing runs yet that would come to a next turn
+                self._writer.put(records)
+                return
+        self._gathered += records
 
     def on_disk(self, told: OnDisk) -> None:
         """Call ``told`` when everything appended so far is on disk, or with an :class:`UnavailableError` when it is not
@@ -184,7 +193,9 @@ class Journal:
         """
         if self._lock.released:
             return
+        self._hand_over()
         done = await asyncio.to_thread(self._writer.stop, _CLOSE_SECONDS)
+        self._hand_over()
         self._wake()
         self._let_go(math.inf, "before the server ended")
         if self._deadline is not None:
@@ -198,6 +209,11 @@ class Journal:
         if not closed:
             logger.error("the disk hangs: the journal is left as it is, with all that was acknowledged")
         self._lock.release()
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            records, self._gathered = self._gathered, []
+            self._writer.put(records)
 
     def _committed(self) -> None:
         """In the writer's thread: let those go on who wait for what was just committed."""
@@ -216,13 +232,17 @@ class Journal:
         assert loop is not None, "who waits has named the event loop"
         # after a standstill of this process: what the writer has told meanwhile may not have been looked at yet
         self._wake()
-        self._let_go(loop.time(), f"within {SYNC_SECONDS:g} s")
+        now = loop.time()
+        self._let_go(now, f"within {SYNC_SECONDS:g} s")
         if self._waiting:
-            self._deadline = loop.call_at(self._waiting[0][1], self._expire)
+            until = self._waiting[0][1]
+            # it stood still before the writer had what they wait for
+            self._deadline = loop.call_at(until if until > now else now + SYNC_SECONDS, self._expire)
 
     def _let_go(self, until: float, when: str) -> None:
         why = f": {self._writer.error}" if self._writer.error else ""
-        while self._waiting and self._waiting[0][1] <= until:
+        handed_over = self._appended - len(self._gathered)
+        while self._waiting and self._waiting[0][1] <= until and self._waiting[0][0] <= handed_over:
             message = f"the journal did not reach the disk {when}{why}; repeat the request"
             _tell(self._waiting.popleft()[2], UnavailableError(message, code="journal_unavailable"))
 

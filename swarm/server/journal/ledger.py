@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from swarm.server.journal.codec import clean, is_of, pack_call, pack_json, pack_trajectory
+from swarm.server.journal.incoming import Kind, Row
 from swarm.server.journal.records import (
     BatchFailed,
     BatchTaken,
@@ -35,7 +35,6 @@ OVER_REMEMBERED = 20_000
 _NEW_RUN = "a new run began"
 _FINISHED = (State.WAITING, State.OUT)
 
-Row = tuple[Any, ...]
 Rows = list[Row]
 
 
@@ -90,18 +89,13 @@ class Move:
 
 @dataclass(slots=True)
 class Changes:
-    """The rows that one transaction writes, in the order of the fields; ``cleared`` are the ids of episodes whose calls
-    and further keys are no longer needed. ``losses`` (by task) and ``agreements`` come on top of what there was, unless
-    that is ``..._void``."""
+    """What one transaction writes, in the order of the fields. ``losses`` (by task) and ``agreements`` come on top of
+    what there was, unless that is ``..._void``."""
 
     runs: dict[int, Row] = field(default_factory=dict[int, Row])
-    claims: Rows = field(default_factory=list[Row])
-    keys: Rows = field(default_factory=list[Row])
-    calls: Rows = field(default_factory=list[Row])
+    #: see :class:`~swarm.server.journal.incoming.Kind`
+    rows: Rows = field(default_factory=list[Row])
     quarantines: Rows = field(default_factory=list[Row])
-    ends: Rows = field(default_factory=list[Row])
-    trajectories: Rows = field(default_factory=list[Row])
-    cleared: list[int] = field(default_factory=list[int])
     moves: list[Move] = field(default_factory=list[Move])
     batches: dict[str, Row | None] = field(default_factory=dict[str, Row | None])
     attempts: dict[str, int] = field(default_factory=dict[str, int])
@@ -110,6 +104,24 @@ class Changes:
     losses: dict[str, Row | None] = field(default_factory=dict[str, Row | None])
     agreements_void: bool = False
     agreements: Rows = field(default_factory=list[Row])
+    #: how many of the rows are ends, and what data of them has no bound, in bytes
+    ends: int = 0
+    size: int = 0
+
+    @property
+    def only_rows(self) -> bool:
+        return not (
+            self.runs
+            or self.quarantines
+            or self.moves
+            or self.batches
+            or self.attempts
+            or self.steps
+            or self.losses_void
+            or self.losses
+            or self.agreements_void
+            or self.agreements
+        )
 
 
 @dataclass(slots=True)
@@ -146,7 +158,7 @@ class Ledger:
                 episode = self._claimed(record.episode_uuid)
                 if episode is not None and record.key_digest not in episode.digests:
                     episode.digests.add(record.key_digest)
-                    changes.keys.append((episode.id, len(episode.digests), record.key_digest))
+                    changes.rows.append((Kind.KEY, episode.id, len(episode.digests), record.key_digest))
             case EpisodeQuarantined():
                 episode = self._claimed(record.episode_uuid)
                 if episode is not None and not episode.quarantined:
@@ -182,8 +194,9 @@ class Ledger:
             return
         self.last_episode += 1
         self.live[record.episode_uuid] = Live(self.last_episode, record.episode_type == "train")
-        changes.claims.append(
+        changes.rows.append(
             (
+                Kind.CLAIM,
                 self.last_episode,
                 clean(record.episode_uuid),
                 self.run.id,
@@ -208,7 +221,9 @@ class Ledger:
         episode.call_ids.add(call.call_id)
         episode.call = call
         self.last_call += 1
-        changes.calls.append((self.last_call, episode.id, clean(call.call_id), pack_call(call)))
+        packed = pack_call(call)
+        changes.rows.append((Kind.CALL, self.last_call, episode.id, clean(call.call_id), packed))
+        changes.size += len(packed)
 
     def _end(self, record: EpisodeEnded, changes: Changes) -> None:
         episode = self._claimed(record.episode_uuid)
@@ -225,33 +240,38 @@ class Ledger:
             self._count(changes)
         else:
             episode.state = State.OVER
+        # most episodes have one call: its tokens are on disk already, and stay where they are
+        keeps_call = False
+        packed = None
+        if record.trajectory is not None:
+            if episode.call is not None and len(episode.call_ids) == 1 and not episode.digests:
+                keeps_call = is_of(record.trajectory, episode.call)
+            packed = pack_trajectory(record.trajectory, without_tokens=keeps_call)
+            changes.size += len(packed)
+        else:
+            self._over(record.episode_uuid)
+        output = _output(record)
+        if output is not None:
+            changes.size += len(output)
         self.last_ended += 1
-        output = record.output
-        changes.ends.append(
+        changes.ends += 1
+        changes.rows.append(
             (
+                Kind.END,
                 episode.id,
                 episode.state,
                 self.last_ended,
                 record.how,
                 record.ended_at,
                 clean(record.task_id),
-                output.reward if output is not None else None,
-                _output(record),
+                record.output.reward if record.output is not None else None,
+                output,
                 clean(record.drop_reason),
                 clean(record.end_key),
+                packed,
+                bool(episode.call_ids or episode.digests) and not keeps_call,
             )
         )
-        # most episodes have one call: its tokens are on disk already, and stay where they are
-        keeps_call = False
-        if record.trajectory is not None:
-            if episode.call is not None and len(episode.call_ids) == 1 and not episode.digests:
-                keeps_call = is_of(record.trajectory, episode.call)
-            packed = pack_trajectory(record.trajectory, without_tokens=keeps_call)
-            changes.trajectories.append((self.last_ended, packed))
-        else:
-            self._over(record.episode_uuid)
-        if (episode.call_ids or episode.digests) and not keeps_call:
-            changes.cleared.append(episode.id)
         episode.call_ids = set()
         episode.digests = set()
         episode.call = None

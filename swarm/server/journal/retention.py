@@ -1,7 +1,8 @@
 """What is forgotten: the oldest episodes that are over, once there are too many of them or the file is too large.
 
 Invariant: nothing that is claimed, waits for a batch or is in the one that is out is ever removed; each step of the
-work is small, so that no commit waits long for it.
+work is small, so that no commit waits long for it, and most commits have none of it: up to :data:`_STEP_EPISODES` and
+:data:`_LOOK_BYTES` more than wanted may be there until the next.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import logging
 import sqlite3
 
-from swarm.server.journal.ledger import Ledger
+from swarm.server.journal.ledger import Changes, Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 _KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
 #: most episodes that one step removes, and pages that it gives back to the file system
 _STEP_EPISODES, _STEP_PAGES = 128, 512
+#: bytes written after which the size of the file is looked at, and those of a row that are not counted one by one
+_LOOK_BYTES, _ROW_BYTES = 1024 * 1024, 512
 
 
 class Retention:
@@ -34,13 +37,24 @@ class Retention:
         self._keep_episodes = keep_episodes
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
+        #: whether the file was too large when it was looked at, and bytes written since
+        self._full = False
+        self._unseen = 0
+
+    def due(self, changes: Changes) -> bool:
+        """Whether the transaction that writes ``changes`` must :meth:`trim`."""
+        self._unseen += changes.size + _ROW_BYTES * len(changes.rows)
+        too_many = self._ledger.over - self._keep_episodes
+        return too_many >= _STEP_EPISODES or self._unseen >= _LOOK_BYTES or self._full
 
     def trim(self, added: int) -> int:
         """Within a transaction that added so many episodes, remove about twice as many if there are too many; returns
         how many, to be counted once it is committed."""
         step = max(_STEP_EPISODES, 2 * added)
         pages, free = self._pages()
-        limit = step if pages - free > self._keep_pages else min(step, self._ledger.over - self._keep_episodes)
+        self._full = pages - free > self._keep_pages
+        self._unseen = 0
+        limit = step if self._full else min(step, self._ledger.over - self._keep_episodes)
         if limit <= 0:
             return 0
         rows = self._connection.execute(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from swarm.errors import ConfigError
+from swarm.server.journal.incoming import attach
 
 #: in ``user_version``; raised with every change of the tables
 SCHEMA_VERSION = 2
@@ -194,6 +195,7 @@ def prepare(path: Path) -> sqlite3.Connection:
                     f"BEGIN; {tables} PRAGMA application_id = {APPLICATION_ID};"
                     f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
                 )
+            attach(connection)
         except BaseException:
             connection.close()
             raise

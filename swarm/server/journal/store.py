@@ -1,4 +1,4 @@
-"""Changes as SQL: one transaction each, in few statements, because every statement waits for the interpreter's lock.
+"""Changes as SQL: one transaction each, in few statements, mostly in one; see :mod:`swarm.server.journal.incoming`.
 
 Invariant: a transaction is written whole or not at all, and writing it again leaves the file as it was.
 """
@@ -12,7 +12,8 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarm.server.journal.ledger import OVER_REMEMBERED, Changes, Ledger, Live, Move, Row, Rows, Run
+from swarm.server.journal.incoming import MAX_ROWS, Row, insert
+from swarm.server.journal.ledger import OVER_REMEMBERED, Changes, Ledger, Live, Move, Rows, Run
 from swarm.server.journal.schema import State
 
 #: Up to so many rows any number is one statement; more are taken in multiples of it, so that few are ever compiled.
@@ -45,40 +46,27 @@ _RUNS = _Bulk(
     " ON CONFLICT (id) DO UPDATE SET job_yaml = excluded.job_yaml, trained = excluded.trained,"
     " dropped = excluded.dropped, quarantined = excluded.quarantined, stopped = excluded.stopped",
 )
-_CLAIMS = _Bulk(
-    "INSERT OR IGNORE INTO episodes (id, uuid, run, type, client_uuid, claim_key, task_hint, group_uuid, group_size,"
-    " key_digest, idle_timeout, max_seconds, claimed_at) VALUES",
-    13,
-)
-_KEYS = _Bulk("INSERT OR IGNORE INTO keys (episode, number, digest) VALUES", 3)
-_CALLS = _Bulk("INSERT OR IGNORE INTO calls (id, episode, call_id, data) VALUES", 4)
-_ENDS = _Bulk(
-    "UPDATE episodes SET state = v.column2, ended = v.column3, how = v.column4, ended_at = v.column5,"
-    " task_id = v.column6, reward = v.column7, output = v.column8, drop_reason = v.column9, end_key = v.column10"
-    " FROM (VALUES",
-    10,
-    ") AS v WHERE episodes.id = v.column1",
-)
-_TRAJECTORIES = _Bulk("INSERT OR IGNORE INTO trajectories (ended, data) VALUES", 2)
 _BATCHES = _Bulk("INSERT OR REPLACE INTO batches (batch_id, members, attempts) VALUES", 3)
 _LOSSES = _Bulk("INSERT OR REPLACE INTO losses (task_id, lost, version) VALUES", 3)
 _AGREEMENTS = _Bulk("INSERT OR IGNORE INTO agreements (client_uuid) VALUES", 1)
 _STEPS = _Bulk("INSERT OR IGNORE INTO steps (run, batch_id, step, seconds, metrics) VALUES", 5)
 
 
+def write_at_once(connection: sqlite3.Connection, changes: Changes) -> bool:
+    """Write ``changes`` and commit them, unless that takes more than one statement: then nothing is done."""
+    if len(changes.rows) > MAX_ROWS or not changes.only_rows:
+        return False
+    if changes.rows:
+        insert(connection, changes.rows)
+    return True
+
+
 def write(connection: sqlite3.Connection, changes: Changes) -> None:
     """Write ``changes`` within the transaction that is open."""
     _RUNS.run(connection, list(changes.runs.values()))
-    _CLAIMS.run(connection, changes.claims)
-    _KEYS.run(connection, changes.keys)
-    _CALLS.run(connection, changes.calls)
+    for start in range(0, len(changes.rows), MAX_ROWS):
+        insert(connection, changes.rows[start : start + MAX_ROWS])
     connection.executemany("UPDATE episodes SET quarantine_reason = ? WHERE id = ?", changes.quarantines)
-    _ENDS.run(connection, changes.ends)
-    _TRAJECTORIES.run(connection, changes.trajectories)
-    if changes.cleared:
-        ids = json.dumps(changes.cleared)
-        for table in ("calls", "keys"):
-            connection.execute(f"DELETE FROM {table} WHERE episode IN (SELECT value FROM json_each(?))", (ids,))
     for move in changes.moves:
         _write_move(connection, move)
     for batch_id, row in changes.batches.items():

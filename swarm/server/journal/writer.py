@@ -12,13 +12,13 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swarm.server.journal.checkpoint import Checkpointer
 from swarm.server.journal.ledger import Changes, Ledger
 from swarm.server.journal.records import Record
 from swarm.server.journal.retention import Retention
-from swarm.server.journal.store import write
+from swarm.server.journal.store import write, write_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Writer:
         self._retention = retention
         self._checkpointer = checkpointer
         self._ledger = ledger
-        self._queue: queue.SimpleQueue[tuple[Record, ...] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[Record] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         #: how many records were committed; the rest is for statistics
@@ -56,7 +56,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(on_commit,), name="swarm-journal", daemon=True)
         self._thread.start()
 
-    def put(self, records: tuple[Record, ...]) -> None:
+    def put(self, records: Sequence[Record]) -> None:
         """Queue records, which go into one transaction; never waits."""
         self._queue.put(records)
 
@@ -105,7 +105,7 @@ class Writer:
                 return records, True
         return records, False
 
-    def _first(self) -> tuple[Record, ...] | None:
+    def _first(self) -> Sequence[Record] | None:
         """What is queued next; the file is tidied while there is none."""
         wait = _IDLE
         while True:
@@ -128,13 +128,17 @@ class Writer:
     def _commit(self, changes: Changes) -> bool:
         """Write until the disk takes it; false: :meth:`stop` gave up on it."""
         delay = _RETRY_FIRST
+        trimming = self._retention.due(changes)
         while True:
             began = time.monotonic()
+            removed = 0
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                write(self._connection, changes)
-                removed = self._retention.trim(len(changes.ends))
-                self._connection.execute("COMMIT")
+                if trimming or not write_at_once(self._connection, changes):
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    write(self._connection, changes)
+                    if trimming:
+                        removed = self._retention.trim(changes.ends)
+                    self._connection.execute("COMMIT")
             except Exception as exc:  # whatever it is, what follows must not overtake it
                 self._failed(exc)
             else:

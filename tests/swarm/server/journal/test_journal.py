@@ -103,6 +103,48 @@ async def test_hundreds_who_wait_share_commits(journal: Journal) -> None:
     assert {one.episode_uuid for _, one in journal.recover().finished} == {f"e{n}" for n in range(300)}
 
 
+async def test_what_one_turn_of_the_loop_appends_is_one_commit(journal: Journal) -> None:
+    told: list[tuple[int, int]] = []
+
+    def one(number: int) -> None:
+        journal.append(claimed(f"e{number}"))
+        journal.on_disk(lambda error: told.append((number, journal.stats().commits)))
+
+    for number in range(20):
+        asyncio.get_running_loop().call_soon(one, number)
+    await asyncio.sleep(0)
+    await journal.synced()
+    assert told == [(number, 1) for number in range(20)], "all are acknowledged together, in order"
+    journal.append(claimed("alone"))
+    await journal.synced()
+    assert journal.stats().commits == 2, "who is alone waits for nobody"
+
+
+async def test_what_was_just_appended_when_the_server_ends_is_written(path: Path) -> None:
+    journal = Journal.open(path)
+    journal.append(claimed("a"))
+    await journal.synced()
+    journal.append(ended("a"))
+    waiting = asyncio.create_task(journal.synced())
+    closing = asyncio.create_task(journal.close())
+    await asyncio.gather(waiting, closing)
+    again = Journal.open(path)
+    assert [one.episode_uuid for _, one in again.recover().finished] == ["a"]
+    await again.close()
+
+
+async def test_a_commit_of_claims_calls_and_ends_is_one_statement(journal: Journal) -> None:
+    statements: set[str] = set()
+    connection = journal._connection  # pyright: ignore[reportPrivateUsage]
+    connection.set_trace_callback(statements.add)
+    journal.append(claimed("a"), call("a", "1"), claimed("b"), ended("a"))
+    await journal.synced()
+    connection.set_trace_callback(None)
+    assert [text[:6] for text in statements] == ["INSERT"]
+    assert [one.claim.episode_uuid for one in journal.recover().claimed] == ["b"]
+    assert [one.episode_uuid for _, one in journal.recover().finished] == ["a"]
+
+
 async def test_one_who_gives_up_takes_nobody_along(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, may_commit = Writer._commit, threading.Event()
 
@@ -137,7 +179,7 @@ async def test_what_is_appended_together_is_written_together(path: Path, monkeyp
     commit = Writer._commit
 
     def counting(self: Writer, changes: Changes) -> bool:
-        sizes.append(len(changes.claims))
+        sizes.append(len(changes.rows))
         return commit(self, changes)
 
     monkeypatch.setattr(Writer, "_commit", counting)
@@ -155,7 +197,10 @@ async def test_what_is_appended_together_is_written_together(path: Path, monkeyp
     assert not [size for size in sizes if size % 4], "a server killed now would know a part of a claimed group"
 
 
-def test_a_server_that_stood_still_blames_no_disk_that_was_in_time(path: Path, impatient: None) -> None:
+@pytest.mark.parametrize("handed_over", [True, False], ids=["the writer has it", "the writer does not have it"])
+def test_a_server_that_stood_still_blames_no_disk_that_was_in_time(
+    path: Path, impatient: None, handed_over: bool
+) -> None:
     # the very event loop that serves: uvloop looks at its timers before it looks at what other threads have told it
     told: list[UnavailableError | None] = []
 
@@ -169,8 +214,10 @@ def test_a_server_that_stood_still_blames_no_disk_that_was_in_time(path: Path, i
             answered.set()
 
         journal.on_disk(tell)
+        if handed_over:
+            await asyncio.sleep(0)
         too_late = time.monotonic() + 0.6
-        while journal.pending or time.monotonic() < too_late:
+        while (handed_over and journal.pending) or time.monotonic() < too_late:
             pass
         await answered.wait()
         await journal.close()

@@ -65,6 +65,18 @@ async def test_a_trained_episode_makes_room_too(tmp_path: Path) -> None:
     await journal.close()
 
 
+async def test_under_load_few_more_than_wanted_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer._IDLE", 600.0)
+    journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
+    highest = 0
+    for first in range(0, 1000, 20):
+        dropped(journal, first, first + 20)
+        await journal.synced()
+        highest = max(highest, len(journal.recover().endings))
+    assert 100 < highest < 50 + 128 + 20, "they go by the hundred, for each look at them costs a commit time"
+    await journal.close()
+
+
 async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     limit = 2 * 1024 * 1024
