@@ -108,6 +108,14 @@ class ClaimQueue:
             return Refusal(waiting.reason)
         return waiting
 
+    def claim_at_once(self, wish: ClaimWish) -> Grant | None:
+        """Grant ``wish`` if none waits, it repeats nothing and can be granted now; else :meth:`claim` has the word."""
+        name = (wish.client_uuid, wish.claim_key)
+        if self._waiting or name in self._withdrawn or (wish.claim_key and name in self._granted):
+            return None
+        outcome = self._try(wish)
+        return outcome if isinstance(outcome, Grant) else None
+
     async def wait(
         self, waiting: WaitingClaim, within: float, receive: Callable[[], Awaitable[Any]] | None = None
     ) -> Grant | Refusal:
@@ -144,10 +152,6 @@ class ClaimQueue:
                 pool.abort(client_uuid, episode_uuid, "claim_withdrawn")
         # it may have held up those behind it
         self.serve()
-
-    def remembers(self, wish: ClaimWish) -> bool:
-        """Whether ``wish`` repeats a claim that was granted."""
-        return bool(wish.claim_key) and (wish.client_uuid, wish.claim_key) in self._granted
 
     def serve(self) -> None:
         """Grant what can be granted now."""

@@ -122,6 +122,11 @@ class Controller(EngineBoard):
         await self._journal.synced()
 
     @property
+    def unhindered(self) -> bool:
+        """Whether a claim may be granted in this moment: there is a job, none waits, and the disk keeps up."""
+        return self._pool is not None and not len(self.claims) and not self.journal_behind
+
+    @property
     def journal_behind(self) -> bool:
         """Whether so much waits for the disk that claims are refused."""
         return self._journal.pending > MAX_PENDING
@@ -405,13 +410,13 @@ class Controller(EngineBoard):
         return self._pool is not None and self._pool.collection.give_back()
 
     def _tell_collected(self) -> None:
-        if self._state is EngineState.ROLLING_POST or ((pool := self._pool) is not None and pool.batch_ready):
+        if (pool := self._pool) is not None and (self._state is EngineState.ROLLING_POST or pool.batch_ready):
             self._collected.notify()
 
     def _next_due(self) -> float:
         if (pool := self._pool) is None:
             return math.inf
-        deadline, change = pool.next_deadline(), pool.collection.next_change()
+        deadline, change = pool.next_deadline(), pool.batches.collection.next_change()
         if change is None:
             return math.inf if deadline is None else deadline
         return change if deadline is None else min(deadline, change)

@@ -10,6 +10,7 @@ import base64
 import hmac
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ def new_key() -> str:
     return "sk-swarm-" + base64.urlsafe_b64encode(random_bytes(32)).rstrip(b"=").decode()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Episode:
     """A running episode.
 
@@ -52,7 +53,7 @@ class Episode:
     #: the transaction by which alone it may end, see :mod:`swarm.server.prepared`
     promised_to: str = ""
     over: Once = field(default_factory=Once)
-    over_error: SwarmGatewayError | None = None
+    _why_over: Callable[[], SwarmGatewayError] | None = field(default=None, init=False, repr=False)
 
     @property
     def episode_uuid(self) -> str:
@@ -66,6 +67,11 @@ class Episode:
     def episode_type(self) -> EpisodeType:
         return self.claim.episode_type
 
+    @property
+    def over_error(self) -> SwarmGatewayError | None:
+        """What calls still in flight are to be told once it is over; another one each time."""
+        return None if self._why_over is None else self._why_over()
+
     def deadline(self) -> float:
         """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap; never
         while its end is promised."""
@@ -78,11 +84,11 @@ class Episode:
         # not any(...): all are compared, whichever fits
         return bool(sum(hmac.compare_digest(key_digest, known) for known in self.key_digests))
 
-    def finish_calls(self, error: SwarmGatewayError) -> None:
-        """Tell calls in flight that the episode is over."""
+    def finish_calls(self, error: Callable[[], SwarmGatewayError]) -> None:
+        """Tell calls in flight that the episode is over, and why; ``error`` makes what each of them gets."""
         self.key_digests.clear()
         self.key = ""
-        self.over_error = error
+        self._why_over = error
         self.over.happen()
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
+from functools import partial
 from typing import Any
 
-from swarm.errors import ConflictError, UnavailableError
+from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
 from swarm.server.batches import Batches
@@ -42,6 +43,13 @@ from swarm.states import EngineState, EpisodeEvent, next_episode
 from swarm.types import ModelCall, Trajectory
 
 logger = logging.getLogger(__name__)
+
+#: what calls in flight are told
+_ENDED = partial(ConflictError, "the episode has ended", code="episode_ended")
+_PROMISED = partial(ConflictError, "the episode's end is being agreed on", code="episode_ended")
+_CANCELLED = partial(ConflictError, "its end was cancelled", code="episode_aborted")
+_ABORTED = partial(ConflictError, "the episode was aborted by its client", code="episode_aborted")
+_GAVE_WAY = partial(ConflictError, "the episode was on standby and had to give way", code="episode_aborted")
 
 
 class EpisodePool:
@@ -129,21 +137,22 @@ class EpisodePool:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
-        if self.collection.ready:
+        collection = self.batches.collection
+        if collection.ready:
             # it is about to leave: what began now would be cut off by the weight sync
             return Refusal(POST_ROLLING)
         if wish.standby:
-            if not self.collection.has_room(len(self._standby) + wish.episodes):
+            if not collection.has_room(len(self._standby) + wish.episodes):
                 return Refusal(NO_EPISODES)
         elif self._standby:
             self._relieve(wish.episodes - (slots - len(self._running)))
-            if not self.collection.has_room(len(self._standby) + wish.episodes):
+            if not collection.has_room(len(self._standby) + wish.episodes):
                 self._relieve(len(self._standby))
         if slots - len(self._running) < wish.episodes:
             return Refusal(NO_EPISODES)
-        admission = self.collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle)
+        admission = collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle)
         self.batches.drop(admission.dropped)
-        if not admission.granted:
+        if admission.reason:
             return Refusal(admission.reason, holds_place=False)
         grant, records = self._running.begin(wish, self._engine, self._clock(), self._wall())
         self.journal(*records)
@@ -151,7 +160,7 @@ class EpisodePool:
             begun = (self._running.get(claim.episode_uuid) for claim in grant.claims)
             self._standby.update((episode, None) for episode in begun if episode is not None)
         else:
-            self.collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
+            collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
         return grant
 
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
@@ -266,7 +275,7 @@ class EpisodePool:
             for episode, end in fresh
         ]
         # of a repetition that overlaps in part, what was dropped the first time drops the rest as well
-        failures = [reason for reason in (*reasons, *(o for o in outcomes if isinstance(o, str))) if reason]
+        failures = [reason for reason in [*reasons, *outcomes] if isinstance(reason, str) and reason]
         with self.journal.hold():
             for (episode, end), outcome in zip(fresh, outcomes, strict=True):
                 if episode.episode_type == "eval":
@@ -306,7 +315,7 @@ class EpisodePool:
             self._wake(episode)
             episode.promised_to = transaction
             # what another server is about to be told must stay true: no call changes it any more
-            episode.finish_calls(ConflictError("the episode's end is being agreed on", code="episode_ended"))
+            episode.finish_calls(_PROMISED)
         return ""
 
     def break_promise(self, episode_uuids: Iterable[str], transaction: str) -> None:
@@ -315,8 +324,7 @@ class EpisodePool:
             episode = self._running.get(episode_uuid)
             if episode is not None and episode.promised_to == transaction:
                 episode.promised_to = ""
-                error = ConflictError("its end was cancelled", code="episode_aborted")
-                self._free(episode, EpisodeEvent.ABORT, "aborted", error)
+                self._free(episode, EpisodeEvent.ABORT, "aborted", _CANCELLED)
 
     def abort(
         self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
@@ -332,11 +340,10 @@ class EpisodePool:
         if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
             if episode.promised_to:
                 return promised_error(episode).message
-            error = ConflictError("the episode was aborted by its client", code="episode_aborted")
             ended = EpisodeEnded(
                 episode_uuid, client_uuid, "aborted", self._wall(), drop_reason=reason, metadata=metadata or {}
             )
-            self._free(episode, EpisodeEvent.ABORT, "aborted", error, ended)
+            self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, ended)
             return ""
         ending = self._endings.get(episode_uuid)
         if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
@@ -366,7 +373,7 @@ class EpisodePool:
             how: EndedHow = "capped" if capped else "idle"
             code, words = TOO_LATE[how]
             event = EpisodeEvent.CAP if capped else EpisodeEvent.IDLE_TIMEOUT
-            self._free(episode, event, how, ConflictError(f"the episode {words}", code=code))
+            self._free(episode, event, how, partial(ConflictError, f"the episode {words}", code=code))
         return len(due)
 
     @property
@@ -408,14 +415,14 @@ class EpisodePool:
             trajectory=None if isinstance(outcome, str) else outcome,
         )
         event = EpisodeEvent.END_EVAL if episode.episode_type == "eval" else EpisodeEvent.END_TRAIN
-        self._free(episode, event, "ended", ConflictError("the episode has ended", code="episode_ended"), ended)
+        self._free(episode, event, "ended", _ENDED, ended)
 
     def _free(
         self,
         episode: Episode,
         event: EpisodeEvent,
         how: EndedHow,
-        error: ConflictError | UnavailableError,
+        error: Callable[[], SwarmGatewayError],
         ended: EpisodeEnded | None = None,
     ) -> None:
         episode.state = next_episode(episode.state, event, self._engine)
@@ -427,7 +434,7 @@ class EpisodePool:
         if episode in self._standby:
             del self._standby[episode]
         else:
-            self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
+            self.batches.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 
     def _wake(self, episode: Episode) -> None:
@@ -440,17 +447,16 @@ class EpisodePool:
 
     def _relieve(self, count: int) -> None:
         """Take back at least ``count`` of the episodes on standby (oldest first, groups whole), or all there are."""
-        error = ConflictError("the episode was on standby and had to give way", code="episode_aborted")
         while count > 0 and self._standby:
             first = next(iter(self._standby))
             for episode in first.group.members if first.group is not None else (first,):
                 if episode in self._standby:
-                    self._free(episode, EpisodeEvent.ABORT, "aborted", error)
+                    self._free(episode, EpisodeEvent.ABORT, "aborted", _GAVE_WAY)
                     count -= 1
 
     def _release(self, reason: str, *, promised: bool = True) -> None:
         """Delete what runs, because the engine goes on without it; ``promised``: also what another server waits for."""
-        error = UnavailableError(f"{reason}; claim a new episode", code=DELETED)
+        error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self._running.values()):
             if promised or not episode.promised_to:
                 self._free(episode, EpisodeEvent.ENGINE, "engine", error)

@@ -23,7 +23,7 @@ from swarm.server.episodes import (
     new_uuid,
 )
 from swarm.server.journal.records import EpisodeClaimed, EpisodeKeyAdded
-from swarm.states import EngineState, EpisodeEvent, next_episode
+from swarm.states import EngineState, EpisodeEvent, EpisodeState, next_episode
 
 
 class RunningEpisodes:
@@ -57,6 +57,7 @@ class RunningEpisodes:
         journal does."""
         group_key = new_key() if wish.as_group else ""
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
+        state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine)
         episodes: list[Episode] = []
         claims: list[Claim] = []
         for _ in range(wish.episodes):
@@ -74,9 +75,8 @@ class RunningEpisodes:
                 group_uuid=group_uuid,
                 group_size=wish.episodes,
             )
-            episode = Episode(claim, now, now + wish.max_seconds, [claim.key_digest], key if wish.claim_key else "")
-            episode.state = next_episode(episode.state, EpisodeEvent.CLAIM, engine)
-            episodes.append(episode)
+            kept = key if wish.claim_key else ""
+            episodes.append(Episode(claim, now, now + wish.max_seconds, [claim.key_digest], kept, state))
             claims.append(Claim(claim.episode_uuid, key))
         groups: list[EpisodeGroup] = []
         if wish.as_group:

@@ -6,25 +6,16 @@ remembered, the longest unseen are forgotten first.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.server.journal.records import EndedHow
-
 #: clients remembered at most, unless more of them have LLM calls in flight
 MAX_CLIENTS = 10_000
 
-Count = Literal["claimed", "ended", "aborted", "timed_out", "trained", "dropped"]
-
-#: under which count an episode's end goes; one that was deleted with its engine phase under none
-COUNT_OF_END: dict[EndedHow, Count] = {
-    "ended": "ended",
-    "aborted": "aborted",
-    "idle": "timed_out",
-    "capped": "timed_out",
-}
+Count = Literal["timed_out", "trained", "dropped"]
 
 
 @dataclass(eq=False, slots=True)
@@ -63,22 +54,24 @@ class Clients:
         self._active: OrderedDict[str, float] = OrderedDict()
         self._training: OrderedDict[str, float] = OrderedDict()
         self._lapsed: OrderedDict[str, None] = OrderedDict()
+        #: before that nobody lapses
+        self._next_lapse = -math.inf
         self._agreements = 0
         self._active_agreed = 0
 
     # ------------------------------------------------------------------ what happens
 
     def seen(self, client_uuid: str, *, train: bool) -> Client:
-        """A sign of life."""
+        """A sign of life; returns the client, for its counts."""
         now = self._clock()
         self._lapse(now)
         client = self._clients.get(client_uuid)
         if client is None:
             client = self._clients[client_uuid] = Client()
         client.last_seen = self._wall_clock()
-        self._lapsed.pop(client_uuid, None)
-        if client_uuid not in self._active and client.agreed:
-            self._active_agreed += 1
+        if client_uuid not in self._active:
+            self._lapsed.pop(client_uuid, None)
+            self._active_agreed += client.agreed
         self._active[client_uuid] = now
         self._active.move_to_end(client_uuid)
         if train:
@@ -174,11 +167,16 @@ class Clients:
     # ------------------------------------------------------------------ inside
 
     def _lapse(self, now: float) -> None:
+        if now < self._next_lapse:
+            return
+        # of signs that are yet to come none is earlier
+        self._next_lapse = now + self._timeout
         for signs in (self._active, self._training):
             while signs:
                 name, since = next(iter(signs.items()))
                 # the same sum as in next_lapse: a difference may round so that the time told there is too early
                 if since + self._timeout > now:
+                    self._next_lapse = min(self._next_lapse, since + self._timeout)
                     break
                 if self._clients[name].in_flight:
                     signs[name] = now

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swarm.job import TrainJob
 from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
-from swarm.server.collecting.clients import COUNT_OF_END, Client, Clients
+from swarm.server.collecting.clients import Client, Clients
 from swarm.server.collecting.groups import Dropped, Failure, GroupStore
 from swarm.server.collecting.methods import Group
 from swarm.server.collecting.rolling import RollingClock
@@ -64,6 +64,7 @@ class Collection:
         self._clients = Clients(client_timeout, rolling, clock)
         self._shares = Shares(job.num_repeat, client_timeout, rolling)
         self._groups = GroupStore(job, self._shares)
+        self._by_agreement = self._groups.by_agreement
         self._throttle = Throttle(job, self._shares, self._clients, client_timeout, rolling)
         self._someone_throttled = False
 
@@ -93,7 +94,7 @@ class Collection:
 
         It does not count when the job collects by another method, or while there is nothing to train.
         """
-        if not self._groups.by_agreement:
+        if not self._by_agreement:
             self._clients.seen(client_uuid, train=True)
             return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
         if not self._groups.trainable:
@@ -141,18 +142,19 @@ class Collection:
         ``task_hint`` is the policy's ``current_task_id``, or empty.
         """
         train = episode_type == "train"
-        self._clients.seen(client_uuid, train=train)
-        self._clients.count([client_uuid] * count, "claimed")
+        self._clients.seen(client_uuid, train=train).claimed += count
         if train:
             self._shares.claimed(client_uuid, task_hint, count)
 
     def released(self, client_uuid: str, episode_type: EpisodeType, task_hint: str, how: EndedHow) -> None:
         """One episode that :meth:`claimed` told of is over; call it before :meth:`add` or :meth:`lose`."""
         train = episode_type == "train"
-        if how in ("ended", "aborted"):
-            self._clients.seen(client_uuid, train=train)
-        if what := COUNT_OF_END.get(how):
-            self._clients.count([client_uuid], what)
+        if how == "ended":
+            self._clients.seen(client_uuid, train=train).ended += 1
+        elif how == "aborted":
+            self._clients.seen(client_uuid, train=train).aborted += 1
+        elif how != "engine":
+            self._clients.count([client_uuid], "timed_out")
         if train:
             self._shares.released(client_uuid, task_hint)
 
@@ -192,7 +194,7 @@ class Collection:
         """
         dropped = self._groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
         for client_uuid, trajectory in finished:
-            if self._groups.by_agreement:
+            if self._by_agreement:
                 # it may be about to go on, and a batch that waits for all must not leave in the moment of the restart
                 self._clients.seen(client_uuid, train=False)
             else:
@@ -214,7 +216,7 @@ class Collection:
     def ready(self) -> bool:
         """Whether :meth:`take` gives a batch now."""
         # asked several times per claim and end, mostly by methods for which it does not matter who agrees
-        if not self._groups.by_agreement:
+        if not self._by_agreement:
             return self._groups.ready()
         return self._groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
@@ -224,7 +226,9 @@ class Collection:
 
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may turn by the passing of time alone."""
-        lapse = self._clients.next_lapse() if self._groups.by_agreement else None
+        if not (self._by_agreement or self._someone_throttled):
+            return None
+        lapse = self._clients.next_lapse() if self._by_agreement else None
         lift = self._throttle.next_lift() if self._someone_throttled else None
         first = min((time for time in (lapse, lift) if time is not None), default=None)
         return None if first is None else self._rolling.when(first)

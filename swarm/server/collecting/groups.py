@@ -125,7 +125,7 @@ class GroupStore:
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
         """Add one finished episode; returns what was dropped by that, itself perhaps among it."""
-        member = Member(client_uuid, trajectory, min(t.min_policy_version for t in trajectory.timelines))
+        member = Member(client_uuid, trajectory, min([t.min_policy_version for t in trajectory.timelines]))
         if self._stale(member):
             return [_dropped([member], "stale", self._stale_reason())]
         task_id = trajectory.task_id
@@ -157,6 +157,8 @@ class GroupStore:
 
     def take_losses(self) -> list[GroupLosses]:
         """What has become of the losses of groups since this was asked last."""
+        if not self._lost:
+            return []
         lost, self._lost = self._lost, {}
         return list(lost.values())
 
@@ -317,8 +319,7 @@ class GroupStore:
             self._losses.pop(group.task_id, None)
             if group.lost:
                 self._forget_losses(group)
-            for client_uuid in group.clients:
-                self._shares.parted(client_uuid, group.task_id)
+            self._shares.parted(group.clients, group.task_id)
         self.episodes -= len(group.members)
         self._trainable -= _trainable(len(group.members))
         return group.members
@@ -331,8 +332,7 @@ class GroupStore:
         group.members = [member for member in group.members if not self._stale(member)]
         self.episodes -= len(old)
         self._trainable -= _trainable(len(old) + len(group.members)) - _trainable(len(group.members))
-        for member in old:
-            self._shares.parted(member.client_uuid, group.task_id)
+        self._shares.parted([member.client_uuid for member in old], group.task_id)
         return old
 
     def _useless(self) -> list[Group]:

@@ -46,8 +46,7 @@ class Group:
         return TrainGroup(task_id=self.task_id, trajectories=[member.trajectory for member in self.members])
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """What waits: whole groups, episodes in groups of at least two; and who agrees to train on it."""
 
     whole_groups: int

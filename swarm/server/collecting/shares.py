@@ -22,6 +22,11 @@ class _Task:
     def episodes(self) -> int:
         return self.running + self.waiting
 
+    @property
+    def counted(self) -> int:
+        """Its episodes that take places."""
+        return 0 if self.abandoned else self.running + self.waiting
+
 
 @dataclass(eq=False, slots=True)
 class _Share:
@@ -85,12 +90,13 @@ class Shares:
         share.waiting += 1
         self._change(client, share, task_id, waiting=1)
 
-    def parted(self, client: str, task_id: str) -> None:
-        """It does not: it was dropped or taken, or the group is complete."""
-        share = self._shares[client]
-        share.waiting -= 1
-        self._change(client, share, task_id, waiting=-1)
-        self._tidy(client, share)
+    def parted(self, clients: Iterable[str], task_id: str) -> None:
+        """Those of these clients do not: they were dropped or taken, or the group is complete."""
+        for client, members in Counter(clients).items():
+            share = self._shares[client]
+            share.waiting -= members
+            self._change(client, share, task_id, waiting=-members)
+            self._tidy(client, share)
 
     def completed(self, clients: Iterable[str]) -> None:
         """A whole group with members of these clients waits."""
@@ -153,28 +159,28 @@ class Shares:
 
     def _change(self, client: str, share: _Share, task_id: str, *, running: int = 0, waiting: int = 0) -> None:
         self._abandon()
-        task = share.tasks.setdefault(task_id, _Task())
-        self._count(share, task, -1)
+        task = share.tasks.get(task_id)
+        if task is None:
+            task = share.tasks[task_id] = _Task()
+        before = task.counted
         if self._resting.pop((client, task_id), None) is not None:
             share.resting -= 1
         task.running += running
         task.waiting += waiting
         # a group that shrinks is no sign of life of its task
         task.abandoned = task.abandoned and waiting < 0
-        if not task.episodes:
+        after = task.counted
+        share.places += self._size(after) - self._size(before)
+        share.episodes += after - before
+        if not (task.running or task.waiting):
             del share.tasks[task_id]
-            return
-        self._count(share, task, 1)
-        if not task.running and not task.abandoned:
+        elif not task.running and not task.abandoned:
             self._resting[client, task_id] = self._clock()
             share.resting += 1
 
-    def _count(self, share: _Share, task: _Task, sign: int) -> None:
-        if not task.abandoned:
-            share.places += sign * self._size(task.episodes)
-            share.episodes += sign * task.episodes
-
     def _abandon(self) -> None:
+        if not self._resting:
+            return
         now = self._clock()
         while self._resting:
             (client, task_id), since = next(iter(self._resting.items()))
@@ -184,7 +190,8 @@ class Shares:
             del self._resting[client, task_id]
             share = self._shares[client]
             task = share.tasks[task_id]
-            self._count(share, task, -1)
+            share.places -= self._size(task.counted)
+            share.episodes -= task.counted
             task.abandoned = True
             share.resting -= 1
 

@@ -73,7 +73,7 @@ class EpisodeShortcuts:
     def _claim(self, request: ShortRequest, model: type[ClaimEpisodeRequest]) -> bool:
         began = time.monotonic()
         controller = self.controller
-        if not controller.has_job or len(controller.claims) or controller.journal_behind:
+        if not controller.unhindered:
             return False
         try:
             caller = self._caller(request)
@@ -83,14 +83,12 @@ class EpisodeShortcuts:
                 wish = wish_for(wanted, self.config, wanted.count, as_group=True)
             else:
                 wish = wish_for(wanted, self.config)
-            if controller.claims.remembers(wish):
-                return False
-            # a grant is a sign of life; what is refused here comes to the application, which tells of one
-            grant = controller.claims.claim(wish, wait=False)
         except SwarmGatewayError:
             return False
+        # a grant is a sign of life; what is refused here comes to the application, which tells of one
+        grant = controller.claims.claim_at_once(wish)
         controller.pool_changed()
-        if not isinstance(grant, Grant):
+        if grant is None:
             return False
 
         def told(error: UnavailableError | None) -> None:

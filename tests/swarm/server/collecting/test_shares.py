@@ -22,7 +22,7 @@ def test_a_task_takes_a_place_while_it_runs_waits_or_is_complete(shares: Shares)
     assert (shares.places("a"), shares.live_places("a"), shares.waiting_of("a")) == (1, 0, 1)
     shares.joined("a", "t")
     for _ in range(2):
-        shares.parted("a", "t")
+        shares.parted(["a"], "t")
     shares.completed(["a", "a"])
     assert (shares.places("a"), shares.live_places("a"), shares.waiting_of("a")) == (1, 1, 2)
     shares.left(["a", "a"])
@@ -72,7 +72,7 @@ def test_a_task_that_rests_too_long_is_abandoned_until_it_is_taken_up_again(shar
     assert (shares.places("a"), shares.live_places("a")) == (2, 1)
     clock.now += 1000
     assert (shares.places("a"), shares.next_abandoned()) == (1, None)
-    shares.parted("a", "u")
+    shares.parted(["a"], "u")
     assert (shares.places("a"), shares.waiting_of("a")) == (1, 1)
 
 
@@ -82,7 +82,7 @@ def test_an_old_episode_that_goes_does_not_bring_its_task_back(clock: Clock) -> 
     shares.joined("a", "t")
     clock.now += 100
     assert shares.places("a") == 0
-    shares.parted("a", "t")
+    shares.parted(["a"], "t")
     assert (shares.places("a"), shares.next_abandoned()) == (0, None)
     shares.joined("a", "t")
     assert shares.places("a") == 1
