@@ -41,7 +41,8 @@ class Shaper:
         """A chat chunk; all chunks of a call carry the id and time of its first."""
         if not self._identity:
             self._identity = {key: chunk[key] for key in ("id", "created", "system_fingerprint") if key in chunk}
-        return self.answer(chunk | self._identity)
+        chunk.update(self._identity)
+        return self.answer(chunk)
 
     def continued(self, chunk: dict[str, Any], index: int) -> dict[str, Any]:
         """A /v1/completions chunk as the chat chunk that continues choice ``index``."""

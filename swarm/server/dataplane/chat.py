@@ -74,8 +74,9 @@ class ChatSession:
             try:
                 async with self.route.lease(self.call.samples) as base_url:
                     answer = await self.upstream.ask(base_url + self.call.path, self.call.body, self._read)
-                    aborted = any(choice.finish_reason in (None, "abort") for choice in answer.sampled)
-                    if aborted or len(answer.sampled) < self.call.samples:
+                    choices: list[dict[str, Any]] = answer.body.get("choices") or []
+                    aborted = any(choice.get("finish_reason") in (None, "abort") for choice in choices)
+                    if aborted or len(choices) < self.call.samples:
                         raise AbortedError
             except TransientError as exc:
                 await retries.after(exc)
@@ -89,8 +90,9 @@ class ChatSession:
     def _read(self, content: bytes) -> PlainAnswer:
         return read(content, self.call)
 
-    async def stream(self) -> AsyncGenerator[Chunk]:
-        """The chunks for the caller; the call is recorded before a chunk with a finish reason is given out.
+    async def stream(self) -> AsyncGenerator[list[Chunk]]:
+        """The chunks for the caller, those together that came together; the call is recorded before a chunk with a
+        finish reason is given out.
 
         Raises:
             UpstreamRefusalError: vLLM's 4xx.
@@ -107,9 +109,17 @@ class ChatSession:
                 async with self.route.lease(self.call.samples) as base_url:
                     events = self.upstream.events(base_url + self.call.path, self.call.body)
                     async with aclosing(events):
-                        async for event in events:
-                            for chunk in attempt.take(self.call.chunk(event)):
-                                yield chunk
+                        async for together in events:
+                            ready: list[Chunk] = []
+                            try:
+                                for event in together:
+                                    ready += attempt.take(self.call.chunk(event))
+                            except UpstreamError:
+                                if ready:
+                                    yield ready
+                                raise
+                            if ready:
+                                yield ready
                     # aborted before its first token, a choice has no finish reason at all
                     if attempt.cut():
                         raise cut
@@ -123,14 +133,14 @@ class ChatSession:
         sources = [self._continue(attempt, index, shaper, cut, failures) for index in attempt.cut()]
         async with aclosing(merged(*sources)) as chunks:
             async for chunk in chunks:
-                yield chunk
+                yield [chunk]
         async with self._recorded(attempt.recorder, self.version(), failures):
-            for chunk in attempt.ends():
-                yield chunk
+            if ends := attempt.ends():
+                yield ends
         for failure in failures.values():
             raise StreamCutError(failure.message) from failure
         if self.call.wants.usage_chunk:
-            yield shaper.usage_chunk(attempt.recorder.usage())
+            yield [shaper.usage_chunk(attempt.recorder.usage())]
 
     async def _continue(
         self, attempt: Attempt, index: int, shaper: Shaper, cut: TransientError, failures: dict[int, UpstreamError]
@@ -168,24 +178,31 @@ class ChatSession:
                 async with self.route.lease(1) as base_url:
                     events = self.upstream.events(f"{base_url}/completions", body)
                     async with aclosing(events):
-                        async for event in events:
-                            for part in event.get("choices") or []:
-                                choice.add_continuation(part, prompt_ids)
-                            if event.get("usage"):
-                                choice.count_continuation(event["usage"], len(prompt_ids), done)
-                            if not event.get("choices"):
-                                continue
-                            shaped = without_abort(shaper.continued(event, index))
-                            if shaped["choices"][0]["finish_reason"] is None:
-                                yield shaped
-                            else:
-                                attempt.end(index, shaped)
+                        async for together in events:
+                            for event in together:
+                                if (shaped := self._continued(attempt, index, shaper, event, done)) is not None:
+                                    yield shaped
                     if index in attempt.cut():
                         raise AbortedError
             except TransientError as exc:
                 cut = exc
             if index not in attempt.cut():
                 return
+
+    def _continued(self, attempt: Attempt, index: int, shaper: Shaper, event: Chunk, done: int) -> Chunk | None:
+        """Take in a chunk of a continuation that began after ``done`` tokens; what of it is for the caller now."""
+        choice, prompt_ids = attempt.recorder.choices[index], attempt.recorder.prompt_ids or []
+        for part in event.get("choices") or []:
+            choice.add_continuation(part, prompt_ids)
+        if event.get("usage"):
+            choice.count_continuation(event["usage"], len(prompt_ids), done)
+        if not event.get("choices"):
+            return None
+        shaped = without_abort(shaper.continued(event, index))
+        if shaped["choices"][0]["finish_reason"] is None:
+            return shaped
+        attempt.end(index, shaped)
+        return None
 
     @asynccontextmanager
     async def _recorded(self, recorder: Recorder, version: int, failures: Collection[int] = ()) -> AsyncGenerator[None]:

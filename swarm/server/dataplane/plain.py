@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from msgspec.json import Decoder
 
 from swarm.server.dataplane.pieces import pieces_of
-from swarm.server.dataplane.recording import Sampled, sampled_of
+from swarm.server.dataplane.recording import Sampled
 from swarm.server.dataplane.requests import ChatCall
 from swarm.server.dataplane.upstream import decoded
 
@@ -28,11 +28,11 @@ class PlainAnswer:
     Attributes:
         body: what vLLM said, with ``pieces`` in its choices where the call asks for them. Log-probabilities that the
             caller does not ask for may be missing.
-        sampled: the tokens of its choices, in their order.
+        sampled: the tokens of its choices, where they were read by type; else they are in ``body``.
     """
 
     body: Body
-    sampled: list[Sampled]
+    sampled: list[Sampled] | None
 
 
 def read(content: bytes, call: ChatCall) -> PlainAnswer:
@@ -52,15 +52,14 @@ def _is_usual(call: ChatCall) -> bool:
 
 def _read(content: bytes, call: ChatCall) -> PlainAnswer:
     body = call.answer(decoded(content))
-    choices: list[Body] = body.get("choices") or []
     if call.wants.pieces:
-        for choice in choices:
+        for choice in body.get("choices") or ():
             entries: list[Body] = (choice.get("logprobs") or {}).get("content") or []
             tokens = [
                 raw if (raw := entry.get("bytes")) is not None else str(entry.get("token", "")) for entry in entries
             ]
             _tell_pieces(choice, tokens)
-    return PlainAnswer(body, [sampled_of(choice) for choice in choices])
+    return PlainAnswer(body, None)
 
 
 # ---------------------------------------------------------------------- the quick way
@@ -124,7 +123,7 @@ def _read_quickly(content: bytes, call: ChatCall) -> PlainAnswer | None:
     choices: list[Body] = []
     for one in answer.choices:
         entries = one.logprobs.content
-        sampled.append(Sampled(one.index, one.token_ids, [e.logprob for e in entries], one.finish_reason, typed=True))
+        sampled.append(Sampled(one.index, one.token_ids, [e.logprob for e in entries], one.finish_reason))
         choice = _fields(one) | {"logprobs": None}
         if call.wants.pieces:
             spelt = cast("list[_Spelt]", entries)

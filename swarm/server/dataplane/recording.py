@@ -19,28 +19,19 @@ _NO_LOGPROB = -9999.0
 
 
 class Sampled(NamedTuple):
-    """What vLLM says of one choice, or of a part of it.
+    """All that a plain answer says of one choice, in numbers that are certain to be some.
 
     Attributes:
-        index: of the choice; not checked.
+        number: of the choice.
         ids: of its tokens.
-        logprobs: of these.
-        finish_reason: ``None`` where it goes on.
-        typed: ``ids`` is a list of integers and ``logprobs`` one of finite numbers. Otherwise nothing is certain.
+        logprobs: of these, finite.
+        finish_reason: see :attr:`Choice.finish_reason`.
     """
 
-    index: Any
-    ids: list[int] | None
-    logprobs: list[Any]
+    number: int
+    ids: list[int]
+    logprobs: list[float]
     finish_reason: str | None
-    typed: bool = False
-
-
-def sampled_of(choice: Mapping[str, Any]) -> Sampled:
-    """What a choice of a chat answer or chat chunk says."""
-    content: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
-    logprobs = [entry.get("logprob") for entry in content]
-    return Sampled(choice.get("index", 0), choice.get("token_ids"), logprobs, choice.get("finish_reason"))
 
 
 @dataclass
@@ -51,20 +42,26 @@ class Choice:
     logprobs: list[float] = field(default_factory=list[float])
     finish_reason: str | None = None
     problem: TokenTruthError | None = None
-    #: that the lists hold numbers only is certain; then nobody changes them
+    #: that the lists hold numbers only is certain; they are others', and not to be changed
     typed: bool = False
     #: numbers of ids and of log-probabilities that the first call gave, once other calls continue it
     _before: tuple[int, int] | None = None
     #: tokens of the choice by the usage of its last continuation
     _counted: int | None = None
 
-    def add(self, sampled: Sampled) -> None:
-        """Take in what was sampled next."""
-        if sampled.typed and not self.response_ids and min(sampled.logprobs, default=0.0) > _NO_LOGPROB:
-            self.response_ids, self.logprobs, self.typed = sampled.ids or [], sampled.logprobs, True
-        else:
+    def add_chat(self, choice: Mapping[str, Any]) -> None:
+        """Take in a choice of a chat answer or chat chunk."""
+        content: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
+        self._add(choice.get("token_ids"), [entry.get("logprob") for entry in content])
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def take(self, sampled: Sampled) -> None:
+        """Take in all there is."""
+        if self.response_ids or min(sampled.logprobs, default=0.0) <= _NO_LOGPROB:
             self._add(sampled.ids, sampled.logprobs)
-        self.finish_reason = sampled.finish_reason or self.finish_reason
+        else:
+            self.response_ids, self.logprobs, self.typed = sampled.ids, sampled.logprobs, True
+        self.finish_reason = sampled.finish_reason
 
     def begin_continuation(self) -> None:
         """The first call was cut: what comes now is sampled by other calls, which count for themselves."""
@@ -140,7 +137,7 @@ class Recorder:
         """Take in a chat answer or a chat chunk.
 
         Args:
-            sampled: what its choices say, where that is known already.
+            sampled: what the choices of an answer say, where that is known already.
 
         Raises:
             UpstreamError: it has a choice that was not asked for.
@@ -152,8 +149,12 @@ class Recorder:
             self.prompt_ids = prompt
         if answer.get("usage"):
             self._usage = answer["usage"]
-        for one in map(sampled_of, answer.get("choices") or []) if sampled is None else sampled:
-            self.choice(one.index).add(one)
+        if sampled is not None:
+            for one in sampled:
+                self.choice(one.number).take(one)
+            return
+        for choice in answer.get("choices") or ():
+            self.choice(choice.get("index", 0)).add_chat(choice)
 
     def choice(self, index: Any) -> Choice:
         """The choice of this number.

@@ -68,11 +68,12 @@ class RelayedCall:
                     self.route.lease(1) as base_url,
                     aclosing(self.upstream.events(self._url(base_url), self.body)) as events,
                 ):
-                    async for event in events:
-                        if _aborted(event):
-                            raise AbortedError
-                        begun = True
-                        yield self._named(event)
+                    async for together in events:
+                        for event in together:
+                            if _aborted(event):
+                                raise AbortedError
+                            begun = True
+                            yield self._named(event)
                 return
             except TransientError as exc:
                 if begun:

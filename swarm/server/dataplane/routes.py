@@ -197,6 +197,7 @@ class _EventStream(Response):
         self._session = session
         self._wire = wire
         self._started = False
+        self._unsent = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -214,13 +215,13 @@ class _EventStream(Response):
                 # the agent has seen, and may act on, tokens that are in no record
                 problem = TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut")
                 self._members.quarantine_all(problem)
-            tail = self._wire.cut(exc)
+            tail = self._unsent + self._wire.cut(exc)
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send(self, send: Send) -> None:
-        chunks: AsyncGenerator[dict[str, Any]]
+        chunks: AsyncGenerator[list[dict[str, Any]]]
         async with aclosing(self._session.stream()) as chunks:
-            async for chunk in chunks:
+            async for together in chunks:
                 if not self._started:
                     self._started = True
                     if self._outlives:
@@ -231,7 +232,10 @@ class _EventStream(Response):
                         (POLICY_VERSION.encode(), str(self._session.version()).encode()),
                     ]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                if events := self._wire.chunk(chunk):
+                for chunk in together:
+                    self._unsent += self._wire.chunk(chunk)
+                if self._unsent:
+                    events, self._unsent = self._unsent, b""
                     await send({"type": "http.response.body", "body": events, "more_body": True})
 
 

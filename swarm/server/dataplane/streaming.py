@@ -38,11 +38,14 @@ class Attempt:
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The chunks for the caller that ``chunk`` of vLLM brings."""
         self.recorder.add(chunk)
-        for choice in chunk.get("choices") or []:
+        choices: list[dict[str, Any]] = chunk.get("choices") or []
+        for choice in choices:
             self._look_at(choice)
-        if not chunk.get("choices"):
+        if not choices:
             return []  # the usage: given out at the end
         shaped = self._shaper.chunk(chunk)
+        if len(choices) == 1:
+            return self._choose(shaped, choices[0])
         return [out for choice in shaped["choices"] for out in self._choose(shaped | {"choices": [choice]}, choice)]
 
     def cut(self) -> list[int]:
@@ -64,6 +67,8 @@ class Attempt:
 
     def _look_at(self, choice: dict[str, Any]) -> None:
         delta: dict[str, Any] = choice.get("delta") or {}
+        if len(delta) == 1 and "content" in delta:
+            return
         # a parser that holds text back sends tokens without content
         held_back = bool(choice.get("token_ids")) and "content" not in delta
         if held_back or any(delta.get(key) for key in delta.keys() - {"role", "content"}):
@@ -76,12 +81,15 @@ class Attempt:
             self._ends[choice.get("index", 0)] = chunk
             return []
         says = _says_something(choice)
-        chunk = without_abort(chunk)
+        if finish == "abort":
+            chunk = without_abort(chunk)
         # an abort says that the call will be repeated, if nothing is out yet
         if not self.delivered and (finish == "abort" or not says):
             self._opening.append(chunk)
             return []
         self.delivered = True
+        if not self._opening:
+            return [chunk]
         ready = [*self._opening, chunk]
         self._opening.clear()
         return ready
@@ -97,4 +105,5 @@ def without_abort(chunk: Chunk) -> Chunk:
 
 def _says_something(choice: dict[str, Any]) -> bool:
     """Whether a choice tells the caller more than the role."""
-    return any(value for key, value in (choice.get("delta") or {}).items() if key != "role")
+    delta: dict[str, Any] = choice.get("delta") or {}
+    return bool(delta.get("content")) or any(value for key, value in delta.items() if key != "role")

@@ -67,8 +67,8 @@ class Upstream:
         except ValueError as exc:
             raise TransientError(f"vLLM's answer makes no sense: {exc}") from exc
 
-    async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The chunks of the streamed answer to ``body``; it ends after ``[DONE]``.
+    async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]]]:
+        """The chunks of the streamed answer to ``body``, those together that came together; it ends after ``[DONE]``.
 
         Raises:
             UpstreamRefusalError: a 4xx, by status or as an error event.
@@ -77,10 +77,20 @@ class Upstream:
         async with self._posted(url, body) as response:
             decoder = SseDecoder()
             async for data in response.parts():
-                for event in decoder.feed(data):
-                    if event == "[DONE]":
-                        return
-                    yield _chunk(event)
+                events = decoder.feed(data)
+                done = "[DONE]" in events
+                chunks: list[dict[str, Any]] = []
+                try:
+                    for event in events[: events.index("[DONE]")] if done else events:
+                        chunks.append(_chunk(event))
+                except UpstreamError:
+                    if chunks:
+                        yield chunks
+                    raise
+                if chunks:
+                    yield chunks
+                if done:
+                    return
         raise TransientError("vLLM's stream broke off")
 
     @asynccontextmanager

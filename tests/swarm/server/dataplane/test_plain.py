@@ -46,9 +46,7 @@ def told(said: Any, *, samples: int = 2, logprobs: bool = False, pieces: bool = 
 
 
 def is_quick(said: Any) -> bool:
-    ways = {one.typed for one in told(said).sampled}
-    assert len(ways) == 1
-    return ways.pop()
+    return told(said).sampled is not None
 
 
 def outcomes(one: PlainAnswer) -> list[Any]:
@@ -112,9 +110,8 @@ def test_both_ways_give_the_same(choices: list[dict[str, Any]], changes: dict[st
     content = json.dumps(said, ensure_ascii=spaced, separators=separators).encode(errors="surrogatepass")
     for pieces in (False, True):
         quick, slow = told(content, pieces=pieces), told(content, logprobs=True, pieces=pieces)
-        assert not any(one.typed for one in slow.sampled)
+        assert slow.sampled is None
         assert without_logprobs(quick.body) == without_logprobs(slow.body)
-        assert [one[:4] for one in quick.sampled] == [one[:4] for one in slow.sampled]
         assert outcomes(quick) == outcomes(slow)
 
 

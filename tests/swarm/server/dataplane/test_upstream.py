@@ -186,9 +186,25 @@ async def test_a_stream_that_breaks_off_is_told(upstream: Upstream) -> None:
         got: list[dict[str, Any]] = []
         async with Server(answer) as server:
             with pytest.raises(TransientError):
-                async for chunk in upstream.events(server.url, BODY):
-                    got.append(chunk)
+                async for chunks in upstream.events(server.url, BODY):
+                    got += chunks
         assert got == [{"a": 1}]
+
+
+async def test_what_came_before_an_error_is_told_before_it(upstream: Upstream) -> None:
+    content = b'data: {"a": 1}\n\ndata: {"a": 2}\n\ndata: {"error": {"code": 500}}\n\ndata: [DONE]\n\n'
+    got: list[list[dict[str, Any]]] = []
+    async with Server(says("200 OK", content)) as server:
+        with pytest.raises(TransientError):
+            async for chunks in upstream.events(server.url, BODY):
+                got.append(chunks)
+    assert [chunk for together in got for chunk in together] == [{"a": 1}, {"a": 2}]
+
+
+async def test_nothing_is_told_after_the_end(upstream: Upstream) -> None:
+    content = b'data: {"a": 1}\n\ndata: [DONE]\n\ndata: {"a": 2}\n\n'
+    async with Server(says("200 OK", content)) as server:
+        assert [chunks async for chunks in upstream.events(server.url, BODY)] == [[{"a": 1}]]
 
 
 @pytest.mark.parametrize(("status", "well"), [("200 OK", True), ("503 Busy", False)])
