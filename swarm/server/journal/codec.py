@@ -7,6 +7,7 @@ fit its narrow form is stored in the next wider one.
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import msgpack
 
 from swarm.types import ModelCall, Timeline, Trajectory
 
-#: narrow to wide: bytes, 32 bits, 64 bits (``array`` type codes; the widths are the same on every platform we run on)
+#: narrow to wide: bytes, 32 bits, 64 bits (type codes of ``array`` and ``struct``, which agree on these widths)
 _INTEGERS = ("B", "i", "q")
 _JSON = json.JSONEncoder(default=str)
 
@@ -27,7 +28,7 @@ def pack_call(call: ModelCall) -> bytes:
         [
             _ints(call.prompt_ids, "i"),
             _ints(call.response_ids, "i"),
-            _floats(call.logprobs),
+            _packed("d", call.logprobs),
             call.min_policy_version,
             call.max_policy_version,
             call.finish_reason,
@@ -64,7 +65,7 @@ def is_of(trajectory: Trajectory, call: ModelCall) -> bool:
         and timeline.prompt_ids == call.prompt_ids
         and timeline.response_ids == call.response_ids
         and timeline.logprobs == call.logprobs
-        and timeline.response_mask == [1] * len(call.response_ids)
+        and timeline.response_mask.count(1) == len(call.response_ids) == len(timeline.response_mask)
         and timeline.min_policy_version == call.min_policy_version
         and timeline.max_policy_version == call.max_policy_version
     )
@@ -80,7 +81,7 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
                 _ints(timeline.prompt_ids, "i"),
                 _ints(timeline.response_ids, "i"),
                 _ints(timeline.response_mask, "B"),
-                _floats(timeline.logprobs),
+                _packed("d", timeline.logprobs),
                 timeline.min_policy_version,
                 timeline.max_policy_version,
                 timeline.num_calls,
@@ -134,15 +135,16 @@ def clean(text: str) -> str:
 def _ints(values: Sequence[int], narrow: str) -> bytes:
     for code in _INTEGERS[_INTEGERS.index(narrow) :]:
         try:
-            return code.encode() + _little(array(code, values))
-        except OverflowError:
+            return _packed(code, values)
+        except struct.error as exc:
             if code == _INTEGERS[-1]:
-                raise
+                raise ValueError(f"no integers of 64 bits: {exc}") from exc
     raise AssertionError("unreachable: the widest form returns or raises")
 
 
-def _floats(values: Sequence[float]) -> bytes:
-    return b"d" + _little(array("d", values))
+def _packed(code: str, values: Sequence[float]) -> bytes:
+    """The code, and the values after it. ``array`` would take them twice as slowly."""
+    return struct.pack(f"<c{len(values)}{code}", code.encode(), *values)
 
 
 def _numbers(data: bytes) -> list[Any]:
@@ -150,12 +152,6 @@ def _numbers(data: bytes) -> list[Any]:
     if sys.byteorder == "big":
         found.byteswap()
     return found.tolist()
-
-
-def _little(values: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
 
 
 def _dump(value: Any) -> bytes:

@@ -193,7 +193,9 @@ class Ledger:
         if record.episode_uuid in self.live or record.episode_uuid in self.recent:
             return
         self.last_episode += 1
-        self.live[record.episode_uuid] = Live(self.last_episode, record.episode_type == "train")
+        train = record.episode_type == "train"
+        # the sets by name: a factory that is told their type takes as long as all the rest here
+        self.live[record.episode_uuid] = Live(self.last_episode, train, digests=set(), call_ids=set())
         changes.rows.append(
             (
                 Kind.CLAIM,
@@ -363,6 +365,11 @@ class Ledger:
 
 def _output(record: EpisodeEnded) -> str | None:
     """The result as JSON; of an episode without one what was said of it, in the same form."""
-    if record.output is not None:
-        return pack_json(record.output.model_dump())
+    output = record.output
+    if output is not None:
+        if not output.metadata and not output.log_metrics:
+            success = "null" if output.is_success is None else "true" if output.is_success else "false"
+            # what most say, as the line below would
+            return f'{{"reward": {output.reward!r}, "is_success": {success}, "metadata": {{}}, "log_metrics": {{}}}}'
+        return pack_json(output.model_dump())
     return pack_json({"reward": None, "metadata": dict(record.metadata)}) if record.metadata else None

@@ -1,6 +1,10 @@
+import pytest
+
+from swarm.server.journal.codec import pack_json
 from swarm.server.journal.incoming import Kind
 from swarm.server.journal.ledger import Ledger
-from swarm.server.journal.records import BatchTaken, EpisodesDropped, Record, RunBegun
+from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodesDropped, Record, RunBegun
+from swarm.types import WorkflowOutput
 from tests.swarm.server.journal.build import batch, call, claimed, ended, refused, step
 
 #: one life of everything: three episodes are trained, one is dropped later, two at their end
@@ -58,6 +62,16 @@ def test_a_batch_of_which_nothing_is_left_is_gone() -> None:
     assert ledger.fold([EpisodesDropped(["b"], "other")]).batches == {"b": None}
     ledger.fold([step("b")])
     assert counts(ledger) == (0, 2, 2, 0)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"answer": "ä"}])
+@pytest.mark.parametrize("success", [None, True, False])
+@pytest.mark.parametrize("reward", [0.0, -1.5, 1e-300, 1 / 3, 2.0**70])
+def test_a_result_is_kept_as_json_of_all_it_says(reward: float, success: bool | None, metadata: dict[str, str]) -> None:
+    output = WorkflowOutput(reward=reward, is_success=success, metadata=metadata)
+    ledger = Ledger()
+    changes = ledger.fold([claimed("a"), EpisodeEnded("a", "c", "ended", 1.6e9, "t", output)])
+    assert changes.rows[1][8] == pack_json(output.model_dump())
 
 
 def test_changes_are_absolute() -> None:
