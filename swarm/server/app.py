@@ -117,6 +117,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     app = Starlette(
         routes=[
             DirectRoutes(control, guards),
+            DirectRoutes(data_plane.routes()),
             Route("/health", health, methods=["GET"]),
             *data_plane.routes(),
             Mount("/episodes", app=elsewhere),

@@ -18,7 +18,6 @@ from swarm.entropy import random_bytes
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.auth.token import digest
-from swarm.server.collecting import Collection
 from swarm.server.concurrency import Once
 from swarm.server.journal.records import EpisodeClaimed
 from swarm.states import EpisodeState
@@ -46,8 +45,6 @@ class Episode:
     state: EpisodeState = EpisodeState.REGISTERED
     group: EpisodeGroup | None = None
     in_flight: int = 0
-    #: who counts its calls: a call may outlive the run that it began in
-    active_in: Collection | None = None
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     quarantine_reason: str = ""
     #: the transaction by which alone it may end, see :mod:`swarm.server.prepared`

@@ -189,24 +189,29 @@ class EpisodePool:
             AuthenticationError: no such group, a wrong key, or one of its episodes is over.
         """
         group = self._running.open_group(group_uuid, key)
+        now = self._clock()
         for episode in group.members:
-            episode.last_active = self._clock()
+            episode.last_active = now
         self._wake(group.members[0])
         return group
 
-    def begin_call(self, episode: Episode) -> None:
-        """An LLM call starts; it keeps the episode from being idle until :meth:`end_call`."""
-        episode.in_flight += 1
-        episode.last_active = self._clock()
-        episode.active_in = self.collection
-        self.collection.begin_call(episode.client_uuid)
+    def begin_call(self, episodes: Sequence[Episode]) -> Collection:
+        """An LLM call of a client starts, for one of its episodes or several; it keeps them from being idle until
+        :meth:`end_call`, which is to be given what this returns."""
+        now = self._clock()
+        for episode in episodes:
+            episode.in_flight += 1
+            episode.last_active = now
+        self.collection.begin_call(episodes[0].client_uuid)
+        return self.collection
 
-    def end_call(self, episode: Episode) -> None:
-        """An LLM call is over, whatever came of it."""
-        episode.in_flight -= 1
-        episode.last_active = self._clock()
-        if episode.active_in is not None:
-            episode.active_in.end_call(episode.client_uuid)
+    def end_call(self, episodes: Sequence[Episode], counted: Collection) -> None:
+        """An LLM call is over, whatever came of it; ``counted`` may be of the run before."""
+        now = self._clock()
+        for episode in episodes:
+            episode.in_flight -= 1
+            episode.last_active = now
+        counted.end_call(episodes[0].client_uuid)
 
     def record(self, calls: Iterable[tuple[Episode, ModelCall]]) -> None:
         """Tell the journal, at once, what a completed call sampled for each episode that is not over; it counts from
@@ -439,11 +444,14 @@ class EpisodePool:
 
     def _wake(self, episode: Episode) -> None:
         """The episode is used: it, and the group that it is of, are on standby no longer."""
-        if episode in self._standby:
-            for one in episode.group.members if episode.group is not None else (episode,):
-                if one in self._standby:
-                    del self._standby[one]
-                    self.collection.claimed(one.client_uuid, one.episode_type, one.claim.task_hint)
+        if episode not in self._standby:
+            return
+        members = episode.group.members if episode.group is not None else (episode,)
+        woken = [one for one in members if one in self._standby]
+        for one in woken:
+            del self._standby[one]
+        # claimed together, they are of one client, type and task
+        self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint, len(woken))
 
     def _relieve(self, count: int) -> None:
         """Take back at least ``count`` of the episodes on standby (oldest first, groups whole), or all there are."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
+from swarm.server.collecting import Collection
 from swarm.server.concurrency import Interruptible, Once
 from swarm.server.controller import Controller
 from swarm.server.endings import DELETED
@@ -150,15 +151,15 @@ class Members:
         self._quarantined = quarantined
         self._recorded: list[tuple[Episode, ModelCall]] = []
         self._outlives = False
+        self._counted: Collection | None = None
 
     def __enter__(self) -> Members:
-        for episode in self.episodes:
-            self._pool.begin_call(episode)
+        self._counted = self._pool.begin_call(self.episodes)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for episode in self.episodes:
-            self._pool.end_call(episode)
+        assert self._counted is not None, "entered before"
+        self._pool.end_call(self.episodes, self._counted)
         self._controller.pool_changed()
 
     def record(self, calls: Mapping[int, ModelCall]) -> None:

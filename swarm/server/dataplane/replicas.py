@@ -100,7 +100,7 @@ class Replicas:
 
         Args:
             owners: they stay there afterwards.
-            prefix: decides where new ones go; asked only for those.
+            prefix: decides where new ones go; asked only for those, and where there is a choice.
             samples: how many answers the call samples.
             avoid: where the call has just failed; taken only if there is no other.
         """
@@ -108,7 +108,7 @@ class Replicas:
             await self._changed.wait()
         others = [replica for replica in healthy if replica is not avoid] or healthy
         home = self._homes.get(owners[0])
-        chosen = home if home in others else self._place(others, prefix(), samples)
+        chosen = home if home in others else self._place(others, prefix, samples)
         for owner in owners:
             self._homes[owner] = chosen
         return chosen
@@ -126,9 +126,12 @@ class Replicas:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
 
-    def _place(self, among: Sequence[Replica], prefix: bytes, samples: int) -> Replica:
+    def _place(self, among: Sequence[Replica], prefix: Callable[[], bytes], samples: int) -> Replica:
+        if len(among) == 1:
+            return among[0]
+        told = prefix()
         bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)
-        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=prefix, digest_size=8).digest())
+        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=told, digest_size=8).digest())
         # there always is one: the least loaded is at most at the mean
         return next(replica for replica in ordered if replica.load < bound)
 

@@ -27,6 +27,10 @@ async def named(request: Request) -> Response:
     return JSONResponse({"name": request.path_params["name"]})
 
 
+async def named_inside(request: Request) -> Response:
+    return JSONResponse({"direct": "endpoint" not in request.scope, "name": request.path_params["name"]})
+
+
 async def refuse(request: Request) -> Response:
     raise ConflictError("no", code="no")
 
@@ -34,6 +38,9 @@ async def refuse(request: Request) -> Response:
 ROUTES = [
     Route("/fixed", fixed, methods=["GET", "POST"]),
     Route("/named/{name}", named),
+    Route("/named/{name}/a/b", named_inside, methods=["POST"]),
+    Route("/named/{name}/a/{other}", named),
+    Route("/named/{number:int}/a", named),
     Route("/refuse", refuse, methods=["POST"]),
 ]
 
@@ -55,6 +62,14 @@ async def test_a_fixed_path_goes_straight(client: httpx.AsyncClient) -> None:
         assert answer.json() == {"direct": True, "query": {"a": "1"}}
         assert answer.headers["x-request-id"]
         assert (await client.head("/fixed")).status_code == 200
+
+
+async def test_a_path_with_a_name_in_it_goes_straight(client: httpx.AsyncClient) -> None:
+    async with client:
+        assert (await client.post("/named/x%20y/a/b")).json() == {"direct": True, "name": "x y"}
+        for path in ("/named//a/b", "/named/x/a/b/", "/named/x/y/a/b", "/other/x/a/b"):
+            assert (await client.post(path, follow_redirects=False)).status_code in (404, 405, 307)
+        assert (await client.get("/named/x/a/b")).json() == {"name": "x"}, "the regular router's, by another route"
 
 
 async def test_the_rest_goes_on(client: httpx.AsyncClient) -> None:

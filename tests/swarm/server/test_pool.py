@@ -212,7 +212,7 @@ def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:
     pool = rolling_pool(clock=clock)
     one, two = claim(pool, 2)
     busy = pool.open(one.episode_uuid, one.key)
-    pool.begin_call(busy)
+    counted = pool.begin_call([busy])
     clock.now += 240
     assert pool.expire() == 1
     assert pool.can_continue("me", one.episode_uuid)
@@ -220,7 +220,7 @@ def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:
         pool.end("me", "a", ends(two))
     assert pool.next_deadline() == clock.now + 240, "the call may end at once"
     clock.now += 100
-    pool.end_call(busy)
+    pool.end_call([busy], counted)
     clock.now += 239
     assert pool.expire() == 0
     clock.now += 1
@@ -235,10 +235,9 @@ def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
     episode = pool.open(chatty.episode_uuid, chatty.key)
     for _ in range(5):
         clock.now += 50
-        pool.begin_call(episode)
-        pool.end_call(episode)
+        pool.end_call([episode], pool.begin_call([episode]))
         assert pool.expire() == 0
-    pool.begin_call(episode)
+    pool.begin_call([episode])
     clock.now += 49
     assert pool.expire() == 0
     clock.now += 1
@@ -295,10 +294,10 @@ def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
     pool.enter(ROLLING)
     (running,) = claim(pool)
     episode = pool.open(running.episode_uuid, running.key)
-    pool.begin_call(episode)
+    counted = pool.begin_call([episode])
     pool.begin_run(JOB.model_copy(update={"batch_size": 1}), "another job")
     assert episode.over_error is not None and episode.over_error.code == "episode_deleted"
-    pool.end_call(episode)
+    pool.end_call([episode], counted)
     assert len(claim(pool, 2)) == 2
 
 

@@ -382,12 +382,12 @@ class ServerMachine(RuleBasedStateMachine):
     def call(self, data: st.DataObject, bad: bool) -> None:
         one = data.draw(st.sampled_from(self.known()))
         episode = self.controller.pool.open(one.claim.episode_uuid, one.claim.key)
-        self.controller.pool.begin_call(episode)
+        counted = self.controller.pool.begin_call([episode])
         if bad:
             self.controller.pool.quarantine(episode, "bad")
         else:
             sample(self.controller.pool, one.claim)
-        self.controller.pool.end_call(episode)
+        self.controller.pool.end_call([episode], counted)
         self.run(self.controller.synced())
 
     @precondition(lambda self: self.state is ROLLING and len(self.known()) < JOB.slots)
