@@ -13,9 +13,6 @@ from typing import Any, Self, TypeVar
 
 logger = logging.getLogger(__name__)
 
-#: Of the event loop, after which what a request has written is with the kernel: the answer's task goes on in the first,
-#: and the server's transport gathers what is written in one turn until the next.
-_TURNS = 3
 #: Seconds by which what nobody waits for begins later, so that no more than the answer competes for processors until it
 #: is with its reader.
 HEAD_START = 0.005
@@ -64,9 +61,3 @@ class Background:
             task.cancel()
         if late:
             await asyncio.wait(late)
-
-
-async def answers_first() -> None:
-    """Let the answers go out that are decided: what begins behind one must not delay it."""
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)

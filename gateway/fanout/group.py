@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from gateway.background import answers_first
+from gateway.background import HEAD_START
 from gateway.fanout.claimed import Claimed
 from gateway.fanout.ports import Link, Route, Swarm
 from gateway.fanout.sampling import EpisodeLostError, Sample
@@ -211,7 +211,8 @@ class GroupRun:
                 score = await self.judge(told)
         reason = self._objection(places, score)
         if reason is None and score is not None:
-            await answers_first()
+            if not self.route.settings.acknowledge_seconds:
+                await asyncio.sleep(HEAD_START)
             return await self._submit(places, score, delivered, credit)
         return reason
 

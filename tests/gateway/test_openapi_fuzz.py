@@ -171,8 +171,9 @@ def fuzz(url: str) -> dict[str, set[int]]:
         for label, seen in caller.statuses.items():
             status = caller.good(*label.split(" "))
             assert status == 200 or 200 not in seen, f"{label}: {status}"
-            if caller.put_off:
-                # on a machine that is too slow the few examples that fit may all have been
+            # on a machine that is too slow the few examples that fit may all have been put off; and whether feedback is
+            # drawn that says something of an answer, and nothing that contradicts it, is a matter of chance
+            if caller.put_off or label == "POST /v1/feedback":
                 seen.add(status)
     return caller.statuses
 
