@@ -21,6 +21,7 @@ from gateway.tui.targets import Target
 from gateway.tui.widgets.help import HelpScreen
 from gateway.tui.widgets.pages import GatewayPage, OverviewPage, Page, SwarmPage
 from gateway.tui.widgets.panel import names_line
+from gateway.tui.words import seconds
 
 #: Seconds after which the times on the screen are told anew.
 _TICK = 0.5
@@ -55,7 +56,8 @@ class MonitorApp(App[None]):
     def __init__(self, targets: Sequence[Target], interval: float = 1.0) -> None:
         super().__init__()
         self.followers = [follow(target, interval, self._news) for target in targets]
-        self._paused = False
+        self._paused_at: float | None = None
+        self._switcher = ContentSwitcher(initial="page-0")
         self._top = Static(id="top", markup=False)
         self._overview = OverviewPage(self.followers)
         self.pages: list[Page] = [
@@ -67,7 +69,7 @@ class MonitorApp(App[None]):
     def compose(self) -> ComposeResult:
         yield self._top
         yield self._names
-        with ContentSwitcher(initial=f"page-{self._place}"):
+        with self._switcher:
             for place, page in enumerate([self._overview, *self.pages]):
                 page.id = f"page-{place}"
                 yield page
@@ -87,29 +89,33 @@ class MonitorApp(App[None]):
         return self.pages[self._place - 1] if self._place else None
 
     def _news(self) -> None:
-        if not self._paused and self.is_running:
+        if self._paused_at is None and self.is_running:
             self._show()
 
     def _show(self) -> None:
         page = self.page
-        (self._overview if page is None else page).show(self._paused)
+        (self._overview if page is None else page).show()
         self._show_top()
 
     def _tick(self) -> None:
         self._show_top()
-        page = self.page
-        if page is not None and not self._paused:
-            page.show_head(False)
-        elif page is None and not self._paused:
-            self._overview.show(False)
+        if self._paused_at is not None:
+            return
+        if (page := self.page) is not None:
+            page.show_head()
+        else:
+            self._overview.show()
 
     def _show_top(self) -> None:
-        words = f"{self.TITLE} · {answering(self.followers)} · {time.strftime('%H:%M:%S')}"
-        self._top.update(Content.assemble(words, ("  PAUSED: p goes on", "bold reverse") if self._paused else ""))
+        words = f"{self.TITLE} · {answering(self.followers)} · {time.strftime('%H:%M:%S')}  "
+        paused = ""
+        if self._paused_at is not None:
+            paused = f" PAUSED for {seconds(time.monotonic() - self._paused_at)}: p goes on "
+        self._top.update(Content.assemble(words, (paused, "bold reverse")))
 
     def _turn_to(self, place: int) -> None:
         self._place = place
-        self.query_one(ContentSwitcher).current = f"page-{place}"
+        self._switcher.current = f"page-{place}"
         names = ["all", *(follower.target.name for follower in self.followers)]
         self._names.update(
             names_line(
@@ -137,8 +143,8 @@ class MonitorApp(App[None]):
 
     def action_pause(self) -> None:
         """Keep what is shown as it is, or go on."""
-        self._paused = not self._paused
-        self._show()
+        self._paused_at = time.monotonic() if self._paused_at is None else None
+        self._show_top() if self._paused_at is not None else self._show()
 
     def action_hurry(self) -> None:
         """Ask all servers now."""

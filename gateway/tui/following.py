@@ -106,8 +106,10 @@ class Follower(ABC, Generic[StatusT]):
                 self._next_at = self._clock() + pause
                 self._on_news()
                 self._hurry.clear()
+                # not `wait_for`, which forgets that it was cancelled where the event is set in the same moment
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._hurry.wait()
         finally:
             await self._asker.close()
 

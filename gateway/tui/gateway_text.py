@@ -25,7 +25,7 @@ _ROUTES = (
     Column("informative", rank=3, align="right"),
     Column("wasted", rank=4, align="right"),
     Column("errors", rank=1, align="right"),
-    Column("breaker", rank=2, most=12),
+    Column("breaker", rank=1, most=12),
     Column("policy", rank=5, most=8),
     Column("models", rank=6, most=40),
 )

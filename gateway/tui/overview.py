@@ -45,13 +45,11 @@ def overview(followers: Sequence[AnyFollower], width: int) -> list[Content]:
 
 
 def answering(followers: Sequence[AnyFollower]) -> str:
-    """``2 of 3 servers answer``."""
+    """``2 of 3 servers answer``, or ``the gateway answers`` where there is one server alone."""
     well = sum(follower.trouble is None and follower.status is not None for follower in followers)
-    return (
-        f"{well} of {len(followers)} servers answer"
-        if len(followers) != 1
-        else ("answers", "does not answer")[not well]
-    )
+    if len(followers) == 1:
+        return f"the {followers[0].target.kind} {'answers' if well else 'does not answer'}"
+    return f"{well} of {len(followers)} servers answer"
 
 
 def _row(place: int, follower: AnyFollower) -> Row:

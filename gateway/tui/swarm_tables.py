@@ -113,7 +113,8 @@ def episodes(status: ServerStatus, order: Order, wanted: str, width: int) -> lis
     note = f"by {order.value}" + (f", with {short(wanted, 30)!r}" if wanted else "")
     if total > told:
         note += f"; of {total} the {told} that have been idle for longest"
-    return [Content.styled(note, DIM), *(lines(_EPISODES, rows, width) if rows else [_none("no episode runs")])]
+    none = "no episode has these words" if wanted and told else "no episode runs"
+    return [Content.styled(note, DIM), *(lines(_EPISODES, rows, width) if rows else [_none(none)])]
 
 
 def _episode_row(one: RunningEpisode) -> Row:

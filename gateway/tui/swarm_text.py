@@ -42,12 +42,10 @@ def state_words(state: EngineState) -> tuple[str, str]:
     return f"{sign} {state.removeprefix('ENGINE.')}", style
 
 
-def freshness(age: float | None, paused: bool) -> tuple[str, str]:
+def freshness(age: float | None) -> tuple[str, str]:
     """How old what is shown is, and its style."""
     if age is None:
         return "nothing heard yet", WARNING
-    if paused:
-        return f"PAUSED, as of {seconds(age)} ago", WARNING
     return f"as of {seconds(age)} ago", WARNING if age > _OLD else DIM
 
 

@@ -50,18 +50,18 @@ class Page(Vertical):
         """Whether there is little room."""
         return self.app.size.height < _BRIEF
 
-    def show(self, paused: bool) -> None:
+    def show(self) -> None:
         """What is known now."""
-        self.show_head(paused)
+        self.show_head()
         self.show_panels()
 
-    def show_head(self, paused: bool) -> None:
+    def show_head(self) -> None:
         """The head alone: its times go on without news."""
         follower = self.follower
         made = swarm_text.trouble_lines(follower.trouble, follower.next_try, follower.age)
         if follower.status is None and not made:
             made = [Content.styled(f"asking {follower.target.address} ...", swarm_text.DIM)]
-        told = self.told(swarm_text.freshness(follower.age, paused))
+        told = self.told(swarm_text.freshness(follower.age))
         width = self._head.content_size.width
         # where there is little room each line has one row
         made += [line.truncate(width, ellipsis=True) for line in told] if self.brief and width else told
@@ -144,10 +144,10 @@ class GatewayPage(Page):
     """A gateway."""
 
     def __init__(self, follower: GatewayFollower) -> None:
-        self._routes = Panel("g", "Routes")
+        self._routes = Panel("g", "Routes", long=True)
         self._swarms = Panel("w", "Swarm servers")
         self._failures = Panel("f", "Failures")
-        self._log = Panel("l", "Log")
+        self._log = Panel("l", "Log", long=True)
         super().__init__(follower, [self._routes, self._swarms, self._failures, self._log])
         self._gateway = follower
 
@@ -178,7 +178,7 @@ class OverviewPage(VerticalScroll):
     def compose(self) -> ComposeResult:
         yield self._text
 
-    def show(self, paused: bool) -> None:
+    def show(self) -> None:
         """What is known now."""
         if (width := self.scrollable_content_region.width) > 0:
             self._text.update(Content("\n").join(overview.overview(self._followers, width)))

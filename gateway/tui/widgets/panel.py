@@ -35,6 +35,7 @@ class Panel(VerticalScroll):
     Args:
         key: that brings it to the front.
         title: of the box.
+        long: it takes the whole width of the board.
     """
 
     DEFAULT_CSS = """
@@ -48,8 +49,8 @@ class Panel(VerticalScroll):
     Panel > Static { width: 1fr; height: auto; }
     """
 
-    def __init__(self, key: str, title: str) -> None:
-        super().__init__(id=f"panel-{title.split()[0].lower()}")
+    def __init__(self, key: str, title: str, *, long: bool = False) -> None:
+        super().__init__(classes="-long" if long else "")
         self.key = key
         self.title = title
         self.border_title = Content(f"{title} ({key})")
@@ -84,6 +85,7 @@ class Board(Vertical):
     Board > Container > Panel.-chosen { display: block; }
     Board.-wide > Container { layout: grid; grid-size: 2; }
     Board.-wide > Container > Panel { display: block; }
+    Board.-wide > Container > Panel.-long { column-span: 2; }
     """
 
     def __init__(self, panels: Sequence[Panel]) -> None:

@@ -36,7 +36,7 @@ def test_building_the_commands_imports_nothing_slow() -> None:
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help", monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name} " in out for name in ("up", "serve", "replay", "swarm", "models"))
+    assert all(f"  {name} " in out for name in ("up", "serve", "replay", "monitor", "swarm", "models"))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ async def test_paused_is_what_is_shown_and_not_what_is_asked(rig: server.Rig) ->
     async with watching([url(rig)]) as screen:
         await screen.shows("● ROLLING")
         await screen.press("p")
-        await screen.shows("PAUSED: p goes on")
+        await screen.shows("PAUSED for", "p goes on")
         asked = screen.app.followers[0]
         rig.controller.offline("behind the pause")
         await screen.until(lambda _: asked.status.engine.engine_status is EngineState.OFFLINE)

@@ -1,0 +1,47 @@
+"""From options to servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.tui.targets import Kind, make_targets
+from swarm.errors import ConfigError
+
+
+def test_without_an_address_those_of_up() -> None:
+    one, two = make_targets([], ["t"], [], [])
+    assert (one.kind, one.status_url, one.secret) == (Kind.SWARM, "http://127.0.0.1:10086/status", "t")
+    assert (two.kind, two.status_url, two.secret) == (Kind.GATEWAY, "http://127.0.0.1:8000/status", "")
+
+
+def test_with_an_address_that_alone() -> None:
+    assert [target.kind for target in make_targets(["a:1"], [], [], [])] == [Kind.SWARM]
+    assert [target.kind for target in make_targets([], [], ["a:1"], [])] == [Kind.GATEWAY]
+
+
+def test_a_prefix_and_a_password() -> None:
+    [target] = make_targets(["https://me:secret@host:1/swarm/"], [], [], [])
+    assert target.status_url == "https://me:secret@host:1/swarm/status"
+    assert (target.address, target.name) == ("https://host:1/swarm", "host:1/swarm")
+
+
+def test_one_secret_for_all_or_one_for_each_and_every_server_once() -> None:
+    assert [target.secret for target in make_targets(["a", "b", "a"], ["one\n"], [], [])] == ["one", "one"]
+    assert [target.secret for target in make_targets(["a", "b"], ["one", "two"], [], [])] == ["one", "two"]
+    assert "one" not in repr(make_targets(["a"], ["one"], [], []))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["ftp://x"], [], [], []), "--swarm-url 'ftp://x' is no http address"),
+        (([], [], ["http://"], []), "--gateway-url 'http://' is no http address; write it like http://127.0.0.1:8000"),
+        ((["a", "b", "c"], ["1", "2"], [], []), "--token (or SWARM_TOKEN) is given 2 times for 3 addresses"),
+        (([], [], ["a"], ["sch\u00f6n"]), "--api-key (or OPENAI_API_KEY) has characters that no secret"),
+    ],
+)
+def test_what_cannot_be(arguments: tuple[list[str], ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_targets(*arguments)
+    assert message in refused.value.message
+    assert "sch" not in refused.value.message
