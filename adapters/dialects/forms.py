@@ -80,7 +80,8 @@ class Answer:
         """
         match body:
             case {"choices": [choice, *_]}:
-                return cls._of(cast("dict[str, Any]", body), choice)
+                whole = cast("dict[str, Any]", body)
+                return cls._of(choice, str(whole.get("model", "")), whole.get("usage") or {}, _beside(whole))
             case _:
                 raise _no_completion()
 
@@ -103,16 +104,19 @@ class Answer:
         by_index = {index: choice for choice in choices if isinstance(choice, dict) for index in [choice.get("index")]}
         usage: dict[str, Any] = whole.get("usage") or {}
         prompt = usage.get("prompt_tokens") or 0
+        model, beside = str(whole.get("model", "")), _beside(whole)
         return [
             cls._of(
-                {**whole, "usage": {**usage, "completion_tokens": count, "total_tokens": prompt + count}},
                 by_index.get(index),
+                model,
+                {**usage, "completion_tokens": count, "total_tokens": prompt + count},
+                dict(beside),
             )
             for index, count in enumerate(tokens)
         ]
 
     @classmethod
-    def _of(cls, whole: dict[str, Any], choice: object) -> Answer:
+    def _of(cls, choice: object, model: str, usage: dict[str, Any], beside: dict[str, Any]) -> Answer:
         match choice:
             case {"message": dict() as message, "finish_reason": str() as reason}:
                 pass
@@ -120,13 +124,13 @@ class Answer:
                 raise _no_completion()
         fields = cast("dict[str, Any]", choice)
         return cls(
-            model=str(whole.get("model", "")),
+            model=model,
             message=cast("dict[str, Any]", message),
             finish_reason=reason,
-            usage=whole.get("usage") or {},
+            usage=usage,
             logprobs=fields.get("logprobs"),
             choice_extra={k: v for k, v in fields.items() if k not in _KNOWN_IN_CHOICE},
-            body_extra={k: v for k, v in whole.items() if k not in _KNOWN_IN_BODY},
+            body_extra=beside,
         )
 
     @property
@@ -149,6 +153,11 @@ def choices_of(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(choice, dict) or not isinstance(cast("dict[str, Any]", choice).get("message"), dict):
             raise _no_completion()
     return cast("list[dict[str, Any]]", choices)
+
+
+def _beside(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What a body tells that no part of an answer is made of."""
+    return {name: value for name, value in whole.items() if name not in _KNOWN_IN_BODY}
 
 
 def _no_completion() -> UpstreamError:

@@ -260,7 +260,7 @@ def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
 
 
 def _chunk_of(event: str) -> Chunk:
-    chunk = _json(event.encode())
+    chunk = _json(event)
     if not isinstance(chunk, dict):
         raise UpstreamError("the engine's stream holds what is no chunk", code="malformed_answer")
     if (error := chunk.get("error")) is not None:
@@ -307,7 +307,7 @@ def _version(headers: Mapping[str, str]) -> int | None:
     return int(version) if version.isdigit() else None
 
 
-def _json(content: bytes) -> Any:
+def _json(content: bytes | str) -> Any:
     try:
         return decode(content)
     except ValueError:
