@@ -30,7 +30,7 @@ _ROUTES = (
     Column("models", rank=6, most=40),
 )
 _SWARMS = (
-    Column("swarm server", most=40),
+    Column("swarm server", most=40, least=21),
     Column("engine", most=18),
     Column("version", rank=1, align="right"),
     Column("open groups", rank=3, align="right"),

@@ -31,7 +31,7 @@ _MEANINGS = {
     EngineState.ROLLING_POST: "the batch is complete; what runs may finish",
     EngineState.WEIGHT_SYNCING: "training, then new weights; claims wait",
 }
-_BAR = 20
+_BAR = 12
 #: Seconds after which a status that is due every second is called old.
 _OLD = 5.0
 
@@ -76,7 +76,7 @@ def head_lines(status: ServerStatus, fresh: tuple[str, str], brief: bool) -> lis
     if status.pool is not None:
         lines.append(_labelled("batch", _batch(status, status.pool)))
         lines.append(_labelled("pool", _pool(status, status.pool)))
-    lines += _waits(status, brief) + _pace(status) + _disk(status, brief) + _replicas(status, brief)
+    lines += _waits(status, brief) + _pace(status, brief) + _disk(status, brief) + _replicas(status, brief)
     if not brief:
         lines.append(_labelled("model", _model(status)))
     return lines
@@ -136,7 +136,7 @@ def _waits(status: ServerStatus, brief: bool) -> list[Content]:
     return [_labelled("waits", text, WARNING if status.longest_wait_seconds > 60 else "")]
 
 
-def _pace(status: ServerStatus) -> list[Content]:
+def _pace(status: ServerStatus, brief: bool) -> list[Content]:
     rates = status.rates
     if rates is None:
         return []
@@ -145,7 +145,7 @@ def _pace(status: ServerStatus) -> list[Content]:
             "pace",
             f"{rates.episodes_per_minute:.0f} episodes/min, {rates.claims_per_minute:.0f} claims/min, "
             f"{number(rates.sampled_tokens_per_second)} tokens/s sampled, {number(rates.trained_tokens_per_second)} "
-            f"trained (over {rates.window:.0f} s)",
+            f"trained" + ("" if brief else f" (over {rates.window:.0f} s)"),
         )
     ]
 

@@ -170,6 +170,8 @@ class GatewayPage(Page):
 class OverviewPage(VerticalScroll):
     """All servers."""
 
+    DEFAULT_CSS = "OverviewPage { padding: 0 1; scrollbar-size-vertical: 1; }"
+
     def __init__(self, followers: Sequence[SwarmFollower | GatewayFollower]) -> None:
         super().__init__()
         self._followers = followers
