@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 from collections.abc import Callable, Generator, Sequence
@@ -21,11 +20,10 @@ from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
+from swarm.server.garbage import collect_in_steps
 
 #: how long answers in progress may take once the server is told to stop
 _DRAIN_SECONDS = 5
-#: new objects between two collections of garbage; an answer of 200 tokens alone is some 500 objects
-_GC_THRESHOLD = 50_000
 
 
 class _Server(uvicorn.Server):
@@ -122,9 +120,14 @@ def run(
     log_level: str = "warning",
 ) -> None:
     """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
-    # what is loaded by now stays: looking through it again and again takes a quarter of the time of an LLM call
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
-    work = serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
+
+    async def work() -> None:
+        collecting = asyncio.create_task(collect_in_steps(), name="garbage")
+        try:
+            await serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
+        finally:
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(work)
+        runner.run(work())
