@@ -37,10 +37,8 @@ async def test_what_a_rolling_server_does_is_shown(rig: server.Rig) -> None:
     await finish(rig, "task-one", 1.0)
     running = await rig.claim("somebody", throttle_policy={"current_task_id": "task-two"})
     async with watching([url(rig)]) as screen:
-        text = await screen.shows("● ROLLING", "task-one", "somebody", "task-two")
-        assert "0/2 tasks (0%) for step 1; 1 begun, 1 episodes wait" in text
-        assert "1 of 4 slots run" in text and running.uuid[-8:] in text
-        assert "1 to come" in text and "as of 0." in text
+        await screen.shows("● ROLLING", "task-one", "somebody", "task-two", "1 to come", running.uuid[-8:])
+        await screen.shows("0/2 tasks (0%) for step 1; 1 begun, 1 episodes wait", "1 of 4 slots run", "as of ")
         await screen.press("question_mark")
         await screen.shows("Help (Escape closes)", "leave", "WEIGHT_SYNCING")
         await screen.press("escape")

@@ -53,7 +53,7 @@ async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_pa
         async with swarm_server(tmp_path, int(url.rpartition(":")[2])):
             await screen.press("r")
             await screen.shows("the swarm server answers", "○ OFFLINE", "answers again, after")
-            assert "! AWAY" not in screen.text
+            await screen.until(lambda text: "! AWAY" not in text)
     finally:
         await watch.__aexit__(None, None, None)
 
