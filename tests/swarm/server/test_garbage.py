@@ -50,6 +50,7 @@ async def test_garbage_is_found_young_and_what_lives_is_left_alone() -> None:
 async def test_garbage_that_lived_for_a_while_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "PAUSE", 0)
     monkeypatch.setattr(garbage, "STEPS", 3)
+    monkeypatch.setattr(garbage, "SHARE", 1.0)
     task = asyncio.create_task(collect_in_steps())
     try:
         await eventually(lambda: gc.get_threshold()[0] == YOUNG)
@@ -64,3 +65,31 @@ async def test_garbage_that_lived_for_a_while_is_found_later(monkeypatch: pytest
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("share", "often"), [(1e-9, False), (1e9, True)])
+async def test_looks_at_everything_have_a_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, share: float, often: bool
+) -> None:
+    monkeypatch.setattr(garbage, "PAUSE", 0)
+    monkeypatch.setattr(garbage, "STEPS", 1)
+    monkeypatch.setattr(garbage, "SHARE", share)
+    looks = 0
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        nonlocal looks
+        looks += phase == "stop" and info["generation"] == 2
+
+    gc.callbacks.append(count)
+    task = asyncio.create_task(collect_in_steps())
+    try:
+        await eventually(lambda: gc.get_threshold()[0] == YOUNG)
+        for _ in range(20):
+            gc.collect(0)
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        gc.callbacks.remove(count)
+    assert looks > 5 if often else looks == 1
