@@ -49,7 +49,8 @@ class ChatDialect:
         choices, stream, include_usage = delivery(top)
         sampling(top)
         for name, harmless in _NOT_VLLMS.items():
-            top.only(name, *harmless)
+            if name in data:
+                top.only(name, *harmless)
         return LLMRequest(
             model=top.text("model"),
             messages=messages,

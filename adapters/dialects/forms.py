@@ -10,8 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
+
 from swarm.errors import RequestError, UpstreamError
 
+#: leaves what JSON has no form for to the encoder that refuses it
+_PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _KNOWN_IN_CHOICE = frozenset({"index", "message", "finish_reason", "logprobs"})
 
@@ -170,6 +174,13 @@ def to_json(body: dict[str, Any]) -> bytes:
     Raises:
         RequestError: it holds what JSON or UTF-8 cannot say (NaN, lone surrogates).
     """
+    try:
+        quick = orjson.dumps(body, option=_PLAIN)
+    except TypeError:
+        quick = b"null"
+    # it writes NaN as null
+    if b"null" not in quick:
+        return quick
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, RecursionError) as exc:

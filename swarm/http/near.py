@@ -194,10 +194,9 @@ class _Reply:
 
     def wake(self) -> None:
         """Something has changed."""
-        if self._all_wanted and not self.over:
-            # whoever waits for all of it need not look at each part
-            return
-        if self._waiter is not None and not self._waiter.done():
+        # whoever waits for all of it need not look at each part
+        wanted = self.over or not self._all_wanted
+        if wanted and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _taken(self) -> bytes:
@@ -237,8 +236,7 @@ class _Connection(asyncio.Protocol):
         """Send ``request``."""
         reply = self._reply = _Reply(self)
         self._interim = self._bounded = self._reusable = False
-        self._head = 0
-        self._headers = {}
+        self._head, self._headers = 0, {}
         if self._transport is None or self._transport.is_closing():
             reply.fail("the server closed the connection")
         else:
@@ -360,10 +358,18 @@ def _asked(method: str, url: str, headers: Mapping[str, str], content: bytes | N
         # the parser cannot be told that the body which the headers promise will not come
         raise ValueError("this client cannot ask HEAD: ask GET, or use an OutsideClient")
     try:
-        place, named, target = _parsed(url)
+        place, named, target = _located(url)
         return place, _request(method, target, named, headers, content)
     except ValueError as exc:
         raise ConnectionBrokenError(f"no request can be made to {url!r}: {exc}", unsent=True) from exc
+
+
+def _located(url: str) -> tuple[_Place, str, str]:
+    """:func:`_parsed`, which need not look at what is but a path: those differ by episode."""
+    end = url.find("/", len("https://"))
+    if end < 0 or "#" in url or "?" in url[:end] or not url.isprintable():
+        return _parsed(url)
+    return *_parsed(url[:end])[:2], url[end:]
 
 
 @functools.lru_cache(maxsize=1024)

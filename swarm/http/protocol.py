@@ -75,11 +75,13 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if not self._pending:
+        pending = self._pending
+        if not pending:
             self._loop.call_soon(self.flush)
-        self._pending.append(data)
+        pending.append(data)
         self._size += len(data)
-        if self._size > GATHERED_BYTES:
+        # a head leaves with the first part of its body: what else this turn has begun must not delay a first token
+        if self._size > GATHERED_BYTES or (len(pending) == 2 and pending[0].startswith(b"HTTP/1.1 ")):
             self.flush()
 
     def send(self, data: bytes) -> None:

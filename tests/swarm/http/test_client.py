@@ -70,7 +70,7 @@ async def test_a_request_arrives_as_it_was_given(http: HttpClient) -> None:
     came: asyncio.Queue[tuple[str, dict[str, str], bytes]] = asyncio.Queue()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(2):
+        for _ in range(4):
             came.put_nowait(await asked(reader))
             writer.write(OK)
 
@@ -79,9 +79,14 @@ async def test_a_request_arrives_as_it_was_given(http: HttpClient) -> None:
         line, headers, body = came.get_nowait()
         assert line == "POST /v1/chat?a=b HTTP/1.1" and body == b'{"n": 1}'
         assert headers["x-a"] == "b" and headers["host"] == url.removeprefix("http://")
-        # over the same connection, for the server takes two there
-        assert (await http.get(url, 60)).status == 200
-        assert came.get_nowait()[0] == "GET / HTTP/1.1"
+        # over the same connection, for the server takes four there
+        for asked_for, line in (
+            ("", "GET / HTTP/1.1"),
+            ("?a=/b/c", "GET /?a=/b/c HTTP/1.1"),
+            ("/d#e", "GET /d HTTP/1.1"),
+        ):
+            assert (await http.get(url + asked_for, 60)).status == 200
+            assert came.get_nowait()[0] == line
 
 
 @pytest.mark.parametrize(
