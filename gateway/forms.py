@@ -6,7 +6,7 @@ Invariant: between the edges there is one form, Chat Completions; a dialect tran
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapters.dialects import LLMRequest
@@ -77,3 +77,20 @@ class Relayed:
 
 
 Outcome = Decided | Live | Relayed
+
+
+def kept(outcome: Outcome, release: Callable[[], None]) -> Outcome:
+    """``outcome``, which calls ``release`` when it is closed; once, however often that is."""
+    inner, held = outcome.close, True
+
+    async def close() -> None:
+        nonlocal held
+        try:
+            if inner is not None:
+                await inner()
+        finally:
+            if held:
+                held = False
+                release()
+
+    return replace(outcome, close=close)

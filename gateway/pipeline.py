@@ -6,17 +6,15 @@ closed.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 from gateway.fanout import Policy, best, first, straight
-from gateway.forms import Incoming, Outcome
-from gateway.guarding import Admission, Joining, Upstream
+from gateway.forms import Incoming, Outcome, kept
+from gateway.guarding import Admission, Joining, Place, Upstream
 from gateway.routing import LiveRoutes, Route, RouteTable
 from gateway.seeing.request import answered_by, phase
 from gateway.sessions import Sessions
-from gateway.stats import DropReason, Stats
+from gateway.stats import DropReason
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
 
@@ -37,27 +35,46 @@ class Pipeline:
             OverloadedError: too many requests at once.
             UnavailableError, UpstreamError: neither swarm nor upstream could answer.
         """
-        async with AsyncExitStack() as held:
-            table = held.enter_context(self._routes.table.held())
+        table, stats = self._routes.table, None
+        table.hold()
+
+        def release() -> None:
+            if stats is not None:
+                stats.in_flight -= 1
+            table.release()
+
+        try:
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
-            held.enter_context(_counted(route.stats))
+            stats = route.stats
+            stats.requests += 1
+            stats.in_flight += 1
             outcome = await self._joining.run(incoming, route, lambda: self._admitted(incoming, route, table))
-            if outcome.close is not None:
-                held.push_async_callback(outcome.close)
-            return replace(outcome, close=held.pop_all().aclose)
+        except BaseException as exc:
+            if stats is not None and isinstance(exc, SwarmGatewayError):
+                stats.errors[exc.code or exc.type] += 1
+            release()
+            raise
+        return kept(outcome, release)
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
         # who joins another's work may leave before that work ends: it holds its routes and its place itself
-        async with AsyncExitStack() as held:
-            held.enter_context(table.held())
+        table.hold()
+        place: Place | None = None
+
+        def release() -> None:
+            if place is not None:
+                place.release()
+            table.release()
+
+        try:
             with phase("queue"):
-                place = await held.enter_async_context(self._admission.place(route, incoming.caller, len(incoming.raw)))
-            outcome = place.keep(await self._produce(incoming, route))
-            if outcome.close is not None:
-                held.push_async_callback(outcome.close)
-                outcome = replace(outcome, close=held.pop_all().aclose)
-            return outcome
+                place = await self._admission.enter(route, incoming.caller, len(incoming.raw))
+            outcome = await self._produce(incoming, route)
+        except BaseException:
+            release()
+            raise
+        return kept(outcome, release)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
         if route.swarm is None:
@@ -119,16 +136,3 @@ async def _straight(route: Route, incoming: Incoming, *, patient: bool = True) -
     answered_by(route.name, "straight")
     with phase("sample"):
         return await straight(route, incoming, patient=patient)
-
-
-@contextmanager
-def _counted(stats: Stats) -> Generator[None]:
-    stats.requests += 1
-    stats.in_flight += 1
-    try:
-        yield
-    except SwarmGatewayError as exc:
-        stats.errors[exc.code or exc.type] += 1
-        raise
-    finally:
-        stats.in_flight -= 1

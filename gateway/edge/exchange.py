@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import EventStream
+from gateway.background import HEAD_START
 from gateway.edge.rendering import Rendering, parts_of
 from gateway.forms import Decided, Live, Outcome, Relayed
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
@@ -56,7 +57,7 @@ class Exchange:
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _while_there(receive):
+        with _while_there(receive):
             out = _Sender(send, self._rendering.more_headers)
             if self._rendering.streamed:
                 await self._stream(out, scope, receive, send)
@@ -72,7 +73,7 @@ class Exchange:
 
     async def _stream(self, out: _Sender, scope: Scope, receive: Receive, send: Send) -> None:
         events = self._rendering.events()
-        beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
+        beats = _Behind(lambda: out.beat(events.keepalive, self._keepalive))
         try:
             await self._deliver(out, events)
         except Exception as exc:
@@ -203,8 +204,24 @@ async def _relay(out: _Sender, relayed: Relayed) -> None:
         await out.write(part)
 
 
-@asynccontextmanager
-async def _while_there(receive: Receive) -> AsyncGenerator[None]:
+class _Behind:
+    """``work()`` in a task of its own, begun so late that it does not keep a request from being asked on."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(HEAD_START, self._begin, work)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.create_task(work())
+
+
+@contextmanager
+def _while_there(receive: Receive) -> Generator[None]:
     """Cancel the block when the caller hangs up, which then ends without an error."""
     task = asyncio.current_task()
     assert task is not None
@@ -218,7 +235,7 @@ async def _while_there(receive: Receive) -> AsyncGenerator[None]:
             gone = True
             task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    watcher = _Behind(watch)
     try:
         yield
     except asyncio.CancelledError:

@@ -92,6 +92,8 @@ class _Broadcast:
         run = self._run
         for place in range(self._count):
             run.start(place, self._stream)
+        # what goes out is asked for before anything else is begun
+        await asyncio.sleep(0)
         _start_others(run, self._count, self._lead)
         with phase("sample"):
             version = await self._opened

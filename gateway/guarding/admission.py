@@ -11,11 +11,11 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.config import RouteSettings
-from gateway.forms import Caller, Outcome
+from gateway.forms import Caller, Outcome, kept
 from swarm.errors import OverloadedError
 
 #: Of each request that ends, the share in the average of how long requests are served.
@@ -87,16 +87,7 @@ class Place:
     def keep(self, outcome: Outcome) -> Outcome:
         """Hold the place until ``outcome`` is closed."""
         self.kept = True
-        inner = outcome.close
-
-        async def close() -> None:
-            try:
-                if inner is not None:
-                    await inner()
-            finally:
-                self.release()
-
-        return replace(outcome, close=close)
+        return kept(outcome, self.release)
 
     def release(self) -> None:
         """Give the place to who is next; once."""
@@ -122,17 +113,8 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, route: Guarded, caller: Caller, size: int = 0) -> AsyncGenerator[Place]:
-        """Wait for a place on ``route`` and hold it while the block runs.
-
-        Args:
-            route: its settings bound the wait.
-            caller: keys take turns; ``caller.max_in_flight`` bounds how many places this one has, on all routes.
-            size: bytes of the request's body.
-
-        Raises:
-            OverloadedError: too many wait already, or the wait took ``queue_seconds``; ``retry_after`` is an estimate.
-        """
-        place = await self._enter(route, caller, size)
+        """Wait for a place on ``route`` and hold it while the block runs; as of :meth:`enter`."""
+        place = await self.enter(route, caller, size)
         try:
             yield place
         except BaseException:
@@ -142,7 +124,17 @@ class Admission:
             if not place.kept:
                 place.release()
 
-    async def _enter(self, route: Guarded, caller: Caller, size: int) -> Place:
+    async def enter(self, route: Guarded, caller: Caller, size: int) -> Place:
+        """Wait for a place on ``route``, to be released by whoever asked.
+
+        Args:
+            route: its settings bound the wait.
+            caller: keys take turns; ``caller.max_in_flight`` bounds how many places this one has, on all routes.
+            size: bytes of the request's body.
+
+        Raises:
+            OverloadedError: too many wait already, or the wait took ``queue_seconds``; ``retry_after`` is an estimate.
+        """
         settings = route.settings
         gate = self._gates.setdefault(route.name, _Gate(settings))
         gate.settings = settings

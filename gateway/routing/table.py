@@ -38,14 +38,22 @@ class RouteTable:
     @contextmanager
     def held(self) -> Generator[RouteTable]:
         """The routes stay connected until this is left."""
-        self._users += 1
-        self._unused.clear()
+        self.hold()
         try:
             yield self
         finally:
-            self._users -= 1
-            if not self._users:
-                self._unused.set()
+            self.release()
+
+    def hold(self) -> None:
+        """The routes stay connected until :meth:`release` was called as often."""
+        self._users += 1
+        self._unused.clear()
+
+    def release(self) -> None:
+        """See :meth:`hold`."""
+        self._users -= 1
+        if not self._users:
+            self._unused.set()
 
     async def unused(self) -> None:
         """Return once nobody holds it."""
