@@ -75,13 +75,11 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        pending = self._pending
-        if not pending:
+        if not self._pending:
             self._loop.call_soon(self.flush)
-        pending.append(data)
+        self._pending.append(data)
         self._size += len(data)
-        # a head leaves with the first part of its body: what else this turn has begun must not delay a first token
-        if self._size > GATHERED_BYTES or (len(pending) == 2 and pending[0].startswith(b"HTTP/1.1 ")):
+        if self._size > GATHERED_BYTES:
             self.flush()
 
     def send(self, data: bytes) -> None:

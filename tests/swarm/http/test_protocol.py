@@ -60,15 +60,6 @@ async def test_one_turn_is_one_write(recorder: Recorder) -> None:
     assert recorder.done == [b"headbody", b"next"]
 
 
-async def test_a_head_leaves_with_what_follows_it(recorder: Recorder) -> None:
-    transport = GatheringTransport(recorder)  # type: ignore[arg-type]
-    for part in (b"HTTP/1.1 200 OK\r\n\r\n", b"first", b" second", b" third"):
-        transport.write(part)
-    assert recorder.done == [b"HTTP/1.1 200 OK\r\n\r\nfirst"]
-    await asyncio.sleep(0)
-    assert recorder.done[1:] == [b" second third"]
-
-
 async def test_much_is_written_at_once(recorder: Recorder) -> None:
     transport = GatheringTransport(recorder)  # type: ignore[arg-type]
     transport.write(b"head")
