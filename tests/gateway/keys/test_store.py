@@ -22,7 +22,8 @@ def test_a_key_is_told_once_and_kept_as_a_digest(file: KeyFile) -> None:
     key, text = file.create("app", routes=["b", "a", "b"], requests_per_minute=5, lifetime=timedelta(days=1))
     [kept] = file.read()
     assert kept == key and (kept.routes, kept.requests_per_minute) == (["a", "b"], 5)
-    assert text.startswith(f"sk-swarm-{key.id}-") and text.rpartition("-")[2] not in file.path.read_text()
+    secret = text.removeprefix(f"sk-swarm-{key.id}-")
+    assert len(secret) == 32 and secret not in file.path.read_text()
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
