@@ -23,9 +23,6 @@ class EngineState(StrEnum):
 class EpisodeState(StrEnum):
     """State of one episode; ``DELETED`` is terminal, ``FINISHED`` waits for its batch."""
 
-    # each episode is looked up in tables: Enum's own hash is a call of Python
-    __hash__ = str.__hash__
-
     # looked up in tables for each episode: Enum's own hash is a call of Python
     __hash__ = str.__hash__
 
@@ -38,8 +35,6 @@ class EpisodeState(StrEnum):
 class EpisodeEvent(StrEnum):
     """What can happen to an episode: ``CAP`` is the end of its wall-clock time, ``ENGINE`` a weight sync or a new run
     that goes on without it."""
-
-    __hash__ = str.__hash__
 
     __hash__ = str.__hash__
 

@@ -5,7 +5,7 @@ Invariant: token data is exactly what vLLM sampled; nothing here is ever re-toke
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -36,6 +36,10 @@ class WorkflowOutput(Model):
     log_metrics: dict[str, float] = Field(default_factory=dict[str, float])
 
 
+#: what the journal has room for; vLLM's ids are below 2^31
+_TokenId = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
 class ModelCall(Model):
     """One completed sampling call of an episode, as vLLM reported it.
 
@@ -44,8 +48,8 @@ class ModelCall(Model):
     """
 
     call_id: str
-    prompt_ids: list[int]
-    response_ids: list[int]
+    prompt_ids: list[_TokenId]
+    response_ids: list[_TokenId]
     logprobs: list[float]
     min_policy_version: int
     max_policy_version: int

@@ -47,7 +47,7 @@ async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Dec
     run.start_each(range(count), pieces=False)
     _start_others(run, count, lead)
     with phase("sample"):
-        while any(run.outcomes[place] is None for place in range(count)):
+        while run.sampling and any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
     lead.end()
     delivered = [place for place in range(count) if place in run.samples]
@@ -93,7 +93,11 @@ class _Broadcast:
         for place in range(self._count):
             run.start(place, self._stream)
         # what goes out is asked for before anything else is begun
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        except BaseException:
+            self._opened.cancel()
+            raise
         _start_others(run, self._count, self._lead)
         with phase("sample"):
             version = await self._opened

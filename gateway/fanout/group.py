@@ -85,17 +85,17 @@ class GroupRun:
         """Begin to sample the answers at ``places``, each with a call of its own; once ``after()`` returns."""
 
         async def sample(place: int) -> Sample:
-            if after is not None:
-                await after()
             episode, body = self.claimed.episodes[place], self.shaped.bodies[place]
             return await self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
 
         for place in places:
-            self.start(place, sample)
+            self.start(place, sample, after)
 
-    def start(self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]]) -> None:
-        """Begin to sample the answer at ``place`` as ``sample`` does it."""
-        self._start(self._sample(place, sample), f"sampling answer {place}")
+    def start(
+        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: After | None = None
+    ) -> None:
+        """Begin to sample the answer at ``place`` as ``sample`` does it; once ``after()`` returns."""
+        self._start(self._sample(place, sample, after), f"sampling answer {place}")
 
     async def progress(self, until: float | None = None) -> bool:
         """Return when a sample is there or has failed; ``False`` when none did before ``until`` on the loop's clock."""
@@ -297,7 +297,11 @@ class GroupRun:
         self._sampling.add(task)
         task.add_done_callback(self._sampling.discard)
 
-    async def _sample(self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]]) -> None:
+    async def _sample(
+        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: After | None
+    ) -> None:
+        if after is not None:
+            await after()
         try:
             with span(f"sample {place}"):
                 self.outcomes[place] = await sample(place)

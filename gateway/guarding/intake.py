@@ -1,7 +1,7 @@
 """The bodies of requests while they are read, before anybody knows what they ask for.
 
-Invariant: the large ones hold no more than ``most`` bytes together, and those of one key half of it, except that one
-which alone is on its way is always let in; the small ones, whose room no large one takes, hold no more than
+Invariant: the large ones hold no more than ``most`` bytes together, and several of one key half of it, except that
+one which alone is on its way is always let in; the small ones, whose room no large one takes, hold no more than
 :data:`SMALL_HELD_BYTES`. Whoever leaves, or is sent away, holds nothing any more.
 """
 
@@ -65,7 +65,7 @@ class Intake:
                 others, same = wanted.held, wanted.by[sender]
                 if wanted is room:
                     others, same = others - own, same - own
-                if others and (others + size > bound or (sender and same + size > bound // 2)):
+                if others and (others + size > bound or (sender and same and same + size > bound // 2)):
                     raise OverloadedError(
                         f"{others} bytes of requests are on their way in: come back in a while",
                         retry_after=_RETRY_SECONDS,

@@ -18,7 +18,8 @@ from swarm.server.concurrency import until_gone
 from swarm.server.episodes import ClaimWish, Grant, Refusal
 from swarm.server.pool import EpisodePool
 
-#: the key of a claim that was granted, or withdrawn, is remembered for so long, while there are not more than MAX_KEYS
+#: the key of a claim that was granted, or withdrawn, is remembered for at least so long, while there are not more than
+#: MAX_KEYS
 KEY_SECONDS = 120.0
 MAX_KEYS = 100_000
 
@@ -142,6 +143,7 @@ class ClaimQueue:
         name = (client_uuid, claim_key)
         now = time.monotonic()
         self._withdrawn[name] = now
+        self._withdrawn.move_to_end(name)
         while len(self._withdrawn) > MAX_KEYS or next(iter(self._withdrawn.values())) < now - KEY_SECONDS:
             self._withdrawn.popitem(last=False)
         if (waiting := self._joinable.get(name)) is not None:

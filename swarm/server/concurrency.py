@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Signal:
@@ -49,9 +52,14 @@ class Once:
 
     def happen(self) -> None:
         self.happened = True
-        told, self._told = self._told, {}
-        for tell in told:
-            tell()
+        while self._told:
+            tell = next(iter(self._told))
+            del self._told[tell]
+            try:
+                tell()
+            except Exception:
+                # the others are not to suffer for one of them
+                logger.exception("something that happened could not be told")
 
     def tell(self, told: Callable[[], None]) -> None:
         """Call ``told`` when it happens, or at once if it has."""

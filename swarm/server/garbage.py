@@ -1,4 +1,4 @@
-"""Python's search for cyclic garbage, in steps that no caller notices.
+"""Python's search for cyclic garbage, in steps of some milliseconds, and now and then as a whole.
 
 Invariant: an object is looked at once while it is young, with some :data:`YOUNG` others, and then left alone until
 everything is looked at, some :data:`STEPS` such steps later, or when that takes less than :data:`SHARE` of the time.

@@ -8,9 +8,9 @@ way would give, and an answer of any other form than vLLM's own is read the slow
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Meta, Struct
 from msgspec.json import Decoder
 
 from swarm.server.dataplane.pieces import pieces_of
@@ -75,6 +75,8 @@ class _Spelt(_Entry, gc=False):
     token: str = ""
 
 
+# any other number is for the slow way to refuse
+_TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 EntryT = TypeVar("EntryT", bound=_Entry)
 
 
@@ -87,7 +89,7 @@ class _Choice(Struct, Generic[EntryT], forbid_unknown_fields=True):
     message: dict[str, Any]
     logprobs: _Logprobs[EntryT]
     finish_reason: str | None
-    token_ids: list[int]
+    token_ids: list[_TokenId]
     stop_reason: Any = UNSET
     routed_experts: Any = UNSET
 
@@ -99,7 +101,7 @@ class _Answer(Struct, Generic[EntryT], forbid_unknown_fields=True):
     model: Any
     choices: list[_Choice[EntryT]]
     usage: dict[str, Any]
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[_TokenId]
     service_tier: Any = UNSET
     system_fingerprint: Any = UNSET
     prompt_logprobs: Any = UNSET

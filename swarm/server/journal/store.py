@@ -18,7 +18,6 @@ from swarm.server.journal.schema import State
 
 #: Up to so many rows any number is one statement; more are taken in multiples of it, so that few are ever compiled.
 _FEW_ROWS = 16
-_MAX_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +139,6 @@ def _chunks(rows: Rows) -> Iterator[list[Row]]:
     start = 0
     while start < len(rows):
         left = len(rows) - start
-        size = left if left <= _FEW_ROWS else min(_MAX_ROWS, left // _FEW_ROWS * _FEW_ROWS)
+        size = left if left <= _FEW_ROWS else min(MAX_ROWS, left // _FEW_ROWS * _FEW_ROWS)
         yield rows[start : start + size]
         start += size

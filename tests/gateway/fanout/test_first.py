@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from gateway.fanout import first, lead
+from gateway.fanout.group import GroupRun
+from gateway.fanout.sampling import Sample, Sampler
 from gateway.forms import Decided, Live
 from gateway.routing import Route
-from swarm.errors import RelayedError, UpstreamError
+from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from tests.gateway.fanout.conftest import Judge, OpenRoute, asking, at_rest, chunks_of, text_of
 from tests.gateway.fanout.test_best import Gate, reach
 from tests.swarm.server import conftest as server
@@ -216,6 +219,44 @@ async def test_the_others_begin_though_no_token_comes(
         assert text_of(await chunks_of(await answering)) == "t1 t2 t3 "
         await at_rest(rig, route)
         assert route.stats.trained == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_that_nobody_expects_is_an_error(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async def broken(*_: object, **__: object) -> Sample:
+        raise ZeroDivisionError
+
+    for name in ("sample", "sample_group"):
+        monkeypatch.setattr(Sampler, name, broken)
+    monkeypatch.setattr(Sampler, "stream", lambda *_: 1 / 0)
+    async with open_route() as route, asyncio.timeout(30):
+        with pytest.raises(SwarmGatewayError):
+            await first(route, asking(stream=stream), None)
+
+
+async def test_whoever_leaves_before_the_others_begin_leaves_no_error_behind(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = GroupRun.start
+    going: list[asyncio.Task[Any]] = []
+
+    def leave(self: GroupRun, *arguments: Any) -> None:
+        started(self, *arguments)
+        going[0].cancel()
+
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    monkeypatch.setattr(GroupRun, "start", leave)
+    rig.vllm.default = rig.vllm.hang()
+    async with open_route() as route:
+        going.append(asyncio.create_task(first(route, asking(stream=True), None)))
+        await asyncio.wait(going)
+        assert going.pop().cancelled()
+        await at_rest(rig, route)
+    gc.collect()
+    assert unseen == []
 
 
 async def test_an_engine_that_dies_before_the_first_word_is_not_noticed(rig: server.Rig, open_route: OpenRoute) -> None:

@@ -127,8 +127,13 @@ async def test_withdrawals_are_remembered_for_a_while_and_not_without_end(
     for key in ("k1", "k2"):
         with pytest.raises(ConflictError):
             queue.claim(ClaimWish("me", claim_key=key), wait=False)
-    monkeypatch.setattr(claims_module, "KEY_SECONDS", 0.0)
+    queue.withdraw("me", "k1")
     queue.withdraw("me", "k3")
+    granted(queue.claim(ClaimWish("me", claim_key="k2"), wait=False))
+    with pytest.raises(ConflictError):
+        queue.claim(ClaimWish("me", claim_key="k1"), wait=False)
+    monkeypatch.setattr(claims_module, "KEY_SECONDS", 0.0)
+    queue.withdraw("me", "k4")
     granted(queue.claim(ClaimWish("me", claim_key="k1"), wait=False))
 
 

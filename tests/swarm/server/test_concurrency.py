@@ -46,6 +46,25 @@ def test_who_asks_late_is_told_at_once_and_who_was_forgotten_never() -> None:
     assert told == ["first", "second"]
 
 
+def test_all_are_told_though_one_fails_and_none_that_is_forgotten_meanwhile() -> None:
+    once, told = Once(), list[str]()
+
+    def fails() -> None:
+        once.forget(forgotten)
+        raise ZeroDivisionError
+
+    def forgotten() -> None:
+        told.append("forgotten")
+
+    def last() -> None:
+        told.append("last")
+
+    for one in (fails, forgotten, last):
+        once.tell(one)
+    once.happen()
+    assert told == ["last"]
+
+
 async def test_a_block_ends_with_the_first_error_and_cleans_up_before() -> None:
     block, events = Interruptible(), list[str]()
 

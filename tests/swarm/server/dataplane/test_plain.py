@@ -124,6 +124,8 @@ def test_both_ways_give_the_same(choices: list[dict[str, Any]], changes: dict[st
         answer(plain_choice([1], token_ids=None)),
         answer(plain_choice([1], token_ids=[1.5])),
         answer(plain_choice([1], token_ids=[True])),
+        *(answer(plain_choice([1], token_ids=[number])) for number in (-1, 2**31, 2**64 - 1, 2**70)),
+        answer(plain_choice([1]), prompt_token_ids=[2**31]),
         answer(plain_choice([1], message=None)),
         answer(plain_choice([1], logprobs={"content": [{"logprob": None}]})),
         answer(plain_choice([1]), usage=None),
