@@ -49,4 +49,7 @@ def monitor(
         raise ConfigError("the monitor needs a terminal; for scripts there is --json, which prints one status of all")
     from gateway.tui.app import MonitorApp
 
-    MonitorApp(targets, interval).run()
+    app = MonitorApp(targets, interval)
+    app.run()
+    # textual does not raise what ended it, and leaves with 0
+    raise typer.Exit(app.return_code or 0)

@@ -1,6 +1,6 @@
 """``MonitorApp``: the terminal; it runs the followers, shows their news and turns keys into what is shown.
 
-Invariant: nothing that a server does ends it, and leaving it ends every question under way.
+Invariant: nothing that a server does ends it, leaving it ends every question under way, and no secret is ever shown.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.traceback import Traceback
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -80,6 +81,10 @@ class MonitorApp(App[None]):
             self.run_worker(follower.run(), name=f"following {follower.target.name}")
         self.set_interval(_TICK, self._tick)
         self._turn_to(self._place)
+
+    def _fatal_error(self) -> None:
+        # textual's own shows the locals of every frame, and secrets are among those
+        self.panic(Traceback(show_locals=False))
 
     # ------------------------------------------------------------------ what is shown
 

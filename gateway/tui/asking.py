@@ -60,16 +60,22 @@ class Asker(Generic[StatusT]):
     def __init__(self, target: Target, model: type[StatusT], sender: AsyncSender | None = None) -> None:
         self._target = target
         self._model = model
-        self._sender = sender or HttpxSender()
+        # with the connections, so that the secret is in no variable of a question
+        self._sender = sender or HttpxSender(headers=_headers(target))
 
     async def ask(self, query: Mapping[str, str | int | float] | None = None, wait: float = 0.0) -> StatusT | Trouble:
         """The status, at the latest ``wait`` and :data:`DEADLINE` seconds from now."""
+        try:
+            return await self._ask(query, wait)
+        except Exception as exc:
+            # nobody foresaw it, and it is this server's alone: the others are still to be watched
+            return unexpected(self._target, exc)
+
+    async def _ask(self, query: Mapping[str, str | int | float] | None, wait: float) -> StatusT | Trouble:
         call = wire.Call("GET", "/status", self._model)
         seconds = wait + DEADLINE
         url = self._target.status_url + (f"?{httpx.QueryParams(query)}" if query else "")
-        secret = self._target.secret
-        headers = {"accept": "application/json"} | ({"authorization": f"Bearer {secret}"} if secret else {})
-        send = Send("GET", url, headers, None, httpx.Timeout(seconds, connect=_CONNECT), seconds)
+        send = Send("GET", url, {}, None, httpx.Timeout(seconds, connect=_CONNECT), seconds)
         outcome = await self._sender.send(send)
         if is_broken_connection(outcome):
             # one that was kept alive does so when its server was restarted: a new one tells
@@ -80,12 +86,19 @@ class Asker(Generic[StatusT]):
             return wire.read_answer(call, outcome)
         except SwarmGatewayError as exc:
             return _nonsense(self._target, exc.message)
-        except RecursionError:
-            return _nonsense(self._target, "JSON without an end")
 
     async def close(self) -> None:
         """Close the connections."""
         await self._sender.close()
+
+
+def _headers(target: Target) -> dict[str, str]:
+    return {"accept": "application/json"} | ({"authorization": f"Bearer {target.secret}"} if target.secret else {})
+
+
+def unexpected(target: Target, error: Exception) -> Trouble:
+    """What a status, or the way to it, raised that nobody foresaw: it cannot be read or shown."""
+    return _nonsense(target, f"{type(error).__name__}: {error}")
 
 
 def trouble_of(target: Target, outcome: Outcome, waited: float) -> Trouble:

@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from gateway.cli.status import step_line
-from gateway.tui.asking import Asker, Trouble
-from gateway.tui.history import Chronicle, Growth, Rate, StepHistory
+from gateway.tui import gateway_text, swarm_tables, swarm_text
+from gateway.tui.asking import Asker, Trouble, unexpected
+from gateway.tui.history import Chronicle, Growth, Line, Rate, StepHistory
 from gateway.tui.targets import Kind, Target
 from gateway.tui.told import GatewayStatus
 from gateway.tui.words import seconds
@@ -29,6 +30,8 @@ StatusT = TypeVar("StatusT", bound=BaseModel)
 _PATIENCE = RetryPolicy(base=0.5, cap=10.0)
 #: Least seconds between two questions, however often the server's state changes.
 _BREATH = 0.2
+#: Cells of the lines that a status is tried on; those that are shown have the screen's.
+_WIDTH = 120
 
 
 class Follower(ABC, Generic[StatusT]):
@@ -94,15 +97,12 @@ class Follower(ABC, Generic[StatusT]):
         """Ask until cancelled."""
         try:
             while True:
-                answer = await self._ask()
-                if isinstance(answer, Trouble):
-                    self.failures += 1
-                    pause = _PATIENCE.delay(self.failures)
-                    self._missed(answer)
-                else:
+                if await self._look():
                     self.failures = 0
                     pause = self._pause()
-                    self._heard(answer)
+                else:
+                    self.failures += 1
+                    pause = _PATIENCE.delay(self.failures)
                 self._next_at = self._clock() + pause
                 self._on_news()
                 self._hurry.clear()
@@ -112,6 +112,19 @@ class Follower(ABC, Generic[StatusT]):
                         await self._hurry.wait()
         finally:
             await self._asker.close()
+
+    async def _look(self) -> bool:
+        """Ask once; true where a status was told that can be shown. Whatever else happens is this server's trouble."""
+        try:
+            answer = await self._ask()
+            if not isinstance(answer, Trouble):
+                self._try(answer)
+                self._heard(answer)
+                return True
+        except Exception as exc:
+            answer = unexpected(self.target, exc)
+        self._missed(answer)
+        return False
 
     def _missed(self, trouble: Trouble) -> None:
         if self.trouble is None or self.trouble.why is not trouble.why:
@@ -131,6 +144,10 @@ class Follower(ABC, Generic[StatusT]):
 
     @abstractmethod
     async def _ask(self) -> StatusT | Trouble: ...
+
+    @abstractmethod
+    def _try(self, status: StatusT) -> None:
+        """Write all that the screen may show of it, and raise what that raises."""
 
     @abstractmethod
     def _see(self, status: StatusT, before: StatusT | None) -> None:
@@ -161,12 +178,22 @@ class SwarmFollower(Follower[ServerStatus]):
         if self._change is not None:
             query |= {"after_change": self._change, "wait_seconds": self._interval}
         answer = await self._asker.ask(query, self._interval if self._polled else 0.0)
-        if isinstance(answer, Trouble):
-            self._change = None
-            self.history.forget()
-        else:
-            self._change = answer.engine_changes
+        self._change = None if isinstance(answer, Trouble) else answer.engine_changes
         return answer
+
+    def _missed(self, trouble: Trouble) -> None:
+        super()._missed(trouble)
+        self._change = None
+        self.history.forget()
+
+    def _try(self, status: ServerStatus) -> None:
+        for brief in (True, False):
+            swarm_text.head_lines(status, ("", ""), brief)
+        swarm_tables.episodes(status, swarm_tables.Order.IDLE, "", _WIDTH)
+        for table in (swarm_tables.tasks, swarm_tables.clients, swarm_tables.losses):
+            table(status, _WIDTH)
+        swarm_tables.steps(status.steps, _WIDTH)
+        swarm_tables.happened([Line(entry.timestamp, entry.message) for entry in status.log], status.last_lines, _WIDTH)
 
     def _pause(self) -> float:
         # a long poll has waited at the server already
@@ -201,6 +228,11 @@ class GatewayFollower(Follower[GatewayStatus]):
 
     async def _ask(self) -> GatewayStatus | Trouble:
         return await self._asker.ask()
+
+    def _try(self, status: GatewayStatus) -> None:
+        gateway_text.head_lines(status, 0.0, ("", ""))
+        for table in (gateway_text.routes, gateway_text.swarms, gateway_text.failures):
+            table(status, _WIDTH)
 
     def _see(self, status: GatewayStatus, before: GatewayStatus | None) -> None:
         if not self.growth.see(self._clock(), status.requests):

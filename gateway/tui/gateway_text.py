@@ -43,7 +43,7 @@ _COUNTED = (Column("count", align="right"), Column("kind", most=80))
 
 def head_lines(status: GatewayStatus, per_second: float, fresh: tuple[str, str]) -> list[Content]:
     """The gateway as a whole."""
-    engine = (status.engine or "no swarm server").removeprefix("ENGINE.")
+    engine = short((status.engine or "no swarm server").removeprefix("ENGINE."), 40)
     version = UNKNOWN if status.policy_version is None else str(status.policy_version)
     away = engine in ("unreachable", "OFFLINE")
     queued = sum(route.load.waiting for route in status.routes.values())
@@ -54,7 +54,7 @@ def head_lines(status: GatewayStatus, per_second: float, fresh: tuple[str, str])
             ("○ " if away else "● ", BAD if away else GOOD),
             (f"engine {engine}", BAD if away else "bold"),
             f", policy version {version}, model {short(status.model, 40) or UNKNOWN}"
-            + (f", control: {status.control}" if status.control != "none" else "")
+            + (f", control: {short(status.control, 40)}" if status.control != "none" else "")
             + "  ",
             fresh,
         ),
@@ -77,7 +77,7 @@ def head_lines(status: GatewayStatus, per_second: float, fresh: tuple[str, str])
     ]
     sessions = status.sessions.get("open")
     behind = f"{status.background} pieces of work behind answers"
-    lines_.append(_labelled("behind", behind + (f", {sessions} sessions" if sessions else "")))
+    lines_.append(_labelled("behind", behind + (f", {short(str(sessions), 20)} sessions" if sessions else "")))
     return lines_
 
 
@@ -147,10 +147,10 @@ def _place(url: str) -> str:
 
 def _since(moment: str) -> str:
     try:
-        began = datetime.fromisoformat(moment)
-    except ValueError:
+        began = datetime.fromisoformat(moment).astimezone(UTC)
+    except (ValueError, OverflowError):
         return moment
-    return seconds((datetime.now(UTC) - began.astimezone(UTC)).total_seconds())
+    return seconds((datetime.now(UTC) - began).total_seconds())
 
 
 def failures(status: GatewayStatus, width: int) -> list[Content]:

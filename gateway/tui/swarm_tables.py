@@ -242,10 +242,17 @@ def happened(chronicle: Sequence[Line], last_lines: Sequence[str], width: int) -
         made.append(Content.styled("the engine's last lines", WARNING))
         made += [Content(short(f"| {line}", width)) for line in last_lines]
     for line in reversed(chronicle):
-        clock = time.strftime("%H:%M:%S", time.localtime(line.at))
         tag = f"[{short(line.tag, 20)}] " if line.tag else ""
-        made.append(Content.assemble((f"{clock} ", DIM), (tag, "bold"), printable(line.text)))
+        made.append(Content.assemble((f"{_clock(line.at)} ", DIM), (tag, "bold"), printable(line.text)))
     return made or [_none("nothing has happened yet")]
+
+
+def _clock(at: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at))
+    except (ValueError, OverflowError, OSError):
+        # whoever pushes a line says when it was
+        return "--:--:--"
 
 
 def _none(words: str) -> Content:

@@ -6,6 +6,8 @@ has exactly the width that was asked for, or less.
 
 from __future__ import annotations
 
+import math
+
 from rich.cells import cell_len, set_cell_size
 
 from gateway.cli.status import printable
@@ -16,7 +18,12 @@ _FULL, _EMPTY = "█", "░"
 
 
 def seconds(value: float) -> str:
-    """``0.4 s``, ``12 s``, ``3m 12s``, ``2h 05m``, ``3d 04h``; whole seconds from ten on."""
+    """``0.4 s``, ``12 s``, ``3m 12s``, ``2h 05m``, ``3d 04h``; whole seconds from ten on.
+
+    What is not finite is :data:`UNKNOWN`.
+    """
+    if not math.isfinite(value):
+        return UNKNOWN
     value = max(0.0, value)
     if value < 9.95:
         return f"{value:.1f} s"

@@ -43,7 +43,7 @@ class Send:
 
     method: str
     url: str
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)  # with the token
     content: bytes | None
     timeout: httpx.Timeout
     seconds: float  # from the first byte sent to the last one read

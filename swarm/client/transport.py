@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 import httpx
@@ -88,11 +89,13 @@ class AsyncSender(Protocol):
 
 
 class HttpxSender:
-    """The default; ``transport`` replaces the network, for tests."""
+    """The default; ``transport`` replaces the network, for tests; ``headers`` go with every request."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, transport: httpx.AsyncBaseTransport | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._http = httpx.AsyncClient(
-            transport=transport, limits=wire.LIMITS, trust_env=False, verify=wire.tls_context()
+            transport=transport, headers=headers, limits=wire.LIMITS, trust_env=False, verify=wire.tls_context()
         )
 
     async def send(self, step: Send) -> Outcome:

@@ -375,7 +375,7 @@ def read_answer(call: Call[AnswerT], reply: Reply) -> AnswerT:
     try:
         data: Any = json.loads(reply.content)
         answer = call.answer.model_validate({k: v for k, v in data.items() if k in call.answer.model_fields})
-    except (ValueError, AttributeError) as exc:
+    except (ValueError, AttributeError, RecursionError) as exc:
         detail = f"{exc.error_count()} wrong fields" if isinstance(exc, ValidationError) else "not a JSON object"
         raise UpstreamError(
             f"{call.path}: the server's answer is {detail}; is that a swarm server?", code="bad_answer"
@@ -402,7 +402,7 @@ def _said(reply: Reply) -> tuple[str, str | None, str | None]:
     """Message, code and parameter of an error body: OpenAI-shaped, ``{success, error}``, or anything."""
     try:
         data: Any = json.loads(reply.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if isinstance(data, dict):
         body = cast("dict[str, Any]", data)

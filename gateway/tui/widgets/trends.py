@@ -5,7 +5,6 @@ Invariant: a sparkline shows what was reported and nothing in between; a metric 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
@@ -31,6 +30,8 @@ METRICS: Mapping[str, Callable[[StepResult], float | None]] = {
 }
 #: Rates that were seen here, by name.
 EPISODES, TOKENS = "episodes/min", "tokens/s"
+#: From here on sums of values and differences between them may be no float any more.
+_MOST = 1e300
 
 
 class Trend(Horizontal):
@@ -59,8 +60,8 @@ class Trend(Horizontal):
         yield self._range
 
     def show(self, values: Sequence[float]) -> None:
-        """Oldest first; what is no number is left out."""
-        values = [value for value in values if math.isfinite(value)]
+        """Oldest first; what is no number is left out, and what no mean can be taken of."""
+        values = [value for value in values if abs(value) < _MOST]
         self.display = bool(values)
         if not values:
             return

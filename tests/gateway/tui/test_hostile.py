@@ -1,0 +1,185 @@
+"""Servers that mean harm, or have lost their mind: the monitor goes on, tells no secret and commands no terminal."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.tui.app import MonitorApp
+from gateway.tui.following import GatewayFollower
+from gateway.tui.told import GatewayStatus
+from swarm.protocol import ServerStatus
+from tests.gateway.stand_in import listening
+from tests.gateway.tui.conftest import watching
+
+pytestmark = pytest.mark.anyio
+
+ESCAPE = "\x1b]0;x\x1b\\"
+SECRET = "sk-very-secret-key"
+ROLLING = {"engine": {"engine_status": "ENGINE.ROLLING"}}
+GATEWAY = {"requests": 1, "groups": {"trained": 0, "dropped": {}, "uninformative": 0}, "routes": {}}
+
+
+def saying(body: str, status: int = 200) -> Starlette:
+    async def answer(request: Request) -> Response:
+        return Response(body, status, media_type="application/json")
+
+    return Starlette(routes=[Route("/status", answer)])
+
+
+def sample(kind: Any) -> Any:
+    """A JSON value of the type ``kind`` that fills every field and every collection below it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return arguments[0]
+    if origin in (Union, types.UnionType):
+        return sample(next(one for one in arguments if one is not types.NoneType))
+    if origin in (list, tuple):
+        return [sample(arguments[0])]
+    if origin is dict:
+        return {"name": sample(arguments[1])}
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: sample(field.annotation) for name, field in kind.model_fields.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(iter(kind)).value
+    return {bool: True, int: 1, float: 1.0}.get(kind, "word")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all strings in ``value``."""
+    if isinstance(value, str):
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from places(one, (*path, key))
+
+
+def keys_too(value: Any) -> Any:
+    """``value`` with the keys that :func:`sample` chose in place of names turned into escapes."""
+    if isinstance(value, list):
+        return [keys_too(one) for one in value]
+    if isinstance(value, dict):
+        return {ESCAPE if key == "name" else key: keys_too(one) for key, one in value.items()}
+    return value
+
+
+def hostile(model: type[BaseModel], whole: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """``whole`` with an escape in every string that the model takes one in, and in how many."""
+    whole = keys_too(whole)
+    count = 0
+    for *before, last in list(places(whole)):
+        at: Any = whole
+        for key in before:
+            at = at[key]
+        kept, at[last] = at[last], ESCAPE
+        try:
+            model.model_validate(whole)
+            count += 1
+        except ValidationError:
+            at[last] = kept
+    model.model_validate(whole)
+    return whole, count
+
+
+async def test_no_field_of_a_status_reaches_the_terminal_as_a_command() -> None:
+    told = sample(ServerStatus) | {"job": {"model": "word"}, "resolved_config": None}
+    swarm, in_swarm = hostile(ServerStatus, told)
+    gateway, in_gateway = hostile(GatewayStatus, sample(GatewayStatus) | {"sessions": {"open": "word"}})
+    assert in_swarm > 10 and in_gateway > 10
+    assert gateway["engine"] == gateway["control"] == gateway["sessions"]["open"] == ESCAPE
+    async with (
+        listening(saying(json.dumps(swarm))) as one,
+        listening(saying(json.dumps(gateway))) as other,
+        watching([one], [other], size=(200, 60)) as screen,
+    ):
+        texts = [await screen.shows("2 of 2 servers answer", "1 in flight")]
+        for page, keys in (("2", "setcdl"), ("3", "gwfl")):
+            await screen.press(page)
+            texts.append(await screen.shows({"2": "policy version 1", "3": "● engine"}[page]))
+            for key in keys:
+                await screen.press(key)
+                await screen.pilot.pause()
+                texts.append(screen.text)
+        assert all("\x1b" not in text and "\x07" not in text for text in texts)
+        assert any("\N{REPLACEMENT CHARACTER}]0;x" in text for text in texts[2:])
+
+
+@pytest.mark.parametrize("status", [200, 404, 500, 503])
+async def test_json_without_an_end_is_trouble(status: int) -> None:
+    async with listening(saying("[" * 200_000, status)) as url, watching([url], [url], keys=[SECRET]) as screen:
+        await screen.shows("0 of 2 servers answer", "! failing" if status >= 500 else "! nonsense")
+        assert screen.app.is_running
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        '"requests": 1' + "0" * 400,
+        '"in_flight": 1, "groups": {"trained": 1' + "0" * 400 + ', "dropped": {}, "uninformative": 0}',
+    ],
+)
+async def test_numbers_that_cannot_be_shown_are_trouble_and_no_end(changed: str) -> None:
+    body = json.dumps(GATEWAY)[:-1] + f", {changed}}}"
+    async with listening(saying(body)) as url, watching([], [url]) as screen:
+        await screen.shows("! NONSENSE", "OverflowError", "check --gateway-url")
+        follower = screen.app.followers[0]
+        assert isinstance(follower, GatewayFollower) and follower.status is None and not follower.requests.points
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_a_moment_that_no_clock_has_is_shown_as_it_is_told(moment: str) -> None:
+    body = json.dumps(GATEWAY | {"swarms": [{"url": "http://x", "down_since": moment}]})
+    async with listening(saying(body)) as url, watching([], [url]) as screen:
+        await screen.press("w")
+        await screen.shows("the gateway answers", f"! {moment[:8]}")
+
+
+async def test_times_without_an_end_and_lines_from_no_time() -> None:
+    log = [{"timestamp": 1e300, "message": "from the end of time"}]
+    step = {"step": 1, "batch_id": "b", "metrics": {"swarm/reward_mean": 1.5e308}, "seconds": 1e308}
+    steps = [step, step | {"step": 2, "batch_id": "c", "metrics": {"swarm/reward_mean": -1.5e308}}]
+    body = json.dumps(ROLLING | {"log": log, "steps": steps, "waiting_claims": 1})[:-1]
+    body += ', "engine_seconds": 1e999, "longest_wait_seconds": 1e999}'
+    async with listening(saying(body)) as url, watching([url]) as screen:
+        await screen.shows("● ROLLING for - ", "the longest for -", "--:--:-- [log] from the end of time")
+
+
+async def test_what_a_question_raises_is_its_servers_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def see(self: GatewayFollower, status: GatewayStatus, before: GatewayStatus | None) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr(GatewayFollower, "_see", see)
+    async with (
+        listening(saying(json.dumps(GATEWAY))) as url,
+        listening(saying(json.dumps(ROLLING))) as other,
+        watching([other], [url]) as screen,
+    ):
+        await screen.shows("1 of 2 servers answer", "● ROLLING", "! nonsense", "ZeroDivisionError: nobody thought of")
+
+
+async def test_what_ends_it_is_told_without_the_values_of_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def news(self: MonitorApp) -> None:
+        held = f"Bearer {SECRET}"
+        raise LookupError(f"a defect of ours, {len(held)}")
+
+    monkeypatch.setattr(MonitorApp, "_news", news)
+    codes: list[int | None] = []
+    with pytest.raises(Exception, match="a defect of ours"):
+        async with listening(saying(json.dumps(ROLLING))) as url, watching([url], tokens=[SECRET]) as screen:
+            await screen.until(lambda text: not screen.app.is_running)
+            codes.append(screen.app.return_code)
+    assert codes == [1]
+    told = "".join(capsys.readouterr())
+    assert "a defect of ours" in told and SECRET not in told
