@@ -335,13 +335,14 @@ async def test_a_syncing_engine_is_waited_for(swarm: Swarm, gateway: httpx.Async
     assert asking.result().status_code == 200
 
 
+async def hangs(body: dict[str, Any], number: int) -> Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 async def test_a_disconnect_cancels_every_sample_and_aborts_every_episode(
     swarm: Swarm, gateway: httpx.AsyncClient
 ) -> None:
-    async def hangs(body: dict[str, Any], number: int) -> Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     swarm.answer = hangs
     asking = asyncio.create_task(gateway.post(CHAT, json=BODY))
     await swarm.until(lambda: swarm.sampling == 4)
@@ -353,6 +354,8 @@ async def test_a_disconnect_cancels_every_sample_and_aborts_every_episode(
 
 
 async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    # else the user might be answered before the gateway has heard that there is none
+    swarm.answer = hangs
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
     asking = asyncio.create_task(gateway.post(CHAT, json=BODY))
     await swarm.until(lambda: swarm.claims)
