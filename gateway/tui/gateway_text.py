@@ -5,13 +5,12 @@ Invariant: shares are of what the gateway counted since its start; without anyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from textual.content import Content
 
-from gateway.tui.swarm_text import BAD, DIM, GOOD, WARNING
-from gateway.tui.table import Column, Row, lines
+from gateway.tui.swarm_text import BAD, DIM, GOOD, WARNING, labelled
+from gateway.tui.table import Column, Row, counted, lines
 from gateway.tui.told import Counts, GatewayStatus, RouteTold, SwarmTold
 from gateway.tui.words import UNKNOWN, number, seconds, share, short
 
@@ -58,18 +57,18 @@ def head_lines(status: GatewayStatus, per_second: float, fresh: tuple[str, str])
             + "  ",
             fresh,
         ),
-        _labelled(
+        labelled(
             "users",
             f"{number(status.requests)} requests, {per_second:.1f}/s; {status.in_flight} in flight, {queued} queued, "
             f"{number(shed)} shed, {number(failed)} errors, {number(status.joined)} retries joined",
             WARNING if queued else "",
         ),
-        _labelled(
+        labelled(
             "groups",
             f"{number(status.groups.trained)} trained, {informative(status)} of those submitted informative; "
             f"{number(sum(status.groups.dropped.values()))} dropped",
         ),
-        _labelled(
+        labelled(
             "tokens",
             f"{number(status.tokens.delivered)} delivered, {number(status.tokens.wasted)} wasted ({waste(status)} of "
             "all: the price of the fan-out)",
@@ -77,7 +76,7 @@ def head_lines(status: GatewayStatus, per_second: float, fresh: tuple[str, str])
     ]
     sessions = status.sessions.get("open")
     behind = f"{status.background} pieces of work behind answers"
-    lines_.append(_labelled("behind", behind + (f", {short(str(sessions), 20)} sessions" if sessions else "")))
+    lines_.append(labelled("behind", behind + (f", {short(str(sessions), 20)} sessions" if sessions else "")))
     return lines_
 
 
@@ -155,22 +154,10 @@ def _since(moment: str) -> str:
 
 def failures(status: GatewayStatus, width: int) -> list[Content]:
     """What went wrong, by reason and by code, of all routes; since the gateway's start."""
-    made: list[Content] = []
-    for title, counts in (
-        ("errors that callers saw, by code", status.errors),
-        ("groups that were not trained, by reason", status.groups.dropped),
-        ("hooks without a result, by code", status.hook_failures),
-        ("fallbacks: answered without a group of the swarm's, by reason", status.fallbacks),
-    ):
-        if counts:
-            made += [Content.styled(title, DIM), *_counted(counts, width), Content("")]
-    return made[:-1] or [Content.styled("nothing has failed", DIM)]
-
-
-def _counted(counts: Mapping[str, int], width: int) -> list[Content]:
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return lines(_COUNTED, [Row((number(count), kind)) for kind, count in ordered], width)[1:]
-
-
-def _labelled(label: str, text: str, style: str = "") -> Content:
-    return Content.assemble((f"{label:<6} ", DIM), (text, style))
+    counts = {
+        "errors that callers saw, by code": status.errors,
+        "groups that were not trained, by reason": status.groups.dropped,
+        "hooks without a result, by code": status.hook_failures,
+        "fallbacks: answered without a group of the swarm's, by reason": status.fallbacks,
+    }
+    return counted(_COUNTED, counts, width) or [Content.styled("nothing has failed", DIM)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from textual.content import Content
@@ -15,7 +15,7 @@ from textual.content import Content
 from gateway.cli.status import RESPONSE_TOKENS, REWARD, printable
 from gateway.tui.history import Line
 from gateway.tui.swarm_text import DIM, WARNING
-from gateway.tui.table import Column, Row, lines
+from gateway.tui.table import Column, Row, counted, lines
 from gateway.tui.words import UNKNOWN, bar, measure, number, seconds, short
 from swarm.protocol import RunningEpisode, ServerStatus
 from swarm.types import StepResult
@@ -195,21 +195,12 @@ def clients(status: ServerStatus, width: int) -> list[Content]:
 
 def losses(status: ServerStatus, width: int) -> list[Content]:
     """What was not trained, by reason, and how episodes ended; since the server started."""
-    made: list[Content] = []
-    for title, counts in (
-        ("dropped: finished, or given up, and never trained", status.dropped),
-        ("quarantined: token ids, log-probabilities and usage disagree", status.quarantined),
-        ("how episodes ended", status.outcomes),
-    ):
-        if counts:
-            made += [Content.styled(title, DIM), *_counted(counts, width), Content("")]
-    return made[:-1] or [_none("nothing was dropped")]
-
-
-def _counted(counts: Mapping[str, int], width: int) -> list[Content]:
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    # the head is the same each time and says nothing that the line above does not
-    return lines(_LOSSES, [Row((number(count), why)) for why, count in ordered], width)[1:]
+    counts = {
+        "dropped: finished, or given up, and never trained": status.dropped,
+        "quarantined: token ids, log-probabilities and usage disagree": status.quarantined,
+        "how episodes ended": status.outcomes,
+    }
+    return counted(_LOSSES, counts, width) or [_none("nothing was dropped")]
 
 
 def steps(history: Sequence[StepResult], width: int) -> list[Content]:

@@ -72,13 +72,13 @@ def head_lines(status: ServerStatus, fresh: tuple[str, str], brief: bool) -> lis
         )
     ]
     if detail := _detail(status):
-        lines.append(_labelled("why" if engine.engine_status is EngineState.OFFLINE else "doing", detail))
+        lines.append(labelled("why" if engine.engine_status is EngineState.OFFLINE else "doing", detail))
     if status.pool is not None:
-        lines.append(_labelled("batch", _batch(status, status.pool)))
-        lines.append(_labelled("pool", _pool(status, status.pool)))
+        lines.append(labelled("batch", _batch(status, status.pool)))
+        lines.append(labelled("pool", _pool(status, status.pool)))
     lines += _waits(status, brief) + _pace(status, brief) + _disk(status, brief) + _replicas(status, brief)
     if not brief:
-        lines.append(_labelled("model", _model(status)))
+        lines.append(labelled("model", _model(status)))
     return lines
 
 
@@ -93,7 +93,8 @@ def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str
     return pool.completed_tasks, pool.batch_size, f"{pool.completed_tasks}/{pool.batch_size} tasks"
 
 
-def _labelled(label: str, text: str | Content, style: str = "") -> Content:
+def labelled(label: str, text: str | Content, style: str = "") -> Content:
+    """A line of a head, of a server of either kind."""
     return Content.assemble((f"{label:<6} ", DIM), text if isinstance(text, Content) else (text, style))
 
 
@@ -131,9 +132,9 @@ def _pool(status: ServerStatus, pool: PoolInformation) -> str:
 
 def _waits(status: ServerStatus, brief: bool) -> list[Content]:
     if not status.waiting_claims:
-        return [] if brief else [_labelled("waits", "no claim waits")]
+        return [] if brief else [labelled("waits", "no claim waits")]
     text = f"{status.waiting_claims} claims wait, the longest for {seconds(status.longest_wait_seconds)}"
-    return [_labelled("waits", text, WARNING if status.longest_wait_seconds > 60 else "")]
+    return [labelled("waits", text, WARNING if status.longest_wait_seconds > 60 else "")]
 
 
 def _pace(status: ServerStatus, brief: bool) -> list[Content]:
@@ -141,7 +142,7 @@ def _pace(status: ServerStatus, brief: bool) -> list[Content]:
     if rates is None:
         return []
     return [
-        _labelled(
+        labelled(
             "pace",
             f"{rates.episodes_per_minute:.0f} episodes/min, {rates.claims_per_minute:.0f} claims/min, "
             f"{number(rates.sampled_tokens_per_second)} tokens/s sampled, {number(rates.trained_tokens_per_second)} "
@@ -155,14 +156,14 @@ def _disk(status: ServerStatus, brief: bool) -> list[Content]:
     if journal is None:
         return []
     if journal.error:
-        return [_labelled("disk", f"! {journal.pending} records wait: {printable(journal.error)}", BAD)]
+        return [labelled("disk", f"! {journal.pending} records wait: {printable(journal.error)}", BAD)]
     if journal.oldest_pending_seconds > 1:
         text = f"! {journal.pending} records wait, the oldest for {seconds(journal.oldest_pending_seconds)}"
-        return [_labelled("disk", text, WARNING)]
+        return [labelled("disk", text, WARNING)]
     if brief:
         return []
     return [
-        _labelled(
+        labelled(
             "disk",
             f"{journal.pending} records wait; the last commit took {1000 * journal.last_commit_seconds:.1f} ms; "
             f"{number(journal.records)} records in {number(journal.commits)} commits, {size(journal.bytes)}",
@@ -181,7 +182,7 @@ def _replicas(status: ServerStatus, brief: bool) -> list[Content]:
     )
     if ill:
         text = f"! {text}; set aside: {', '.join(short(replica.address, 40) for replica in ill[:4])}"
-    return [_labelled("vLLM", text, BAD if ill else "")]
+    return [labelled("vLLM", text, BAD if ill else "")]
 
 
 def _model(status: ServerStatus) -> str:

@@ -5,14 +5,15 @@ Invariant: no line is wider than the width that was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
 from textual.content import Content
 
-from gateway.tui.words import short
+from gateway.tui.swarm_text import DIM
+from gateway.tui.words import number, short
 
 _GAP = 2
 
@@ -63,6 +64,23 @@ def lines(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Co
         for text, row in zip(texts, rows, strict=True)
     ]
     return made
+
+
+def counted(columns: Sequence[Column], counts: Mapping[str, Mapping[str, int]], width: int) -> list[Content]:
+    """A table below each title: how often and what, the most frequent first; nothing of what was never counted.
+
+    Args:
+        columns: those two.
+        counts: by title and by what.
+    """
+    made: list[Content] = []
+    for title, of_title in counts.items():
+        if of_title:
+            ordered = sorted(of_title.items(), key=lambda item: -item[1])
+            table = lines(columns, [Row((number(count), what)) for what, count in ordered], width)
+            # the head is the same each time and says nothing that the title does not
+            made += [Content.styled(title, DIM), *table[1:], Content("")]
+    return made[:-1]
 
 
 def _total(kept: Sequence[int], widths: Sequence[int]) -> int:
