@@ -39,7 +39,7 @@ class TokenRing:
 
     def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0, private: str | None = None) -> None:
         self._file = TokenFile(run_dir)
-        self._configured = digest(token) if token else None
+        self._configured = bool(token)
         #: the server's own, by digest
         self._own = [
             (digest(own), Caller(name, frozenset({"admin"})))
@@ -55,13 +55,13 @@ class TokenRing:
     def empty(self) -> bool:
         """Whether no token has ever been made: a revoked or expired one counts, for somebody wanted a closed door."""
         self._refresh()
-        return self._configured is None and not self._tokens
+        return not (self._configured or self._tokens)
 
     def usable(self) -> bool:
         """Whether any token opens anything now."""
         self._refresh()
         now = datetime.now(UTC)
-        return self._configured is not None or any(token.state(now) == "active" for token in self._tokens.values())
+        return self._configured or any(token.state(now) == "active" for token in self._tokens.values())
 
     def authenticate(self, key: bytes) -> Caller:
         """The caller whose token is ``key``.

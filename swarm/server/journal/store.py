@@ -5,50 +5,22 @@ Invariant: a transaction is written whole or not at all, and writing it again le
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-from swarm.server.journal.incoming import MAX_ROWS, Row, insert
-from swarm.server.journal.ledger import OVER_REMEMBERED, Changes, Ledger, Live, Move, Rows, Run
+from swarm.server.journal.incoming import MAX_ROWS, insert
+from swarm.server.journal.ledger import OVER_REMEMBERED, Changes, Ledger, Live, Move, Run
 from swarm.server.journal.schema import State
 
-#: Up to so many rows any number is one statement; more are taken in multiples of it, so that few are ever compiled.
-_FEW_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Bulk:
-    """A statement whose VALUES take any number of rows of ``width`` columns."""
-
-    head: str
-    width: int
-    tail: str = ""
-
-    def run(self, connection: sqlite3.Connection, rows: Rows) -> None:
-        for chunk in _chunks(rows):
-            connection.execute(_statement(self, len(chunk)), list(itertools.chain.from_iterable(chunk)))
-
-
-@functools.cache
-def _statement(bulk: _Bulk, rows: int) -> str:
-    marks = ",".join([f"({','.join('?' * bulk.width)})"] * rows)
-    return f"{bulk.head} {marks}{bulk.tail}"
-
-
-_RUNS = _Bulk(
-    "INSERT INTO runs (id, run_id, job_yaml, trained, dropped, quarantined, stopped) VALUES",
-    7,
+_RUNS = (
+    "INSERT INTO runs (id, run_id, job_yaml, trained, dropped, quarantined, stopped) VALUES (?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (id) DO UPDATE SET job_yaml = excluded.job_yaml, trained = excluded.trained,"
-    " dropped = excluded.dropped, quarantined = excluded.quarantined, stopped = excluded.stopped",
+    " dropped = excluded.dropped, quarantined = excluded.quarantined, stopped = excluded.stopped"
 )
-_BATCHES = _Bulk("INSERT OR REPLACE INTO batches (batch_id, members, attempts) VALUES", 3)
-_LOSSES = _Bulk("INSERT OR REPLACE INTO losses (task_id, lost, version) VALUES", 3)
-_AGREEMENTS = _Bulk("INSERT OR IGNORE INTO agreements (client_uuid) VALUES", 1)
-_STEPS = _Bulk("INSERT OR IGNORE INTO steps (run, batch_id, step, seconds, metrics) VALUES", 5)
+_BATCH = "INSERT OR REPLACE INTO batches (batch_id, members, attempts) VALUES (?, ?, ?)"
+_LOSSES = "INSERT OR REPLACE INTO losses (task_id, lost, version) VALUES (?, ?, ?)"
+_AGREEMENTS = "INSERT OR IGNORE INTO agreements (client_uuid) VALUES (?)"
+_STEPS = "INSERT OR IGNORE INTO steps (run, batch_id, step, seconds, metrics) VALUES (?, ?, ?, ?, ?)"
 
 
 def write_at_once(connection: sqlite3.Connection, changes: Changes) -> bool:
@@ -62,7 +34,7 @@ def write_at_once(connection: sqlite3.Connection, changes: Changes) -> bool:
 
 def write(connection: sqlite3.Connection, changes: Changes) -> None:
     """Write ``changes`` within the transaction that is open."""
-    _RUNS.run(connection, list(changes.runs.values()))
+    connection.executemany(_RUNS, changes.runs.values())
     for start in range(0, len(changes.rows), MAX_ROWS):
         insert(connection, changes.rows[start : start + MAX_ROWS])
     connection.executemany("UPDATE episodes SET quarantine_reason = ? WHERE id = ?", changes.quarantines)
@@ -72,18 +44,18 @@ def write(connection: sqlite3.Connection, changes: Changes) -> None:
         if row is None:
             connection.execute("DELETE FROM batches WHERE batch_id = ?", (batch_id,))
         else:
-            _BATCHES.run(connection, [row])
+            connection.execute(_BATCH, row)
     for batch_id, attempts in changes.attempts.items():
         connection.execute("UPDATE batches SET attempts = ? WHERE batch_id = ?", (attempts, batch_id))
-    _STEPS.run(connection, changes.steps)
+    connection.executemany(_STEPS, changes.steps)
     for table, void in (("losses", changes.losses_void), ("agreements", changes.agreements_void)):
         if void:
             connection.execute(f"DELETE FROM {table}")
     if changes.losses:
         gone = [(task_id,) for task_id, row in changes.losses.items() if row is None]
         connection.executemany("DELETE FROM losses WHERE task_id = ?", gone)
-        _LOSSES.run(connection, [row for row in changes.losses.values() if row is not None])
-    _AGREEMENTS.run(connection, changes.agreements)
+        connection.executemany(_LOSSES, [row for row in changes.losses.values() if row is not None])
+    connection.executemany(_AGREEMENTS, changes.agreements)
 
 
 def _write_move(connection: sqlite3.Connection, move: Move) -> None:
@@ -133,12 +105,3 @@ def load(connection: sqlite3.Connection) -> Ledger:
 
 
 _NUMBERED = (("episodes", "id"), ("episodes", "ended"), ("calls", "id"))
-
-
-def _chunks(rows: Rows) -> Iterator[list[Row]]:
-    start = 0
-    while start < len(rows):
-        left = len(rows) - start
-        size = left if left <= _FEW_ROWS else min(MAX_ROWS, left // _FEW_ROWS * _FEW_ROWS)
-        yield rows[start : start + size]
-        start += size
