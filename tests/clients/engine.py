@@ -23,6 +23,7 @@ from starlette.routing import Route
 from benchmarks.engine import train
 from swarm.link.engine import EngineEnd
 from tests.clients.model import GIVES_UP, answer, said, text_of
+from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server.vllm import serving
 
 NAME = "/models/of-the-engine"
@@ -43,6 +44,7 @@ class Served:
     """vLLM's server, as far as clients see it."""
 
     def __init__(self) -> None:
+        self.rules = VllmRules()
         self._words = Vocabulary()
         self.app = Starlette(
             routes=[
@@ -83,7 +85,10 @@ class Served:
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
-        prompt, choices = self._prompt(body), self._choices(body)
+        prompt = self._prompt(body)
+        if refusal := self.rules.refusal(request.url.path, body, len(prompt)):
+            return JSONResponse(refusal[1], refusal[0])
+        choices = self._choices(body)
         head = {"id": "chatcmpl-1", "created": int(time.time()), "model": NAME}
         usage = _usage(prompt, choices)
         if body.get("stream"):
@@ -93,7 +98,10 @@ class Served:
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
-        prompt, choices = self._prompt(body), self._choices(body)
+        prompt = self._prompt(body)
+        if refusal := self.rules.refusal(request.url.path, body, len(prompt)):
+            return JSONResponse(refusal[1], refusal[0])
+        choices = self._choices(body)
         for choice in choices:
             choice["text"] = choice.pop("message")["content"]
             entries = choice["logprobs"]["content"]

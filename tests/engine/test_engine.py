@@ -21,6 +21,7 @@ from swarm.link.messages import BatchReady, BootProgress, Finished, RolloutReady
 from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, gather, sample, timeline, until
+from tests.standins import vllm_rules
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 pytest.importorskip("verl", reason="needs the cpu extra")
@@ -204,6 +205,7 @@ async def test_kl_loss_trains_and_a_dead_vllm_is_noticed(
 ) -> None:
     async with EngineProcess(make_job(model, kl_coef=0.01, mini_batch_num=2), tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
+        await stand_ins_are_as_strict(ready)
         # as many groups as the collection method gives: the job's two, fewer, more
         for sizes in ({"a": 4, "b": 3}, {"a": 4}, {"a": 2, "b": 4, "c": 3}):
             result, following = await engine.train(await make_batch(client, ready, sizes), STEP_TIMEOUT)
@@ -224,6 +226,20 @@ async def test_kl_loss_trains_and_a_dead_vllm_is_noticed(
             while not isinstance(message := (await engine.link.receive())[1], Finished):
                 pass
         assert message.error.startswith("vLLM died: the replica at "), engine.tail()
+
+
+async def stand_ins_are_as_strict(ready: RolloutReady) -> None:
+    """vLLM answers each case as the stand-ins do."""
+    cases = [
+        *vllm_rules.CASES,
+        *vllm_rules.WITHOUT_TOOL_PARSER,
+        *vllm_rules.WITHOUT_REASONING_PARSER,
+        *vllm_rules.WITHOUT_EYES,
+        *vllm_rules.too_long(128 + 64),
+    ]
+    async with httpx.AsyncClient(base_url=f"http://{ready.addresses[0]}", timeout=120) as vllm:
+        for case in cases:
+            await vllm_rules.check(vllm, case, ready.model)
 
 
 def title(process: psutil.Process) -> str:

@@ -1,5 +1,7 @@
 """A stand-in for vLLM's OpenAI server: answers what a test scripts, and remembers what it was asked.
 
+It refuses what vLLM refuses (:mod:`tests.standins.vllm_rules`), whatever the script says.
+
 The shapes are those of vLLM 0.28: ``prompt_token_ids`` at the top (chat) or in the first choice (completions), the role
 in a chunk of its own, token ids per chunk, usage in a last chunk without choices.
 """
@@ -21,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from swarm.http.serve import bind
+from tests.standins.vllm_rules import VllmRules
 
 ENGINE_MODEL = "/models/engine-side-path"
 PROMPT = [11, 12, 13]
@@ -175,6 +178,7 @@ class ScriptedVllm:
     """Each request takes the next step of the script; ``default`` answers when the script is empty."""
 
     def __init__(self) -> None:
+        self.rules = VllmRules()
         self.script: deque[Step] = deque()
         self.default: Step = plain([1, 2])
         self.requests: list[tuple[str, dict[str, Any]]] = []
@@ -212,6 +216,8 @@ class ScriptedVllm:
     async def _answer(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append((request.url.path, body))
+        if refusal := self.rules.refusal(request.url.path, body):
+            return JSONResponse(refusal[1], refusal[0])
         step = self.script.popleft() if self.script else self.default
         reply = step(body)
         return reply if isinstance(reply, Response) else await reply

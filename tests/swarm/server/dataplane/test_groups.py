@@ -199,7 +199,7 @@ async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> Non
 
 async def test_a_call_in_flight_keeps_all_members_alive(rig: Rig) -> None:
     rig.vllm.default = rig.vllm.hang()
-    group = await claim_group(rig, discard_episode_timeout=0.05)
+    group = await claim_group(rig, discard_episode_timeout=1.0)
     async with asyncio.TaskGroup() as tasks:
         call = tasks.create_task(group.chat())
         await rig.eventually(lambda: bool(rig.vllm.requests))

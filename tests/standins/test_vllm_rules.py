@@ -1,0 +1,62 @@
+"""The stand-ins answer each case as the table says; ``tests/engine`` asks the real vLLM the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from tests.clients.engine import Served
+from tests.standins.vllm_rules import (
+    CASES,
+    WITH_TOOL_PARSER,
+    WITHOUT_EYES,
+    WITHOUT_REASONING_PARSER,
+    WITHOUT_TOOL_PARSER,
+    Case,
+    VllmRules,
+    check,
+    request,
+    too_long,
+)
+from tests.swarm.server.vllm import ScriptedVllm
+
+pytestmark = pytest.mark.anyio
+
+RULES = VllmRules()
+EVERY = [
+    *[(RULES, case) for case in (*CASES, *WITH_TOOL_PARSER)],
+    *[(replace(RULES, tool_parser=False), case) for case in WITHOUT_TOOL_PARSER],
+    *[(replace(RULES, reasoning_parser=False), case) for case in WITHOUT_REASONING_PARSER],
+    *[(replace(RULES, eyes=False), case) for case in WITHOUT_EYES],
+    (replace(RULES, context=100), too_long(100)[0]),
+]
+
+
+def vllm(rules: VllmRules) -> Starlette:
+    scripted = ScriptedVllm()
+    scripted.rules = rules
+    return scripted.app
+
+
+def served(rules: VllmRules) -> Starlette:
+    one = Served()
+    one.rules = rules
+    return one.app
+
+
+@pytest.mark.parametrize(("rules", "case"), EVERY, ids=[case.name for _, case in EVERY])
+@pytest.mark.parametrize("make", [vllm, served])
+async def test_a_stand_in_refuses_what_vllm_refuses(make: type, rules: VllmRules, case: Case) -> None:
+    transport = httpx.ASGITransport(make(rules))
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+        await check(client, case, "tiny")
+
+
+@pytest.mark.parametrize("case", too_long(100), ids=lambda case: case.name)
+def test_the_context_bounds_prompt_and_answer(case: Case) -> None:
+    body = request(case, "tiny")
+    refusal = VllmRules(context=100).refusal(case.path, body, len(body.get("prompt", ())))
+    assert (case.refused in refusal[1]["error"]["message"]) if refusal else not case.refused
