@@ -8,6 +8,7 @@ answer learns nothing from it, so the grammar stays, and what it masks is the on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -194,6 +195,8 @@ def prepare(
         "include_reasoning": True,
     }
     sent = {**body, **ours}
+    if not has_prompt:
+        sent["messages"] = [_with_json_arguments(message) for message in cast("list[Any]", messages)]
     if group_size is not None:
         sent["n"] = group_size
     if wants.stream:
@@ -224,6 +227,31 @@ def prepare(
         context=job.max_prompt_length + job.max_response_length,
         raw=has_prompt,
     )
+
+
+def _with_json_arguments(message: Any) -> Any:
+    """``message`` with arguments of tool calls that vLLM takes: it refuses what is not JSON.
+
+    A model sometimes writes such a call, and its conversation must go on. As a JSON string the arguments reach the chat
+    template as the model wrote them.
+    """
+    match message:
+        case {"tool_calls": [*calls]}:
+            return message | {"tool_calls": [_with_json(call) for call in calls]}
+        case _:
+            return message
+
+
+def _with_json(call: Any) -> Any:
+    function: Any = _mapping(call).get("function")
+    arguments: Any = _mapping(function).get("arguments")
+    if not isinstance(arguments, str) or not arguments:
+        return call
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call | {"function": function | {"arguments": json.dumps(arguments)}}
+    return call
 
 
 def _asked_length(body: Mapping[str, Any]) -> int | None:

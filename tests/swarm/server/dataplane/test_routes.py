@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -219,6 +220,20 @@ async def test_more_answers_than_vllm_would_give_are_refused_before_they_take_me
     response = await (await rig.claim(episode_type="eval")).chat(n=n)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
     assert rig.vllm.requests == []
+
+
+async def test_a_tool_call_that_the_model_wrote_as_no_json_is_taken_back(rig: Rig) -> None:
+    """vLLM refuses arguments that are not JSON; as a JSON string they reach the template as they were written."""
+    episode = await rig.claim()
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Ro'}}
+    fine = {"id": "2", "type": "function", "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call, fine]}
+    results = [{"role": "tool", "tool_call_id": one, "content": "what?"} for one in ("1", "2")]
+    answer = await episode.chat(messages=[{"role": "user", "content": "hi"}, said, *results])
+    assert answer.status_code == 200, answer.text
+    [(_, body)] = rig.vllm.requests
+    sent = [one["function"]["arguments"] for one in body["messages"][1]["tool_calls"]]
+    assert [json.loads(one) for one in sent] == ['{"city": "Ro', {"city": "Oslo"}]
 
 
 @pytest.mark.parametrize("overrides", [{"max_body_bytes": 2048}])
