@@ -96,11 +96,13 @@ class TrainJob(Model):
     overrides: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _slots_hold_a_group(self) -> Self:
+    def _sizes_fit(self) -> Self:
         if self.max_parallel_episodes is not None and self.max_parallel_episodes < self.num_repeat:
             raise ValueError("max_parallel_episodes must be at least num_repeat, or no group could ever run")
         if self.batch_size % self.mini_batch_num:
             raise ValueError("batch_size must be divisible by mini_batch_num")
+        if self.n_gpu * self.nnodes % self.tensor_parallel_size:
+            raise ValueError("n_gpu * nnodes must be divisible by tensor_parallel_size")
         return self
 
     @property
