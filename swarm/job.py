@@ -79,7 +79,9 @@ class TrainJob(Model):
         description="train episodes sample at `temperature` with top_p=1, top_k=-1, or keep what the app asked for",
     )
     lr: float = Field(default=1e-6, gt=0.0)
-    mini_batch_num: int = Field(default=1, ge=1, description="optimizer steps per training step")
+    mini_batch_num: int = Field(
+        default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
+    )
     ppo_epochs: int = Field(default=1, ge=1)
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)

@@ -1,4 +1,4 @@
-"""Arithmetic of one training step that needs no trainer: sizes of mini-batches and micro-batches, metrics for people."""
+"""Arithmetic of one training step that needs no trainer: sizes of mini- and micro-batches, metrics for people."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class SwarmTrainer(PPOTrainerSync):
         actor = config.actor_rollout_ref.actor
         self._mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
         self._micro_batch = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
-        # verl sizes mini-batches in groups of n rows each; a batch of the swarm has any number of rows, so we count rows
+        # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
         # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
         self._stays_awake = not config.actor_rollout_ref.rollout.free_cache_engine

@@ -3,7 +3,8 @@
 For each case the gradients of all optimizer steps are held against plain torch, which knows no padding and no
 micro-batches. Stand-ins are the TransferQueue (a dict of columns) and Ray's dispatch (a slice of rows for each rank).
 
-Reads ``{"model": folder, "examples": n}`` from stdin and prints ``{"examples": ..., "steps": ..., "padded": ...}``.
+Reads ``{"model": folder, "examples": n}`` from stdin and prints how many examples there were, and in how many of them
+padding was added, as ``{"examples": n, "padded": m}``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from adapters.verl.trainer import SwarmTrainer
 from adapters.verl.worker import SwarmCpuWorker
 from swarm.job import TrainJob
 from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from tests.adapters.verl.compute_advantages import trainer_of
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ACTOR = "actor_rollout_ref.actor"
@@ -113,15 +115,8 @@ def make_worker(config: Any) -> SwarmCpuWorker:
 
 
 def make_trainer(config: Any, workers: Workers) -> SwarmTrainer:
-    """A trainer without a cluster: what stands in ``__init__`` of ours, and what verl's steps ask for."""
-    trainer = SwarmTrainer.__new__(SwarmTrainer)
-    base = SwarmTrainer.__mro__[1]
-    original = base.__init__
-    base.__init__ = lambda self, config: setattr(self, "config", config)
-    try:
-        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), SimpleNamespace(), Path())  # type: ignore[arg-type]
-    finally:
-        base.__init__ = original
+    """A trainer without a cluster, with what verl's steps ask for."""
+    trainer = trainer_of(config)
     trainer.actor_rollout_wg = workers
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: RANKS)
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
@@ -212,7 +207,7 @@ def check(name: str, worker: SwarmCpuWorker, reference: Any, job: TrainJob, shap
     for stage in (trainer._compute_old_log_prob, trainer._compute_advantage, trainer._update_actor):
         meta = stage(KVBatchMeta(keys=order, tags=meta.tags, partition_id="train"), metrics)
 
-    assert sorted(order[:]) == sorted([*keys, *(key for key in order if key.startswith("pad"))])
+    assert sorted(order) == sorted([*keys, *(key for key in order if key.startswith("pad"))])
     added, each = len(order) - len(keys), len(order) // RANKS
     assert (metrics["swarm/rows"], metrics["swarm/padding_rows"]) == (len(keys), added)
     steps = len(stepped) // job.ppo_epochs
@@ -263,7 +258,7 @@ def main() -> None:
         more = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro}
         job = jobs[name].model_copy(update=sizes | {"overrides": jobs[name].overrides | more})
         added = check(name, workers[name], reference, job, shape, seed)
-        done.update(examples=1, steps=minis, padded=added > 0)
+        done.update(examples=1, padded=added > 0)
 
     examples()
     torch.distributed.destroy_process_group()
