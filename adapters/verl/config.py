@@ -11,7 +11,6 @@ import difflib
 import functools
 import importlib.util
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +29,6 @@ Device = Literal["cpu", "cuda"]
 
 #: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
 MIN_MICRO_BATCH_TOKENS = 16384
-#: Tokens of a row that verl adds where the rows of a batch do not fit (its SYNTHETIC_PADDING_SEQ_LEN).
-PADDING_ROW_TOKENS = 128
 
 
 def resolve_device(job: TrainJob) -> Device:
@@ -219,17 +216,9 @@ def _check_sizes(config: DictConfig) -> None:
             f"overrides: actor_rollout_ref.actor.ppo_mini_batch_size is {actor.ppo_mini_batch_size} tasks, and must be "
             f"from 1 to batch_size ({config.data.train_batch_size})"
         )
-    names = ("actor.ppo", "rollout.log_prob", "ref.log_prob")
     if actor.use_dynamic_bsz:
-        longest = max(rollout.max_model_len, PADDING_ROW_TOKENS)
-        smallest = math.ceil(longest / actor.ulysses_sequence_parallel_size)
-        for key in (f"actor_rollout_ref.{name}_max_token_len_per_gpu" for name in names):
-            if (tokens := OmegaConf.select(config, key)) < smallest:
-                raise ConfigError(
-                    f"overrides: {key} is {tokens} tokens, and a micro-batch must hold the longest row: {smallest} "
-                    "(max_prompt_length + max_response_length)"
-                )
         return
+    names = ("actor.ppo", "rollout.log_prob", "ref.log_prob")
     for key in (f"actor_rollout_ref.{name}_micro_batch_size_per_gpu" for name in names):
         if (size := OmegaConf.select(config, key)) is not None and size < 1:
             raise ConfigError(f"overrides: {key} is {size}, and must be at least 1 row")

@@ -39,26 +39,34 @@ class CpuEngine(FSDPEngineWithLMHead):
 
 
 class SwarmTrainingWorker(TrainingWorker):
-    """Training engine that takes any number of rows: verl's asserts that micro-batches of the configured size fit."""
+    """Training engine that takes rows of any number and length, where verl's stops if they do not fit its sizes."""
 
     def train_batch(self, data: Any) -> Any:
         """One optimizer step; a mean over rows (``seq-mean-…``) is over those that are no padding."""
-        real = torch.tensor(sum(bool(mask.any()) for mask in data["loss_mask"].unbind()), device=get_device_id())
-        torch.distributed.all_reduce(real, group=self.engine.get_data_parallel_group())
-        tu.assign_non_tensor(data, global_batch_size=real.item())
-        _fit_micro_batches(data, self.engine_config.micro_batch_size_per_gpu)
+        real = sum(bool(mask.any()) for mask in data["loss_mask"].unbind())
+        tu.assign_non_tensor(data, global_batch_size=self._reduced(real, torch.distributed.ReduceOp.SUM))
+        self._fit(data, self.engine_config.micro_batch_size_per_gpu, self.engine_config.max_token_len_per_gpu)
         return super().train_batch(data)
 
     def infer_batch(self, data: Any) -> Any:
         """Log-probabilities of the rows."""
-        _fit_micro_batches(data, self.engine_config.infer_micro_batch_size_per_gpu)
+        config = self.engine_config
+        self._fit(data, config.infer_micro_batch_size_per_gpu, config.infer_max_token_len_per_gpu)
         return super().infer_batch(data)
 
+    def _fit(self, data: Any, rows: int, tokens: int) -> None:
+        """Have ``data`` computed in micro-batches of at most so many rows, or tokens; a row alone may be longer."""
+        if self.engine_config.use_dynamic_bsz:
+            longest = self._reduced(int(data["input_ids"].offsets().diff().max()), torch.distributed.ReduceOp.MAX)
+            tu.assign_non_tensor(data, max_token_len_per_gpu=max(tokens, longest))
+        else:
+            tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro_batch_rows(len(data), rows))
 
-def _fit_micro_batches(data: Any, limit: int | None) -> None:
-    # None where rows are packed by their tokens
-    if limit is not None:
-        tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro_batch_rows(len(data), limit))
+    def _reduced(self, value: int, how: Any) -> int:
+        """``value`` of all data-parallel ranks together."""
+        found = torch.tensor(value, device=get_device_id())
+        torch.distributed.all_reduce(found, op=how, group=self.engine.get_data_parallel_group())
+        return int(found)
 
 
 class SwarmWorker(ActorRolloutRefWorker):

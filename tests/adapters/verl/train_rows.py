@@ -252,8 +252,10 @@ def main() -> None:
         st.sampled_from(sorted(jobs)), shapes, st.integers(1, 4), st.integers(1, 2), st.integers(1, 9), st.integers(0)
     )
     def examples(name: str, shape: list[list[int]], minis: int, epochs: int, micro: int, seed: int) -> None:
-        workers[name].actor.engine_config.micro_batch_size_per_gpu = micro
-        workers[name].actor.engine_config.infer_micro_batch_size_per_gpu = micro + 1
+        engine = workers[name].actor.engine_config
+        engine.micro_batch_size_per_gpu, engine.infer_micro_batch_size_per_gpu = micro, micro + 1
+        # most rows are longer than the least of these, and padding than the most
+        engine.max_token_len_per_gpu, engine.infer_max_token_len_per_gpu = 12 * micro, 10 * micro
         sizes = {"batch_size": minis * 2, "mini_batch_num": minis, "ppo_epochs": epochs}
         more = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro}
         job = jobs[name].model_copy(update=sizes | {"overrides": jobs[name].overrides | more})
