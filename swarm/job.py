@@ -79,7 +79,9 @@ class TrainJob(Model):
         description="train episodes sample at `temperature` with top_p=1, top_k=-1, or keep what the app asked for",
     )
     lr: float = Field(default=1e-6, gt=0.0)
-    mini_batch_num: int = Field(default=1, ge=1, description="optimizer steps per training step")
+    mini_batch_num: int = Field(
+        default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
+    )
     ppo_epochs: int = Field(default=1, ge=1)
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)
@@ -96,11 +98,13 @@ class TrainJob(Model):
     overrides: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _slots_hold_a_group(self) -> Self:
+    def _sizes_fit(self) -> Self:
         if self.max_parallel_episodes is not None and self.max_parallel_episodes < self.num_repeat:
             raise ValueError("max_parallel_episodes must be at least num_repeat, or no group could ever run")
         if self.batch_size % self.mini_batch_num:
             raise ValueError("batch_size must be divisible by mini_batch_num")
+        if self.n_gpu * self.nnodes % self.tensor_parallel_size:
+            raise ValueError("n_gpu * nnodes must be divisible by tensor_parallel_size")
         return self
 
     @property

@@ -205,3 +205,26 @@ def _check(config: DictConfig) -> None:
         )
     if config.trainer.v1.trainer_mode != "sync":
         raise ConfigError("overrides: trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives")
+    _check_sizes(config)
+
+
+def _check_sizes(config: DictConfig) -> None:
+    """Refuse sizes on which verl's trainer would stop, at its start or at some batch."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if not 1 <= actor.ppo_mini_batch_size <= config.data.train_batch_size:
+        raise ConfigError(
+            f"overrides: actor_rollout_ref.actor.ppo_mini_batch_size is {actor.ppo_mini_batch_size} tasks, and must be "
+            f"from 1 to batch_size ({config.data.train_batch_size})"
+        )
+    if actor.use_dynamic_bsz:
+        return
+    names = ("actor.ppo", "rollout.log_prob", "ref.log_prob")
+    for key in (f"actor_rollout_ref.{name}_micro_batch_size_per_gpu" for name in names):
+        if (size := OmegaConf.select(config, key)) is not None and size < 1:
+            raise ConfigError(f"overrides: {key} is {size}, and must be at least 1 row")
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if (episodes := config.data.train_batch_size * rollout.n) % devices:
+        raise ConfigError(
+            f"batch_size * num_repeat ({episodes} episodes) must be divisible by n_gpu * nnodes ({devices}), unless "
+            "micro-batches are packed by tokens (actor_rollout_ref.actor.use_dynamic_bsz)"
+        )

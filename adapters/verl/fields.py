@@ -78,6 +78,7 @@ def timeline_fields(timeline: Timeline, *, uid: str, reward: float) -> dict[str,
         "rollout_log_probs": torch.tensor(timeline.logprobs, dtype=torch.float32),
         "rm_scores": scores,
         "num_turns": timeline.num_calls,
+        # the data plane quarantines conversations that hold anything but text
         "multi_modal_inputs": {},
         "extra_fields": {"reward_extra_info": {}},
         "data_source": "swarm",

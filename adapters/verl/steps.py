@@ -1,4 +1,4 @@
-"""Arithmetic of one training step that needs no trainer: sizes of mini-batches, metrics for people."""
+"""Arithmetic of one training step that needs no trainer: sizes of mini- and micro-batches, metrics for people."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def mini_batch_groups(rows: int, mini_batches: int, *, group_size: int, data_parallel: int) -> int:
-    """verl's ``ppo_mini_batch_size`` (in groups of ``group_size`` rows) that trains ``rows`` in ``mini_batches`` steps.
+def mini_batch_rows(rows: int, mini_batches: int, *, data_parallel: int, micro_batch: int | None) -> int:
+    """How many rows each mini-batch has when ``rows`` are trained in at most ``mini_batches`` optimizer steps.
 
-    The rows of a mini-batch are a multiple of ``data_parallel``, as verl requires, and verl pads the batch to whole
-    mini-batches; so not every number of optimizer steps can be had. The nearest is chosen, then the least padding. With
-    ``u`` smallest mini-batches in a batch, ``mini_batches`` is met where ``u >= mini_batches * (mini_batches - 1)``.
+    verl pads the batch to whole mini-batches of one size; the padding is always less than one of them, so none consists
+    of padding alone.
+
+    Args:
+        rows: of the batch, at least 1.
+        mini_batches: optimizer steps that the job asks for; there are fewer where there are too few rows.
+        data_parallel: ranks, which train equal numbers of rows.
+        micro_batch: the most rows of a rank that are computed together; a rank's share of a mini-batch is rounded up to
+            micro-batches of one size, so that a prime number of rows is not computed one by one, unless that would cost
+            an optimizer step. ``None`` where verl packs rows by their tokens.
     """
-    multiple = data_parallel // math.gcd(data_parallel, group_size)
-    units = math.ceil(rows / (multiple * group_size))
+    share = math.ceil(rows / (mini_batches * data_parallel))
+    if micro_batch is not None:
+        parts = math.ceil(share / micro_batch)
+        rounded = math.ceil(share / parts) * parts
+        if math.ceil(rows / (rounded * data_parallel)) == math.ceil(rows / (share * data_parallel)):
+            share = rounded
+    return share * data_parallel
 
-    def cost(size: int) -> tuple[int, int]:
-        steps = math.ceil(units / size)
-        return abs(steps - mini_batches), steps * size
 
-    return multiple * min(range(1, units + 1), key=cost)
+def micro_batch_rows(rows: int, limit: int) -> int:
+    """The largest size of micro-batches, at most ``limit`` rows, that divides ``rows``, as verl requires."""
+    return next(size for size in range(min(rows, limit), 0, -1) if rows % size == 0)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, scale_advantages
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas
-from adapters.verl.steps import mini_batch_groups, plain_metrics
+from adapters.verl.steps import mini_batch_rows, plain_metrics
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress
 
@@ -42,8 +42,12 @@ class SwarmTrainer(PPOTrainerSync):
         self._link = link
         self._feed = feed
         self._run_dir = run_dir
-        # optimizer steps per training step, before _balance_batch() adapts their size to the batch at hand
-        self._mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+        # optimizer steps per training step
+        actor = config.actor_rollout_ref.actor
+        self._mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
+        self._micro_batch = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
+        # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
+        config.actor_rollout_ref.rollout.n = 1
         # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
         self._stays_awake = not config.actor_rollout_ref.rollout.free_cache_engine
         # what ends with the computing of a step: its deadline
@@ -116,13 +120,14 @@ class SwarmTrainer(PPOTrainerSync):
         self.checkpoint_manager.resume_generation_replicas()
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        # verl cuts a batch into mini-batches of a fixed number of rows and pads the rest: three timelines more than
-        # B*N would cost a whole optimizer step on padding. Keep the number of optimizer steps as near as verl's
-        # multiples allow, and adapt their size.
-        n, dp = self.config.actor_rollout_ref.rollout.n, self.resource_pool_manager.get_n_gpus()
+        # verl cuts a batch into mini-batches of a fixed number of rows and pads the rest: adapt their size to the batch
+        # at hand, so that its timelines decide neither the number of optimizer steps nor how much padding there is
         rows = len(batch.keys)
-        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_groups(
-            rows, self._mini_batches, group_size=n, data_parallel=dp
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_rows(
+            rows,
+            self._mini_batches,
+            data_parallel=self.resource_pool_manager.get_n_gpus(),
+            micro_batch=self._micro_batch,
         )
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         metrics["swarm/rows"] = rows

@@ -1,6 +1,7 @@
-"""The trainer's worker process: verl's own, with two corrections that verl leaves to subclasses.
+"""The trainer's worker process: verl's own, with corrections that verl leaves to subclasses.
 
-Invariant: two runs on one machine never share the socket that carries weights from the trainer to vLLM.
+Invariants: two runs on one machine never share the socket that carries weights from the trainer to vLLM; any number of
+rows is trained, and padding rows change no gradient.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Any
 
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from adapters.verl.steps import micro_batch_rows
 from adapters.verl.weights_socket import private_handle
 
 
@@ -34,8 +38,42 @@ class CpuEngine(FSDPEngineWithLMHead):
             self.engine_config = config
 
 
+class SwarmTrainingWorker(TrainingWorker):
+    """Training engine that takes rows of any number and length, where verl's stops if they do not fit its sizes."""
+
+    def train_batch(self, data: Any) -> Any:
+        """One optimizer step; a mean over rows (``seq-mean-…``) is over those that are no padding."""
+        real = sum(bool(mask.any()) for mask in data["loss_mask"].unbind())
+        tu.assign_non_tensor(data, global_batch_size=self._reduced(real, torch.distributed.ReduceOp.SUM))
+        self._fit(data, self.engine_config.micro_batch_size_per_gpu, self.engine_config.max_token_len_per_gpu)
+        return super().train_batch(data)
+
+    def infer_batch(self, data: Any) -> Any:
+        """Log-probabilities of the rows."""
+        config = self.engine_config
+        self._fit(data, config.infer_micro_batch_size_per_gpu, config.infer_max_token_len_per_gpu)
+        return super().infer_batch(data)
+
+    def _fit(self, data: Any, rows: int, tokens: int) -> None:
+        """Have ``data`` computed in micro-batches of at most so many rows, or tokens; a row alone may be longer."""
+        if self.engine_config.use_dynamic_bsz:
+            longest = self._reduced(int(data["input_ids"].offsets().diff().max()), torch.distributed.ReduceOp.MAX)
+            tu.assign_non_tensor(data, max_token_len_per_gpu=max(tokens, longest))
+        else:
+            tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro_batch_rows(len(data), rows))
+
+    def _reduced(self, value: int, how: Any) -> int:
+        """``value`` of all data-parallel ranks together."""
+        found = torch.tensor(value, device=get_device_id())
+        torch.distributed.all_reduce(found, op=how, group=self.engine.get_data_parallel_group())
+        return int(found)
+
+
 class SwarmWorker(ActorRolloutRefWorker):
     """Actor, rollout adapter and reference model of one device."""
+
+    actor_worker_cls = SwarmTrainingWorker
+    ref_worker_cls = SwarmTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -45,7 +83,7 @@ class SwarmWorker(ActorRolloutRefWorker):
             self.rollout.zmq_handle = private_handle(self.rollout.zmq_handle)
 
 
-class CpuTrainingWorker(TrainingWorker):
+class CpuTrainingWorker(SwarmTrainingWorker):
     """Training engine on the CPU."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:

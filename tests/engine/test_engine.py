@@ -165,7 +165,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
             assert (result.step, result.batch_id, ready.policy_version) == (step, batch.batch_id, step)
             # what the trainer computes for the sampled tokens is what vLLM sampled them with, masked tokens included
             assert result.metrics["training/rollout_probs_diff_max"] < 1e-3
-            # 8 rows of 7 trajectories: one optimizer step, padded to the group size
+            # 8 rows of 7 trajectories: one optimizer step
             assert (result.metrics["swarm/rows"], result.metrics["swarm/padding_rows"]) == (8, 0)
             assert result.metrics["actor/grad_norm"] > 0
 
@@ -200,20 +200,22 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert (result.step, following.policy_version) == (3, 3)
 
 
-async def test_kl_loss_trains_and_a_dead_vllm_is_noticed(
+async def test_kl_loss_trains_rows_of_any_number_and_a_dead_vllm_is_noticed(
     model: Path, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
-    async with EngineProcess(make_job(model, kl_coef=0.01, mini_batch_num=2), tmp_path / "run") as engine:
+    async with EngineProcess(make_job(model, num_repeat=2, kl_coef=0.01, mini_batch_num=2), tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         await stand_ins_are_as_strict(ready)
-        # as many groups as the collection method gives: the job's two, fewer, more
-        for sizes in ({"a": 4, "b": 3}, {"a": 4}, {"a": 2, "b": 4, "c": 3}):
+        # as many groups, and as large, as the collection method gives: the job's two, fewer, more
+        batches = [({"a": 2, "b": 2}, 0), ({"a": 4}, 1), ({"a": 2, "b": 4, "c": 3}, 3), ({"a": 2, "b": 1}, 1)]
+        for sizes, padding in batches:
             result, following = await engine.train(await make_batch(client, ready, sizes), STEP_TIMEOUT)
             assert following is not None
             ready = following
             # the last of four has two timelines
             timelines = sum(sizes.values()) + (sizes["a"] == 4)
-            assert result.metrics["swarm/rows"] == timelines
+            assert (result.metrics["swarm/rows"], result.metrics["swarm/padding_rows"]) == (timelines, padding)
+            assert result.metrics["actor/grad_norm"] > 0
         assert result.metrics["actor/kl_loss"] > 0, "after one step the policy is no longer the reference"
 
         # vLLM's HTTP server outlives the process that computes

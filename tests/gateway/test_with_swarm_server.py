@@ -89,6 +89,18 @@ async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(
     assert rig.controller.pool.information().completed_episodes == 0
 
 
+async def test_a_picture_is_answered_and_its_group_not_called_trained(
+    rig: server.Rig, gateway: httpx.AsyncClient
+) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    asked = BODY | {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, picture]}]}
+    response = await gateway.post(CHAT, json=asked)
+    assert response.status_code == 200 and response.json()["choices"][0]["message"]["content"]
+    assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "quarantined")
+    pool = rig.controller.pool.information()
+    assert (pool.completed_episodes, pool.quarantined_episodes) == (0, 2)
+
+
 @pytest.mark.parametrize("prompt", ["Once upon", [5, 6, 7]])
 async def test_a_raw_prompt_reaches_vllm_as_it_is_and_is_trained(
     rig: server.Rig, gateway: httpx.AsyncClient, prompt: Any

@@ -41,7 +41,8 @@ def test_an_unknown_key_inside_a_mapping_is_named_with_its_place() -> None:
         ("model: m\nlr: 0", "lr: Input should be greater than 0"),
         ("model: m\nnum_repeat: 1", "num_repeat"),
         ("model: m\nnum_repeat: 8\nmax_parallel_episodes: 4", "at least num_repeat"),
-        ("model: m\nbatch_size: 4\nmini_batch_num: 3", "divisible"),
+        ("model: m\nbatch_size: 4\nmini_batch_num: 3", "batch_size must be divisible by mini_batch_num"),
+        ("model: m\nn_gpu: 3\ntensor_parallel_size: 2", "must be divisible by tensor_parallel_size"),
     ],
 )
 def test_bad_jobs(text: str, message: str) -> None:

@@ -214,6 +214,11 @@ class ChatSession:
         for index, call in enumerate(recorder.calls(version)):
             if index in failures:
                 continue
+            if self.call.not_text:
+                call = TokenTruthError(
+                    f"the conversation holds a part that is not text ({self.call.not_text:.40}); only text is trained",
+                    code="not_text",
+                )
             if isinstance(call, TokenTruthError):
                 self.log.quarantine(index, call)
             else:

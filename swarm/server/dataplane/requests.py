@@ -42,6 +42,9 @@ _NOT_SAMPLING_FROM_POLICY = (
     "thinking_token_budget",
 )
 
+#: Types of content parts that the token ids of a prompt tell in full.
+_TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "tool_reference"))
+
 #: What a continuation through /v1/completions shares with the chat request.
 _CONTINUED = (
     "temperature",
@@ -86,7 +89,8 @@ class ChatCall:
     """One chat call: ``body`` is for vLLM, ``model_name`` is what the answer calls the model.
 
     ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens. ``raw`` is a call whose
-    conversation is a raw prompt, see :mod:`swarm.server.dataplane.raw`.
+    conversation is a raw prompt, see :mod:`swarm.server.dataplane.raw`. ``not_text`` names the type of a content part
+    that is not text, empty without any: the trainer is given token ids alone, so such a call is never trained.
     """
 
     body: dict[str, Any]
@@ -98,6 +102,7 @@ class ChatCall:
     max_tokens: int
     context: int
     raw: bool = False
+    not_text: str = ""
 
     @property
     def path(self) -> str:
@@ -212,6 +217,7 @@ def prepare(
         for key in _NOT_SAMPLING_FROM_POLICY:
             sent.pop(key, None)
     max_tokens = job.max_response_length if asked is None else asked
+    not_text = _not_text(messages)
     if has_prompt:
         if asked is None and _asked_length(body) is None:
             max_tokens = min(raw.MAX_TOKENS, max_tokens)
@@ -222,10 +228,11 @@ def prepare(
         model_name=job.model_name,
         samples=samples,
         record=train,
-        continuable=_plain_text(body),
+        continuable=_plain_text(body) and not not_text,
         max_tokens=max_tokens,
         context=job.max_prompt_length + job.max_response_length,
         raw=has_prompt,
+        not_text=not_text,
     )
 
 
@@ -252,6 +259,19 @@ def _with_json(call: Any) -> Any:
     except (ValueError, RecursionError):
         return call | {"function": function | {"arguments": json.dumps(arguments)}}
     return call
+
+
+def _not_text(messages: Any) -> str:
+    """The type of a content part of ``messages`` that is not text (images, audio, video, embeddings), or ``""``."""
+    for message in cast("list[Any]", messages or []):
+        content = _mapping(message).get("content")
+        for part in cast("list[Any]", content) if isinstance(content, list) else []:
+            fields = _mapping(part)
+            # vLLM looks for media in a part without a type, and in any part that has a uuid
+            if isinstance(part, str) or (fields.get("type") in _TEXT_PARTS and "uuid" not in fields):
+                continue
+            return str(fields.get("type") or "untyped")
+    return ""
 
 
 def _asked_length(body: Mapping[str, Any]) -> int | None:

@@ -85,10 +85,8 @@ class Store:
         return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id=partition_id)
 
 
-def trainer_of(advantage: str) -> SwarmTrainer:
+def trainer_of(config: Any) -> SwarmTrainer:
     """A trainer with its configuration and nothing else: no model, no workers."""
-    job = TrainJob.model_validate({"model": "m", "advantage": advantage, "device": "cpu"})
-    config = verl_config(job, "m", Path(tempfile.gettempdir()), "cpu")
     trainer = SwarmTrainer.__new__(SwarmTrainer)
     base = SwarmTrainer.__mro__[1]
     # the first lines of __init__ are what is tested; the rest needs a cluster
@@ -108,7 +106,9 @@ def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
     store = Store([fields for group in rows for fields in group.fields])
     tq.kv_batch_get, tq.kv_batch_put = store.get, store.put
     meta = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
-    trainer_of(case["advantage"])._compute_advantage(meta, metrics={})
+    job = TrainJob.model_validate({"model": "m", "advantage": case["advantage"], "device": "cpu"})
+    config = verl_config(job, "m", Path(tempfile.gettempdir()), "cpu")
+    trainer_of(config)._compute_advantage(meta, metrics={})
     found: list[list[list[list[float]]]] = [[[] for _ in group] for group in case["groups"]]
     for key, row in zip(keys, store.rows["advantages"].unbind(), strict=True):
         uid, episode, _ = key.rsplit("_", 2)

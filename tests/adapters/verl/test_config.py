@@ -16,6 +16,7 @@ from tests.swarm.test_agentjet import composed
 
 config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 
+ACTOR = "actor_rollout_ref.actor"
 JOB = TrainJob(
     model="org/tiny",
     batch_size=8,
@@ -127,6 +128,31 @@ def test_overrides_win(tmp_path: Path) -> None:
 def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose(tmp_path, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "message"),
+    [
+        ("cpu", {"n_gpu": 3}, r"batch_size \* num_repeat \(32 episodes\) must be divisible by n_gpu \* nnodes \(3\)"),
+        ("cpu", {f"{ACTOR}.ppo_mini_batch_size": 9}, r"from 1 to batch_size \(8\)"),
+        ("cuda", {f"{ACTOR}.ppo_mini_batch_size": 0}, r"from 1 to batch_size \(8\)"),
+        ("cpu", {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 0}, "at least 1 row"),
+    ],
+)
+def test_sizes_that_verl_cannot_train_are_refused(
+    tmp_path: Path, device: str, changes: dict[str, Any], message: str
+) -> None:
+    fields = {key: value for key, value in changes.items() if "." not in key}
+    overrides = {key: value for key, value in changes.items() if "." in key}
+    with pytest.raises(ConfigError, match=message):
+        compose(tmp_path, device, **fields, overrides=overrides)
+
+
+def test_a_micro_batch_may_have_any_size(tmp_path: Path) -> None:
+    override = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 7}
+    assert compose(tmp_path, overrides=override).actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 7
+    # packed by tokens, rows need no number of their own
+    assert compose(tmp_path, "cuda", n_gpu=3).trainer.n_gpus_per_node == 3
 
 
 def test_resolved_config_is_plain_data(tmp_path: Path) -> None:

@@ -9,38 +9,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.verl.steps import mini_batch_groups, plain_metrics
+from adapters.verl.steps import micro_batch_rows, mini_batch_rows, plain_metrics
 
 
 @pytest.mark.parametrize(
-    ("rows", "mini_batches", "groups"),
+    ("rows", "mini_batches", "micro", "size"),
     [
-        (32, 1, 8),  # B=8, N=4, one timeline each: verl's own size
-        (32, 2, 4),
-        (35, 1, 9),  # three more timelines: padded by one row, not by a second optimizer step
-        (29, 1, 8),  # three trajectories are missing
-        (40, 4, 3),  # 10 groups: 3, 3, 3 and 1 padded
-        (20, 4, 1),  # 5 groups: five steps without padding rather than three with
-        (1, 4, 1),
+        (32, 1, 4, 32),
+        (32, 2, 4, 16),
+        (4, 1, 8, 4),  # fewer rows than a micro-batch holds
+        (5, 1, 4, 6),  # two micro-batches of three, one row of padding
+        (9, 1, 4, 9),  # three micro-batches of three
+        (9, 2, 4, 6),  # 6 and 3: a row more than 8 is no optimizer step of its own
+        (50, 10, 4, 5),  # ten steps as asked for, row by row, rather than nine without
+        (35, 1, None, 35),
+        (10, 4, None, 3),
+        (1, 4, 4, 1),
     ],
 )
-def test_size_for_groups_of_four(rows: int, mini_batches: int, groups: int) -> None:
-    assert mini_batch_groups(rows, mini_batches, group_size=4, data_parallel=1) == groups
+def test_size_of_mini_batches(rows: int, mini_batches: int, micro: int | None, size: int) -> None:
+    assert mini_batch_rows(rows, mini_batches, data_parallel=1, micro_batch=micro) == size
 
 
-@given(st.integers(1, 5000), st.integers(1, 32), st.integers(2, 16), st.integers(1, 16))
-def test_number_of_optimizer_steps_is_the_nearest_possible(rows: int, wanted: int, n: int, dp: int) -> None:
-    size = mini_batch_groups(rows, wanted, group_size=n, data_parallel=dp) * n
+@given(st.integers(1, 5000), st.integers(1, 32), st.integers(1, 16), st.none() | st.integers(1, 16))
+def test_any_number_of_rows_is_trained(rows: int, wanted: int, dp: int, micro: int | None) -> None:
+    size = mini_batch_rows(rows, wanted, data_parallel=dp, micro_batch=micro)
     assert size % dp == 0
-    steps, unit = math.ceil(rows / size), math.lcm(n, dp)
-    units = math.ceil(rows / unit)
-    assert abs(steps - wanted) == min(abs(math.ceil(units / k) - wanted) for k in range(1, units + 1))
-    if units <= wanted:
-        assert steps == units, "every mini-batch is the smallest that verl takes"
-    if units >= wanted * (wanted - 1):
+    steps = math.ceil(rows / size)
+    padding = steps * size - rows
+    assert steps <= wanted and padding < size
+    assert steps == math.ceil(rows / (math.ceil(rows / (wanted * dp)) * dp)), "rounding to micro-batches cost a step"
+    if rows >= dp * wanted * (wanted - 1):
         assert steps == wanted
-    if 3 * units >= (wanted + 1) * (wanted - 2):
-        assert abs(steps - wanted) <= 1
+    if wanted == 1 and micro is not None:
+        each = micro_batch_rows(size // dp, micro)
+        assert size // dp // each == math.ceil(math.ceil(rows / dp) / micro), "as few micro-batches as can be"
+
+
+@given(st.integers(1, 500), st.integers(1, 16))
+def test_micro_batches_divide_the_rows(rows: int, limit: int) -> None:
+    size = micro_batch_rows(rows, limit)
+    assert rows % size == 0 and 1 <= size <= limit
+    assert not any(rows % larger == 0 for larger in range(size + 1, limit + 1))
 
 
 class Scalar:

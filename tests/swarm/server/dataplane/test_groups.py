@@ -30,6 +30,8 @@ from tests.swarm.server.vllm import (
 
 pytestmark = pytest.mark.anyio
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
 
 async def stream(group: ClaimedGroup, **body: Any) -> list[Any]:
     response = await group.rig.client.send(group.request(stream=True, **body), stream=True)
@@ -163,6 +165,30 @@ async def test_a_disagreement_concerns_the_choice_that_has_it_and_of_the_sum_all
     assert [bool(calls) for calls in group.sampled] == [not bad for bad in quarantined]
     counted = rig.app.state.data_plane.quarantined
     assert dict(counted) == ({reason: sum(quarantined)} if reason else {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_picture_is_answered_and_its_group_never_trained(rig: Rig, stream: bool) -> None:
+    plainly = several(plain_choice([5], index=0), plain_choice([6], index=1))
+    ends = of(0, token_chunk([5], "stop")), of(1, token_chunk([6], "stop"))
+    rig.vllm.script.append(streamed(role_chunk(), of(1, role_chunk()), *ends, usage_chunk(2)) if stream else plainly)
+    group = await claim_group(rig)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, PICTURE]}]
+    response = await group.chat(messages=messages, stream=stream)
+    assert response.status_code == 200 and "t5" in response.text
+    assert rig.vllm.requests[0][1]["messages"] == messages
+    assert group.sampled == [[], []]
+    assert all("(image_url)" in why for why in group.quarantined)
+    assert dict(rig.app.state.data_plane.quarantined) == {"not_text": 2}
+
+
+async def test_an_answer_about_a_picture_is_not_continued_from_token_ids_alone(rig: Rig) -> None:
+    ends = of(0, token_chunk([5], "abort")), of(1, token_chunk([6], "stop"))
+    rig.vllm.script.append(streamed(role_chunk(), of(1, role_chunk()), of(0, token_chunk([4])), *ends, usage_chunk(3)))
+    group = await claim_group(rig)
+    events = await stream(group, messages=[{"role": "user", "content": [PICTURE]}])
+    assert "cannot be continued exactly" in str(events[-1])
+    assert len(rig.vllm.requests) == 1
 
 
 @pytest.mark.parametrize("changes", [{"prompt_token_ids": [1]}, {"prompt_token_ids": None}])

@@ -185,6 +185,43 @@ async def test_disagreeing_tokens_quarantine_the_episode_but_reach_the_caller(
     assert rig.controller.pool.information().quarantined_episodes == 1
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+        {"image_url": "data:image/png;base64,AA=="},
+        {"type": "text", "text": "", "uuid": "known", "image_url": None},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+        {"type": "prompt_embeds", "data": "AA=="},
+    ],
+)
+async def test_what_is_not_text_is_answered_counted_and_never_trained(rig: Rig, part: dict[str, Any]) -> None:
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "seen"}, part]},
+    ]
+    episode = await rig.claim()
+    response = await episode.chat(messages=messages)
+    assert response.status_code == 200 and rig.vllm.requests[0][1]["messages"] == messages
+    assert (await episode.chat()).status_code == 200
+    ended = await episode.end()
+    assert ended["success"] and "quarantined: the conversation holds a part that is not text" in ended["error"]
+    assert rig.controller.pool.information().quarantined_episodes == 1
+    [[reason, count]] = (await rig.client.get("/status")).json()["quarantined"].items()
+    assert "only text is trained" in reason and count == 1
+    metrics = (await rig.client.get("/metrics")).text
+    assert "swarm_quarantined_episodes_total{" in metrics and "only text is trained" in metrics
+
+
+async def test_text_parts_are_trained(rig: Rig) -> None:
+    episode = await rig.claim()
+    parts = ["look", {"type": "text", "text": "here"}, {"type": "refusal", "refusal": "no"}]
+    assert (await episode.chat(messages=[{"role": "user", "content": parts}])).status_code == 200
+    assert not (await episode.end())["error"]
+
+
 async def test_wrong_key_dead_key_and_foreign_key(rig: Rig) -> None:
     episode, other = await rig.claim(), await rig.claim()
     response = await rig.client.post(f"{episode.base_url}/chat/completions", json={})
