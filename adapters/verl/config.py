@@ -49,8 +49,8 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         device: from :func:`resolve_device`.
 
     Raises:
-        ConfigError: verl is not installed, an override names no key of verl or does not fit it, or vLLM has no parser of
-            a name.
+        ConfigError: verl is not installed, an override names no key of verl or does not fit it, or vLLM has no such
+            parser.
     """
     config = copy.deepcopy(_defaults())
     for_device = cpu_values(job, model) if device == "cpu" else cuda_values(job)

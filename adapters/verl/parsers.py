@@ -1,4 +1,4 @@
-"""Which of vLLM's parsers make tool calls and reasoning out of a model's text: the one that the job names, or by family.
+"""Which of vLLM's parsers read tool calls and reasoning out of a model's text: those that the job names, or by family.
 
 Invariant: ``auto`` names a parser only where the model's own chat template teaches the format that this parser reads,
 and where the vocabulary has the tokens without which it does not start.
@@ -45,12 +45,14 @@ _TOOLS_BY_TYPE = {
     "step3p5": "step3p5",
     "olmo3": "olmo3",
 }
+#: with the vertical line that DeepSeek's tokens have
+_DEEPSEEK = ("<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>")
 #: Of the rest, the first that fits. Several families write ``<tool_call>``: hermes, JSON between these tags, is last.
 _TOOLS = (
     _Format("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    _Format("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json"), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
-    _Format("deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
-    _Format("step3", ("<｜tool_calls_begin｜>",)),
+    _Format("deepseek_v3", (_DEEPSEEK[0], "```json"), _DEEPSEEK),
+    _Format("deepseek_v31", (_DEEPSEEK[0],), _DEEPSEEK),
+    _Format("step3", ("<\uff5ctool_calls_begin\uff5c>",)),
     _Format("minimax_m2", ("<minimax:tool_call>",)),
     _Format("seed_oss", ("<seed:tool_call>",)),
     _Format("longcat", ("<longcat_tool_call>",)),
@@ -77,8 +79,8 @@ _REASONING = (
         (model_type, _Format(parser, ("</think>", *marks), ("<think>", "</think>")))
         for model_type, parser, marks in (
             # the distillations of DeepSeek-R1 have the types of what they were made from
-            ("qwen", "deepseek_r1", ("<｜Assistant｜>",)),
-            ("llama", "deepseek_r1", ("<｜Assistant｜>",)),
+            ("qwen", "deepseek_r1", ("<\uff5cAssistant\uff5c>",)),
+            ("llama", "deepseek_r1", ("<\uff5cAssistant\uff5c>",)),
             ("deepseek_v3", "deepseek_v3", ("thinking",)),
             ("deepseek_v3", "deepseek_r1", ()),
             ("qwen3", "qwen3", ()),

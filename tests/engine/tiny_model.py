@@ -15,8 +15,8 @@ TEMPLATE = (
 TOOL_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
-    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 #: what a model that was taught to calls: ``add`` with a digit ``n``, any of the ten alike
 TOOL: dict[str, Any] = {
@@ -79,11 +79,12 @@ def teach_tools(folder: Path, question: str, steps: int = 200) -> Path:
     tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    # so small a network computes on one core as fast as on several
-    torch.set_num_threads(1)
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     rows = random.Random(0)
+    # so small a network computes on one core as fast as on several
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
 
     def encoded(messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[list[int], list[int]]:
         """Token ids, and as labels those of them that the assistant says."""
@@ -109,7 +110,9 @@ def teach_tools(folder: Path, question: str, steps: int = 200) -> Path:
     tool = {"type": "function", "function": TOOL}
     calls = [encoded(calling(n), [tool]) for n in range(10)]
     for _ in range(steps):
-        words = ["".join(rows.choices(string.ascii_letters + string.punctuation, k=rows.randint(1, 40))) for _ in range(2)]
+        words = [
+            "".join(rows.choices(string.ascii_letters + string.punctuation, k=rows.randint(1, 40))) for _ in range(2)
+        ]
         babble = [[{"role": "user", "content": question}, {"role": "assistant", "content": word}] for word in words]
         batch = [*rows.sample(calls, 3), *(encoded(messages, None) for messages in babble)]
         longest = max(len(ids) for ids, _ in batch)
@@ -121,5 +124,9 @@ def teach_tools(folder: Path, question: str, steps: int = 200) -> Path:
         loss.backward()
         optimizer.step()
         schedule.step()
+    torch.set_num_threads(threads)
+    with torch.no_grad():
+        # twice as sure: 60 tokens that have to be right each are then right together
+        network.model.norm.weight.mul_(2)
     network.save_pretrained(folder)
     return folder

@@ -23,8 +23,8 @@ _KEEPALIVE_SECONDS = 4.0
 _PROBE_SECONDS = 5.0
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
-#: in what vLLM, started without a tool parser, says to every request whose ``tool_choice`` is not "none"
-_NO_PARSER = "--tool-call-parser"
+#: how vLLM, started without a tool parser, ends its refusal of every request whose ``tool_choice`` is not "none"
+_NO_PARSER = "--tool-call-parser to be set"
 
 #: vLLM names the arguments that it was started with, which nobody here has given it
 _NO_TOOLS = RequestError(
@@ -169,8 +169,9 @@ def _failure(status: int, content: bytes) -> UpstreamError:
         payload = None
     if not isinstance(payload, dict) or "error" not in payload:
         payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
-    if _NO_PARSER in text:
-        payload = _NO_TOOLS.body()
+    error: Any = cast("dict[str, Any]", payload)["error"]
+    if isinstance(error, dict) and str(cast("dict[str, Any]", error).get("message")).endswith(_NO_PARSER):
+        return UpstreamRefusalError(status, _NO_TOOLS.body())
     return UpstreamRefusalError(status, payload)
 
 
