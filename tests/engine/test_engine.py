@@ -18,6 +18,8 @@ import pytest
 from swarm.errors import LinkError
 from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, BootProgress, Finished, RolloutReady, StepDone
+from swarm.server.dataplane.failures import UpstreamRefusalError
+from swarm.server.dataplane.upstream import Upstream
 from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, gather, sample, timeline, until
@@ -138,6 +140,24 @@ def distance(left: list[float], right: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(left, right, strict=True))
 
 
+async def check_tools_are_refused(ready: RolloutReady) -> None:
+    """Where the model knows no tools, vLLM refuses what would let it call one; whoever asks is told what to do."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    named = {"type": "function", "function": {"name": "add"}}
+    body = {"model": ready.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "tools": [tool]}
+    url = f"http://{ready.addresses[0]}/v1/chat/completions"
+    upstream = Upstream()
+    try:
+        for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}, {"tool_choice": named}):
+            with pytest.raises(UpstreamRefusalError) as caught:
+                await upstream.post(url, body | choice)
+            assert caught.value.status == 400
+            assert caught.value.body()["error"]["code"] == "no_tool_call_parser", (choice, caught.value.body())
+        assert (await upstream.post(url, body | {"tool_choice": "none"}))["choices"]
+    finally:
+        await upstream.close()
+
+
 def segments() -> set[str]:
     shm = Path("/dev/shm")
     return {path.name for path in shm.iterdir()} if shm.is_dir() else set()
@@ -152,10 +172,13 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
     async with EngineProcess(job, tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         assert engine.config["actor_rollout_ref"]["rollout"]["n"] == 4
+        assert engine.config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]["tool_call_parser"] is None
         assert {"starting Ray", "starting vLLM", "first weight sync"} <= {stage for _, _, stage in engine.boot}
         assert (ready.model, ready.policy_version, ready.next_step) == ("tiny", 0, 1)
         assert all(address.startswith("127.0.0.1:") for address in ready.addresses)
         assert distance(await served_logprobs(client, ready), reference_logprobs(model)) < 1e-3
+
+        await check_tools_are_refused(ready)
 
         for step in (1, 2):
             batch = await make_batch(client, ready)

@@ -32,6 +32,7 @@ from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
 from tests.engine.self_judge import judged_by_itself, read_lines
+from tests.engine.tool_calls import check_timelines, run_tool_calls
 
 pytestmark = [
     pytest.mark.engine,
@@ -180,7 +181,7 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    tiny_model.build(tmp_path / "tiny")
+    tiny_model.teach_tools(tiny_model.build(tmp_path / "tiny"), ASK["messages"][0]["content"])
     (tmp_path / "letters.py").write_text(HOOKS)
     sections = {
         "job": {
@@ -191,7 +192,8 @@ def config(tmp_path: Path) -> Path:
             # what a judge is asked is long, in tokens that are bytes
             "max_prompt_length": 1536,
             "max_response_length": LONGEST,
-            "lr": 1e-3,
+            # it trains, and still knows its tool afterwards
+            "lr": 1e-5,
             "total_training_steps": 50,
         },
         "swarm": {"port": 0, "run_dir": "run", "boot_timeout": READY_SECONDS - 60},
@@ -361,7 +363,11 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert [up.expect("step", 10.0)["step"] for _ in range(2)] == [1, 2]
         judge_again(tmp_path, [*told, means[1]])
 
-        # the model judges its own answers while they hold all slots; the group that waits since step 2 goes with them
+        # two groups of agents: the group that waits since step 2 goes with one, and the other one waits
+        run_tool_calls(swarm)
+        third = step(swarm, 3)
+
+        # the model judges its own answers while they hold all slots; the group that waits since step 3 goes with them
         counts = judged_by_itself(up.url("swarm server"), tmp_path / "judge", ASK, BATCH * REPEAT, STEP_SECONDS)
         judged = counts["groups"]
         assert judged["trained"] >= 1, counts
@@ -370,13 +376,20 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert set(judged["dropped"]) <= {"reward_hook_failed", "sample_failed"}, counts
         assert set(counts["hook_failures"]) <= {"judge_unavailable", "judge_timeout"}, counts
         assert judged["dropped"].get("reward_hook_failed", 0) == sum(counts["hook_failures"].values())
-        third = step(swarm, 3)
-        assert (third.metrics["swarm/tasks"], third.metrics["swarm/episodes"]) == (BATCH, BATCH * REPEAT)
+        fourth = step(swarm, 4)
+        assert (fourth.metrics["swarm/tasks"], fourth.metrics["swarm/episodes"]) == (BATCH, BATCH * REPEAT)
         told_all = command("swarm", "export", "--run-dir", "run", "--out", "all.jsonl", "--state", "all", cwd=tmp_path)
-        rows = [row for row in read_lines(tmp_path / "all.jsonl") if "calls" in row["components"]]
+        everything = read_lines(tmp_path / "all.jsonl")
+        rows = [row for row in everything if "calls" in row["components"]]
         assert told_all["rows"] >= len(rows) == REPEAT * judged["trained"]
         assert max(row["components"]["calls"] for row in rows) >= REPEAT, "the judge was not asked"
         assert all(row["num_calls"] == 1 for row in rows), "what the judge says is trained"
+        check_timelines([row for row in everything if row["task_id"] in ("chat", "messages")], tmp_path / "tiny")
+        for trained in (first, second, third, fourth):
+            # what the trainer computes for the sampled tokens is what vLLM sampled them with, forced calls included
+            assert trained.metrics["training/rollout_probs_diff_max"] < 1e-3
+            timelines = sum(len(row["timelines"]) for row in everything if row["step"] == trained.step)
+            assert trained.metrics["swarm/rows"] == timelines > 0
 
     assert up.interrupt() in (0, 130)
     assert up.expect("stopped", 10.0)

@@ -153,6 +153,26 @@ async def test_messages_errors_have_their_sdk_class(claude: anthropic.AsyncAnthr
     assert not episode.calls
 
 
+async def test_without_a_tool_parser_it_is_said_what_to_do(
+    claude: anthropic.AsyncAnthropic, sdk: openai.AsyncOpenAI, episode: Claimed
+) -> None:
+    words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    payload = {"error": {"message": words, "type": "BadRequestError", "param": None, "code": 400}}
+    episode.rig.vllm.script += [status(400, payload)] * 3
+    tool: Any = {"name": "add", "input_schema": {"type": "object"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"`job\.tool_call_parser`") as caught:
+        await claude.messages.create(model="tiny", max_tokens=20, messages=[HI], tools=[tool])
+    assert caught.value.type == "invalid_request_error"
+    function: Any = {"name": "add", "parameters": {"type": "object"}}
+    streams: Any = {"messages": [HI], "tools": [{"type": "function", "function": function}], "stream": True}
+    with pytest.raises(openai.BadRequestError, match=r"`job\.tool_call_parser`") as refused:
+        await sdk.chat.completions.create(model="tiny", **streams)
+    assert (refused.value.code, refused.value.param) == ("no_tool_call_parser", "tools")
+    with pytest.raises(openai.BadRequestError, match=r"`job\.tool_call_parser`"):
+        await sdk.responses.create(model="tiny", input="hi", tools=[{"type": "function", **function, "strict": False}])
+    assert not episode.calls
+
+
 async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
     reasoning = token_chunk([5], delta={"reasoning": "hm"})
     episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))

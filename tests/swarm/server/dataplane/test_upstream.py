@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -168,6 +169,23 @@ async def test_a_refusal_keeps_its_words(upstream: Upstream, content: bytes, exp
         with pytest.raises(UpstreamRefusalError):
             await anext(upstream.events(server.url, BODY))
     assert (caught.value.status, caught.value.body()) == (400, {"error": expected})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        'tool_choice="required" requires --tool-call-parser to be set',
+    ],
+)
+async def test_a_missing_tool_parser_is_told_in_our_words(upstream: Upstream, words: str) -> None:
+    content = json.dumps({"error": {"message": words, "type": "BadRequestError", "param": None, "code": 400}})
+    async with Server(says("400 Bad", content.encode())) as server:
+        with pytest.raises(UpstreamRefusalError) as caught:
+            await upstream.post(server.url, BODY)
+    error = caught.value.body()["error"]
+    assert (caught.value.status, error["code"], error["param"]) == (400, "no_tool_call_parser", "tools")
+    assert "`job.tool_call_parser`" in error["message"] and "--" not in error["message"]
 
 
 async def test_a_redirection_is_not_followed(upstream: Upstream) -> None:
