@@ -72,8 +72,8 @@ class CodeRoutes:
                 await asyncio.to_thread(self.snapshots.select, snapshot)
             except OSError as exc:
                 raise SwarmGatewayError(f"the code cannot be stored: {exc.strerror or exc}", code="disk") from exc
-        logger.info("engines import from %s now", snapshot)
-        message = "the next engine imports from this folder first"
+        logger.info("code synced to %s: an engine that starts from now on runs it, or does not start", snapshot)
+        message = "the next engine imports from this folder first, or does not start"
         return SyncTrainCodeResponse(success=True, temp_ajet_code_path=str(snapshot), message=message)
 
     def _check_offline(self) -> None:
