@@ -15,7 +15,7 @@ CODE_VARIABLE = "SWARM_CODE"
 
 
 def top_level(folder: Path) -> list[str]:
-    """Names of the modules and packages in ``folder``; a folder without ``__init__.py`` counts if it holds Python files.
+    """Names of the modules and packages in ``folder``; one without ``__init__.py`` counts if Python files are below it.
 
     Raises:
         OSError: it cannot be read.

@@ -59,7 +59,8 @@ class CodeRoutes:
         if not self.config.allow_code_sync:
             raise ForbiddenError(
                 "code sync is off, for whoever may send code can run anything on the trainer's machines: to allow it "
-                "to admins, set `allow_code_sync: true` in the swarm server's configuration and restart it",
+                "to admins, set `allow_code_sync: true` in the swarm server's configuration, or "
+                "SWARM_ALLOW_CODE_SYNC=true in its environment, and restart it",
                 code="code_sync_disabled",
             )
         self._check_offline()

@@ -20,8 +20,8 @@ from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 from swarm.job import parse_job
-from swarm.link.code import CODE_VARIABLE, imported, top_level
 from swarm.link.batches import BatchRequests
+from swarm.link.code import CODE_VARIABLE, imported, top_level
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BatchReady, BootProgress, CodeImported, Finished, ResolvedConfig, RolloutReady, Stop
 

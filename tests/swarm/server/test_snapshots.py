@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import RequestError
 from swarm.server.snapshots import KEPT, Snapshots
-from tests.swarm.sync.zips import zipped
+from tests.swarm.sync.making import zipped
 
 
 def packed(tmp_path: Path, text: str) -> bytes:

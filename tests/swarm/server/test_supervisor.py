@@ -25,7 +25,7 @@ from swarm.server.supervisor import Supervisor, check_model
 from swarm.states import EngineState
 from tests.swarm.server.memory import MemoryJournal
 from tests.swarm.server.test_controller import JOB, claim, finish
-from tests.swarm.sync.zips import zipped
+from tests.swarm.sync.making import zipped
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from swarm.server.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.sync.limits import ArchiveLimits
 from tests.swarm.server.vllm import serving
-from tests.swarm.sync.zips import zipped
+from tests.swarm.sync.making import zipped
 
 pytestmark = pytest.mark.anyio
 
