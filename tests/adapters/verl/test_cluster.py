@@ -191,7 +191,7 @@ def test_a_rays_worker_imports_synced_code_and_keeps_the_working_directory(tmp_p
         env=environ,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
