@@ -27,6 +27,7 @@ from gateway.watch import EngineWatch, OnEvent, UpFailedError
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
 from swarm.http.serve import bind
+from swarm.importer import python_path
 from swarm.job import TrainJob
 
 TOKEN_VARIABLE = "SWARM_TOKEN"
@@ -59,7 +60,7 @@ class UpPlan:
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     boot_timeout: float = 600.0
     log_format: Literal["text", "json"] = "text"
-    command: tuple[str, ...] = field(default=(sys.executable, "-m", "gateway.cli"))
+    command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
 
 
 @dataclass
@@ -121,7 +122,8 @@ def _check_place(plan: UpPlan) -> None:
 
 def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
     logs = plan.run_dir / "logs"
-    env = {PRIVATE_TOKEN_VARIABLE: plan.private_token} | ({TOKEN_VARIABLE: plan.token} if plan.token else {})
+    env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
+    env |= {TOKEN_VARIABLE: plan.token} if plan.token else {}
     server = _spawn(plan, started, "swarm server", ["swarm", "start"], plan.swarm_section, logs / "swarm.log", env)
     swarm_url = _listening(server, started, stopping)
     if swarm_url is None:
@@ -149,10 +151,7 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
 
 def _python_path(plan: UpPlan) -> dict[str, str]:
     """The environment in which hooks are found that are modules beside the user's file."""
-    if plan.module_folder is None:
-        return {}
-    paths = [str(plan.module_folder), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
 
 
 def _spawn(

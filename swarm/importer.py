@@ -1,10 +1,12 @@
-"""Load an attribute by ``"module:attribute"`` or a Python file by path, with an error that says what is wrong."""
+"""Load an attribute by ``"module:attribute"`` or a Python file by path, with an error that says what is wrong; and the
+``PYTHONPATH`` with which a Python child imports what this process runs."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +14,20 @@ from types import ModuleType
 from typing import Any
 
 from swarm.errors import ConfigError
+
+
+def python_path(*first: Path) -> str:
+    """``PYTHONPATH`` for a Python child: ``first``, then our own, then the checkout that we run from if it is one.
+
+    With it a child started with ``python -P``, or with ``PYTHONSAFEPATH`` set, needs no working directory on its path:
+    there may be another version of these packages, or a file named like a module. Entries are absolute and none is
+    empty, since an empty one means the working directory.
+    """
+    root = Path(__file__).parents[1]
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # installed packages are found anyway, and must not go before the standard library
+    checkout = "" if root.name in ("site-packages", "dist-packages") else str(root)
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in (*map(str, first), *own, checkout) if path))
 
 
 def load_attribute(spec: str) -> Any:

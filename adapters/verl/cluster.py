@@ -22,6 +22,7 @@ from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.link.code import imported, top_level
 from swarm.link.segments import remove_segments
 
 #: Ray puts sockets at ``<temp>/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
@@ -134,18 +135,52 @@ def init_arguments(
     return {**common, **local, **chosen}
 
 
-def start_ray(arguments: dict[str, Any]) -> None:
-    """``ray.init``, once more if Ray's own 30 s for its first process were not enough on a busy machine."""
+def start_ray(arguments: dict[str, Any], folder: Path) -> None:
+    """``ray.init``, once more if Ray's own 30 s for its first process were not enough on a busy machine.
+
+    Ray puts the directory in which it is started in front of the path of its workers, where a checkout would go before
+    synced code. So it is started in ``folder``, and its workers go back to our working directory.
+    """
     import ray
 
-    for attempt in range(RAY_STARTS):
-        try:
-            ray.init(**arguments)
-            return
-        except Exception as exc:
-            if "timed out during startup" not in str(exc) or attempt == RAY_STARTS - 1:
-                raise
-            ray.shutdown()
+    here = os.getcwd()
+
+    def go_back() -> None:
+        os.chdir(here)
+
+    if arguments["address"] == "local":
+        arguments = {**arguments, "runtime_env": {"worker_process_setup_hook": go_back, **arguments["runtime_env"]}}
+    os.chdir(folder)
+    try:
+        for attempt in range(RAY_STARTS):
+            try:
+                ray.init(**arguments)
+                return
+            except Exception as exc:
+                if "timed out during startup" not in str(exc) or attempt == RAY_STARTS - 1:
+                    raise
+                ray.shutdown()
+    finally:
+        go_back()
+
+
+def code_imported(folder: Path) -> dict[str, dict[str, str]]:
+    """Where this process and a worker on each other node import the code in ``folder`` from; needs a started Ray."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    names = top_level(folder)
+    here = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    ask = ray.remote(num_cpus=0)(imported)
+    answers = [
+        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names)
+        for node in others
+    ]
+    told = zip(others, ray.get(answers), strict=True)
+    return {"the driver": imported(names)} | {
+        f"a Ray worker on {node['NodeManagerAddress']}": locations for node, locations in told
+    }
 
 
 def kill_processes(grace: float = 5.0) -> None:

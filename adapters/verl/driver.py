@@ -16,11 +16,19 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.cluster import RayFolder, init_arguments, kill_processes, remove_leftovers, start_ray
+from adapters.verl.cluster import (
+    RayFolder,
+    code_imported,
+    init_arguments,
+    kill_processes,
+    remove_leftovers,
+    start_ray,
+)
 from adapters.verl.deadline import forget_deadline, passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
+from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
 
@@ -108,19 +116,20 @@ class _Run:
         import ray
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
-        start_ray(init_arguments(job, device, self._ray_folder.path, environment, given))
+        start_ray(init_arguments(job, device, self._ray_folder.path, environment, given), self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from adapters.verl.task_runner import TaskRunner
 
+        code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
         link.send(BootProgress(stage="loading verl"))
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         runner = TaskRunner.options(scheduling_strategy=here).remote()
         done = runner.run.remote(
-            config, os.environ[ADDRESS_VARIABLE], os.environ[TOKEN_VARIABLE], job.model_name, str(self._run_dir)
+            config, os.environ[ADDRESS_VARIABLE], os.environ[TOKEN_VARIABLE], job.model_name, str(self._run_dir), code
         )
         while True:
             ready, _ = ray.wait([done], timeout=0.5)
@@ -188,9 +197,9 @@ class _Run:
         if device == "cpu":
             for name, value in cpu_environment(self._run_dir).items():
                 (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value
-        root = str(Path(__file__).parents[2])
-        paths = [forced.get("PYTHONPATH", ""), root, os.environ.get("PYTHONPATH", "")]
-        forced["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+        # the supervisor's comes with everything that the run imports from, synced code first
+        paths = [forced.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+        forced["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
         return {**chosen, **forced}
 

@@ -10,8 +10,9 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
+from swarm.link.code import imported
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BootProgress
+from swarm.link.messages import BootProgress, CodeImported
 
 #: verl names its first vLLM server actor so
 FIRST_SERVER = "vllm_server_0_0"
@@ -21,7 +22,15 @@ FIRST_SERVER = "vllm_server_0_0"
 class TaskRunner:
     """Runs one training run to its end. Kept alive by its handle, so that its heartbeats outlast an error."""
 
-    def run(self, config: Any, address: str, token: str, model_name: str, run_dir: str) -> None:
+    def run(
+        self,
+        config: Any,
+        address: str,
+        token: str,
+        model_name: str,
+        run_dir: str,
+        code: dict[str, dict[str, str]],
+    ) -> None:
         """Train until ``total_training_steps``, a Stop of the server, or an error.
 
         Args:
@@ -30,6 +39,8 @@ class TaskRunner:
             token: of this engine run.
             model_name: the name under which vLLM serves.
             run_dir: folder of this run.
+            code: where the driver imports the synced code from, see :class:`~swarm.link.messages.CodeImported`; empty
+                without synced code.
         """
         folder = Path(run_dir)
         with deadline.deadline(deadline.BOOT, "loading verl", folder):
@@ -51,6 +62,9 @@ class TaskRunner:
 
         configure_verl_logging()
         self._link = EngineEnd("rollout", address, token, on_lost=_leave)
+        if code:
+            here = imported(next(iter(code.values())))
+            self._link.send(CodeImported(processes={**code, "a Ray worker": here}))
         self._link.send(BootProgress(stage="checking the configuration"))
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)

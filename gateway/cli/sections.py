@@ -21,14 +21,19 @@ from swarm.importer import load_attribute
 from swarm.job import TrainJob, describe_validation, parse_job
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
-_FROM_ENVIRONMENT = {"token": TOKEN_VARIABLE, "private_token": PRIVATE_TOKEN_VARIABLE}
+_FROM_ENVIRONMENT = {
+    "token": TOKEN_VARIABLE,
+    "private_token": PRIVATE_TOKEN_VARIABLE,
+    # for whoever has no file to write it in: SwarmClient(auto_start_swarm_server=True)
+    "allow_code_sync": "SWARM_ALLOW_CODE_SYNC",
+}
 _BOOT_MARGIN = 30.0
 
 
 def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> Any:
     """The swarm server's ``ServerConfig``; a relative ``run_dir`` starts from ``folder`` where one is given.
 
-    The token defaults to the environment's ``SWARM_TOKEN``.
+    The token defaults to the environment's ``SWARM_TOKEN``, ``allow_code_sync`` to ``SWARM_ALLOW_CODE_SYNC``.
 
     Raises:
         ConfigError: a misspelt key or a value out of range; names each.

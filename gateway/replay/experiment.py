@@ -20,8 +20,9 @@ from typing import Any
 import yaml
 
 from gateway.replay.report import Report, read_report
+from swarm.importer import python_path
 
-CLI = [sys.executable, "-m", "gateway.cli"]
+CLI = [sys.executable, "-P", "-m", "gateway.cli"]
 
 # longer than the swarm server's own bound on a boot, which can say why it took so long
 PULL_SECONDS, BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS = 900, 700, 400, 150
@@ -66,13 +67,17 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": python_path()}
+
+
 def call(command: list[str], seconds: float, what: str) -> None:
     """Run a command in our terminal.
 
     Raises:
         ExperimentError: it failed or took too long; by then it and all it started are gone.
     """
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with subprocess.Popen(command, start_new_session=True, env=_environment()) as process:
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -94,7 +99,11 @@ def running(config: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            [*CLI, "up", str(config), "--json"], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [*CLI, "up", str(config), "--json"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=_environment(),
         ) as process,
     ):
         try:

@@ -24,9 +24,10 @@ from typing import Any
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.verifiable.reference import references
 from swarm.errors import ConfigError, HookError
+from swarm.importer import python_path
 from swarm.types import Task
 
-_WORKER = [sys.executable, "-m", "reward_hooks.verifiable.math_worker"]
+_WORKER = [sys.executable, "-P", "-m", "reward_hooks.verifiable.math_worker"]
 
 
 class Math:
@@ -100,7 +101,11 @@ class _Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
         return self._process
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -15,13 +16,14 @@ import time
 import httpx
 
 from swarm.errors import ConfigError, UnavailableError
+from swarm.importer import python_path
 
 logger = logging.getLogger(__name__)
 
 START_DEADLINE = 60.0
 STOP_DEADLINE = 60.0
 _PROBE = 0.05
-_COMMAND = (sys.executable, "-m", "gateway.cli", "swarm", "start", "--stop-on-eof")
+_COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "swarm", "start", "--stop-on-eof")
 
 
 class ServerChild:
@@ -34,8 +36,8 @@ class ServerChild:
     def ensure(cls, server_url: httpx.URL) -> ServerChild | None:
         """A started server, or ``None`` if one answers at ``server_url`` already.
 
-        It gets the defaults and the environment (``SWARM_TOKEN``) of ``swarm-gateway swarm start``; its log goes to our
-        stderr.
+        It gets the defaults and the environment of ``swarm-gateway swarm start`` (``SWARM_TOKEN``, and
+        ``SWARM_ALLOW_CODE_SYNC=true`` if it is to take code); its log goes to our stderr.
 
         Raises:
             ConfigError: nothing answers and the address is not ours to listen on.
@@ -51,7 +53,8 @@ class ServerChild:
         place = ("--host", server_url.host, "--port", str(server_url.port or 80))
         logger.info("starting a swarm server at %s", server_url)
         # stdin is what holds the child: when this process is gone, even by SIGKILL, it is closed
-        process = subprocess.Popen([*_COMMAND, *place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        environ = {**os.environ, "PYTHONPATH": python_path()}
+        process = subprocess.Popen([*_COMMAND, *place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ)
         child = cls(process)
         try:
             child._wait_until_ready(server_url)

@@ -106,15 +106,22 @@ class EngineControl(ABC):
         """
         self._run(self._flows.perform(wire.sync_code_call(wire.read_archive(archive))))
 
-    def sync_train_code_from_dir(self, directory: str | os.PathLike[str], force_restart: bool = False) -> None:
-        """The same with the files of a folder; with ``force_restart`` an engine that runs is stopped before and
-        started again after.
+    def sync_train_code_from_dir(
+        self, directory: str | os.PathLike[str], force_restart: bool = False
+    ) -> dict[str, str]:
+        """The same with the files of a folder that git tracks, as they are in the work tree; with ``force_restart`` an
+        engine that runs is stopped before and started again after.
+
+        Returns:
+            What of the folder was not sent, and why, by name.
 
         Raises:
-            ConfigError: the folder cannot be packed.
+            ConfigError: the folder is in no git checkout or cannot be packed.
+            EngineError: the engine that was started again does not run this code, or died while booting.
         """
-        flow = commands.replace_code(self._flows, build_archive(directory), force_restart, self._boot_timeout)
-        self._run(flow)
+        archive, left_out = build_archive(directory)
+        self._run(commands.replace_code(self._flows, archive, force_restart, self._boot_timeout))
+        return left_out
 
     def start_engine(self, wait: bool = True) -> int | None:
         """Start the engine and, unless told not to, ``wait`` until it is ROLLING; returns its process id.
@@ -230,15 +237,22 @@ class AsyncEngineControl(ABC):
         content = await asyncio.to_thread(wire.read_archive, archive)
         await self._run(self._flows.perform(wire.sync_code_call(content)))
 
-    async def sync_train_code_from_dir(self, directory: str | os.PathLike[str], force_restart: bool = False) -> None:
-        """The same with the files of a folder; with ``force_restart`` an engine that runs is stopped before and
-        started again after.
+    async def sync_train_code_from_dir(
+        self, directory: str | os.PathLike[str], force_restart: bool = False
+    ) -> dict[str, str]:
+        """The same with the files of a folder that git tracks, as they are in the work tree; with ``force_restart`` an
+        engine that runs is stopped before and started again after.
+
+        Returns:
+            What of the folder was not sent, and why, by name.
 
         Raises:
-            ConfigError: the folder cannot be packed.
+            ConfigError: the folder is in no git checkout or cannot be packed.
+            EngineError: the engine that was started again does not run this code, or died while booting.
         """
-        archive = await asyncio.to_thread(build_archive, directory)
+        archive, left_out = await asyncio.to_thread(build_archive, directory)
         await self._run(commands.replace_code(self._flows, archive, force_restart, self._boot_timeout))
+        return left_out
 
     async def start_engine(self, wait: bool = True) -> int | None:
         """Start the engine and, unless told not to, ``wait`` until it is ROLLING; returns its process id.

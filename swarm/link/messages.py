@@ -47,6 +47,16 @@ class ResolvedConfig(Model):
     config: dict[str, Any]
 
 
+class CodeImported(Model):
+    """Where the engine's processes import the synced code from, before the first ``RolloutReady``.
+
+    ``processes`` has the answer of :func:`swarm.link.code.imported` in each process that was asked, by what it is.
+    """
+
+    kind: Literal["code_imported"] = "code_imported"
+    processes: dict[str, dict[str, str]]
+
+
 class RolloutReady(Model):
     """vLLM serves with weights of ``policy_version`` and the trainer wants a batch for the next step.
 
@@ -93,7 +103,16 @@ class Stop(Model):
 
 
 Message = Annotated[
-    Hello | Heartbeat | BootProgress | ResolvedConfig | RolloutReady | StepDone | Finished | BatchReady | Stop,
+    Hello
+    | Heartbeat
+    | BootProgress
+    | ResolvedConfig
+    | CodeImported
+    | RolloutReady
+    | StepDone
+    | Finished
+    | BatchReady
+    | Stop,
     Field(discriminator="kind"),
 ]
 _adapter: TypeAdapter[Message] = TypeAdapter(Message)

@@ -17,8 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
+from swarm.importer import python_path
 from swarm.job import TrainJob, dump_job
-from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, StepDone, Stop
+from swarm.link.code import CODE_VARIABLE, differences
+from swarm.link.messages import (
+    BatchReady,
+    BootProgress,
+    CodeImported,
+    Finished,
+    ResolvedConfig,
+    RolloutReady,
+    StepDone,
+    Stop,
+)
 from swarm.link.server import EngineLink
 from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
@@ -48,6 +59,9 @@ class Supervisor:
         self._command = tuple(command or ENGINE_COMMAND)
         self._run: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        # the synced code that the engine is to run, and whether its processes have told that they do
+        self._code: Path | None = None
+        self._code_is_run = False
 
     async def start(self) -> int:
         """Start the engine with the synced job; returns the process id of its driver.
@@ -151,18 +165,9 @@ class Supervisor:
         run_dir.mkdir(parents=True, exist_ok=True)
         job_path = run_dir / "job.yaml"
         job_path.write_text(dump_job(job))
-        environ = {
-            **os.environ,
-            "SWARM_LINK_ADDRESS": link.address,
-            TOKEN_VARIABLE: token,
-            "SWARM_RUN_DIR": str(run_dir),
-            "PYTHONUNBUFFERED": "1",
-        }
-        # the engine has no business with the control routes
-        for secret in ("SWARM_TOKEN", "SWARM_PRIVATE_TOKEN"):
-            environ.pop(secret, None)
-        if self._config.allow_code_sync and (code := Snapshots(run_dir).selected()):
-            environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), environ.get("PYTHONPATH"))))
+        self._code = Snapshots(run_dir).selected() if self._config.allow_code_sync else None
+        self._code_is_run = False
+        environ = engine_environment(link.address, token, run_dir, self._code)
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
 
     async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
@@ -201,6 +206,16 @@ class Supervisor:
                     controller.progress(stage, detail)
                 case ResolvedConfig(config=config):
                     controller.resolved_config = config
+                case CodeImported(processes=processes) if self._code is not None:
+                    if differing := differences(self._code, processes):
+                        return f"the engine does not run the synced code in {self._code}: {differing}"
+                    self._code_is_run = True
+                    logger.info("%s import the synced code in %s", " and ".join(processes), self._code)
+                case RolloutReady() if self._code is not None and not self._code_is_run:
+                    return (
+                        f"the engine does not tell whether it runs the synced code in {self._code}: if that holds the "
+                        "packages swarm or adapters, sync those of this server's version"
+                    )
                 case RolloutReady():
                     deadline = deadline if goodbye.done() else None
                     if (again := controller.rollout_ready(message)) is not None:
@@ -221,6 +236,25 @@ class Supervisor:
         while True:
             batch = await self._controller.next_batch()
             await link.send("rollout", BatchReady(batch=batch))
+
+
+def engine_environment(link_address: str, token: str, run_dir: Path, code: Path | None) -> dict[str, str]:
+    """Variables of the engine's process; it imports from ``code`` first, and from its working directory never."""
+    environ = {
+        **os.environ,
+        "SWARM_LINK_ADDRESS": link_address,
+        TOKEN_VARIABLE: token,
+        "SWARM_RUN_DIR": str(run_dir),
+        "PYTHONUNBUFFERED": "1",
+        # the working directory stays, because relative paths in jobs start from it. A variable and no flag: Ray, vLLM
+        # and verl start Python themselves.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": python_path(*([code] if code else [])),
+    }
+    # the engine has no business with the control routes
+    for secret in ("SWARM_TOKEN", "SWARM_PRIVATE_TOKEN", CODE_VARIABLE):
+        environ.pop(secret, None)
+    return environ | ({CODE_VARIABLE: str(code)} if code else {})
 
 
 def _reason(goodbye: Finished) -> str:

@@ -1,8 +1,8 @@
 """Code snapshots: a folder of training code as one archive, and its way back into a folder on a server that trusts
 nothing in it."""
 
-from swarm.sync.archive import build_archive
+from swarm.sync.archive import CodeArchive, build_archive
 from swarm.sync.extract import check_and_extract
 from swarm.sync.limits import ArchiveLimits
 
-__all__ = ["ArchiveLimits", "build_archive", "check_and_extract"]
+__all__ = ["ArchiveLimits", "CodeArchive", "build_archive", "check_and_extract"]

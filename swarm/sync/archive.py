@@ -1,7 +1,8 @@
-"""``build_archive``: a folder of training code as one zip.
+"""``build_archive``: the files of a folder that git tracks, as one zip.
 
-Invariant: equal files give equal bytes, whenever and wherever they are packed; every archive built here is one that
-:func:`swarm.sync.check_and_extract` takes within the same limits.
+Invariant: nothing travels but contents of tracked files, as they are in the work tree; equal files give equal bytes,
+whenever and wherever they are packed; every archive built here is one that :func:`swarm.sync.check_and_extract` takes
+within the same limits.
 """
 
 from __future__ import annotations
@@ -10,48 +11,50 @@ import io
 import logging
 import os
 import stat
+import subprocess
 import zipfile
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from swarm.errors import ConfigError
 from swarm.sync.limits import MIB, ArchiveLimits, check_name
 
 logger = logging.getLogger(__name__)
 
-#: Never packed, by name, at any depth. Folders with a ``pyvenv.cfg`` (virtual environments) are left out as well.
-DEFAULT_EXCLUDES = (
-    ".git", ".hg", ".svn", "__pycache__", "*.pyc", "node_modules", ".venv", "venv", ".tox", ".nox", ".mypy_cache",
-    ".pytest_cache", ".ruff_cache", ".hypothesis", ".ipynb_checkpoints", ".DS_Store", ".idea", ".vscode", ".env",
-)  # fmt: skip
-
 #: zip's first day; a file's own date would make equal code look different
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_GIT_SECONDS = 60.0
+_SUBMODULE = "160000"
+_UNTRACKED, _IGNORED = "git does not track it", "git ignores it"
 
 
-def build_archive(
-    folder: str | os.PathLike[str], *, exclude: Sequence[str] = (), limits: ArchiveLimits | None = None
-) -> bytes:
-    """The files below ``folder`` as the bytes of a zip.
+class CodeArchive(NamedTuple):
+    """The bytes of a zip; and why what is not in it is left out, by name (a folder's ends in ``/``)."""
 
-    Files over ``limits.max_file_bytes``, links that lead out of the folder, links to folders, and what is no file are
-    left out, each with a warning in the log.
+    content: bytes
+    left_out: dict[str, str]
 
-    Args:
-        exclude: shell patterns of names (``"*.ckpt"``) or of paths from the folder (``"data/raw"``) to leave out, in
-            addition to :data:`DEFAULT_EXCLUDES`.
+
+def build_archive(folder: str | os.PathLike[str], *, limits: ArchiveLimits | None = None) -> CodeArchive:
+    """Pack the files below ``folder`` that git tracks there, changed ones as changed.
+
+    Secrets, checkpoints and logs are what nobody adds to git: files that git ignores or does not track are left out,
+    and so are submodules, files over ``limits.max_file_bytes`` and links to anything but a tracked file of the folder
+    (others travel as the file that they lead to). The log says so.
 
     Raises:
-        ConfigError: no such folder, nothing in it, a file that cannot be read or named, or more than the limits allow.
+        ConfigError: no such folder, none of git's, nothing tracked in it, a file that cannot be read or named, or more
+            than the limits allow.
     """
     limits = limits or ArchiveLimits()
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"code to sync: there is no folder {root}")
-    found = sorted(_files(root, (*DEFAULT_EXCLUDES, *exclude), limits))
+    tracked, left_out = _tracked(root)
+    found = _files(root, tracked, left_out, limits)
+    _tell(root, left_out)
     if not found:
-        raise ConfigError(f"code to sync: there are no files in {root}")
+        raise ConfigError(f"code to sync: there is nothing to send in {root}: `git add` the code")
     _check_size(root, found, limits)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
@@ -63,61 +66,94 @@ def build_archive(
     total = sum(size for _, _, size in found)
     if total > MIB and total > limits.max_ratio * buffer.tell():
         raise _too_large(root, found, f"they pack more than {limits.max_ratio:g}:1, which no code does")
-    return buffer.getvalue()
+    return CodeArchive(buffer.getvalue(), left_out)
 
 
-def _files(root: Path, exclude: Sequence[str], limits: ArchiveLimits) -> Iterator[tuple[str, Path, int]]:
-    """Name in the archive, path and size of each file."""
-    inside = root.resolve()
-
-    def refuse(error: OSError) -> None:
-        raise ConfigError(f"code to sync: cannot read {error.filename}: {error.strerror}") from error
-
-    for where, folders, files in os.walk(root, onerror=refuse):
-        here = Path(where)
-        folders[:] = [name for name in sorted(folders) if _wanted_folder(here / name, root, exclude)]
-        for file in files:
-            path = here / file
-            name = path.relative_to(root).as_posix()
-            if _excluded(name, exclude) or (size := _size(path, inside, limits)) is None:
-                continue
-            if wrong := check_name(name):
-                raise ConfigError(f"code to sync: {path!r} cannot be packed: {wrong}")
-            yield name, path, size
+def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
+    """Names of the tracked files below ``root``, and what else is there with why it is left out."""
+    # a file in conflict is listed once for each side
+    entries = {name: entry for entry, _, name in (line.partition("\t") for line in _git(root, "--stage"))}
+    left_out = {name: "it is a submodule" for name, entry in entries.items() if entry.startswith(_SUBMODULE)}
+    others = ("--others", "--exclude-standard", "--directory")
+    left_out |= dict.fromkeys(_git(root, *others), _UNTRACKED)
+    left_out |= dict.fromkeys(_git(root, *others, "--ignored"), _IGNORED)
+    return sorted(name for name in entries if name not in left_out), left_out
 
 
-def _wanted_folder(path: Path, root: Path, exclude: Sequence[str]) -> bool:
-    if _excluded(path.relative_to(root).as_posix(), exclude) or (path / "pyvenv.cfg").exists():
-        return False
-    if path.is_symlink():
-        logger.warning("code to sync: %s is left out: it is a link to a folder", path)
-        return False
-    return True
+def _git(root: Path, *options: str) -> list[str]:
+    """What ``git ls-files`` lists below ``root``.
 
-
-def _excluded(name: str, patterns: Sequence[str]) -> bool:
-    last = name.rpartition("/")[2]
-    return any(fnmatchcase(name, pattern) or fnmatchcase(last, pattern) for pattern in patterns)
-
-
-def _size(path: Path, inside: Path, limits: ArchiveLimits) -> int | None:
-    """The file's size; None (and a warning) if it does not go into an archive."""
+    It runs no hook, no filter and no program of the checkout's configuration, and heeds no variable that names another
+    repository.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), "ls-files", "-z", *options, "--", "."]
     try:
-        found = path.stat()
-        leads_out = path.is_symlink() and not path.resolve().is_relative_to(inside)
-    except OSError as exc:
-        logger.warning("code to sync: %s is left out: %s", path, exc.strerror)
-        return None
-    if leads_out:
-        why = "it is a link that leads out of the folder"
-    elif not stat.S_ISREG(found.st_mode):
-        why = "it is no file"
-    elif found.st_size > limits.max_file_bytes:
-        why = f"it has {found.st_size} bytes, more than {limits.max_file_bytes}"
-    else:
-        return found.st_size
-    logger.warning("code to sync: %s is left out: %s", path, why)
-    return None
+        done = subprocess.run(
+            command,
+            env={**environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except FileNotFoundError as exc:
+        raise ConfigError("code to sync: git is not installed, and only files that it tracks are sent") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigError(f"code to sync: git did not list the files in {root} within {_GIT_SECONDS:g} s") from exc
+    except subprocess.CalledProcessError as exc:
+        reason = os.fsdecode(exc.stderr).strip()
+        if "not a git repository" in reason:
+            reason = (
+                "it is in no git checkout, and only files that git tracks are sent, so that secrets and checkpoints "
+                "stay: run `git init` in it and `git add` the code"
+            )
+        raise ConfigError(f"code to sync: {root}: {reason}") from exc
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _files(
+    root: Path, tracked: list[str], left_out: dict[str, str], limits: ArchiveLimits
+) -> list[tuple[str, Path, int]]:
+    """Name in the archive, path and size of each file that goes into it; adds to ``left_out``."""
+    inside = root.resolve()
+    contents = {inside / name for name in tracked}
+    found: list[tuple[str, Path, int]] = []
+    for name in tracked:
+        path = root / name
+        try:
+            resolved = path.resolve(strict=True)
+            status = resolved.stat()
+        except (OSError, RuntimeError) as exc:  # RuntimeError: a loop of links
+            if path.is_symlink():
+                left_out[name] = "it is a link to nothing"
+            elif not isinstance(exc, (FileNotFoundError, NotADirectoryError)):
+                raise ConfigError(f"code to sync: cannot read {path}: {exc}") from exc
+            # else it is deleted
+            continue
+        if resolved not in contents:
+            left_out[name] = "it leads to what is not tracked in this folder"
+        elif not stat.S_ISREG(status.st_mode):
+            left_out[name] = "it is no file"
+        elif status.st_size > limits.max_file_bytes:
+            left_out[name] = f"it has {status.st_size} bytes, more than {limits.max_file_bytes}"
+        elif wrong := check_name(name):
+            raise ConfigError(f"code to sync: {path!r} cannot be packed: {wrong}")
+        else:
+            found.append((name, resolved, status.st_size))
+    return found
+
+
+def _tell(root: Path, left_out: dict[str, str]) -> None:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        level = logging.INFO if reason == _IGNORED else logging.WARNING
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+        logger.log(
+            level, "code to sync: in %s is left out, because %s: %s%s", root, reason, ", ".join(names[:10]), more
+        )
 
 
 def _check_size(root: Path, found: list[tuple[str, Path, int]], limits: ArchiveLimits) -> None:
@@ -131,7 +167,10 @@ def _check_size(root: Path, found: list[tuple[str, Path, int]], limits: ArchiveL
 def _too_large(root: Path, found: list[tuple[str, Path, int]], why: str) -> ConfigError:
     largest = sorted(found, key=lambda one: one[2], reverse=True)[:3]
     names = ", ".join(f"{name} ({size} bytes)" for name, _, size in largest)
-    return ConfigError(f"code to sync: the files in {root} are too much: {why}; exclude some, the largest are {names}")
+    return ConfigError(
+        f"code to sync: the files in {root} are too much: {why}; sync a smaller folder, or take some out of git; the "
+        f"largest are {names}"
+    )
 
 
 def _read(path: Path, limits: ArchiveLimits) -> tuple[bytes, bool]:
@@ -142,7 +181,7 @@ def _read(path: Path, limits: ArchiveLimits) -> tuple[bytes, bool]:
     except OSError as exc:
         raise ConfigError(f"code to sync: cannot read {path}: {exc.strerror}") from exc
     if len(content) > limits.max_file_bytes:
-        raise ConfigError(f"code to sync: {path} grows while it is packed; exclude it")
+        raise ConfigError(f"code to sync: {path} grows while it is packed")
     return content, executable
 
 
@@ -155,4 +194,6 @@ def _write(writer: zipfile.ZipFile, name: str, content: bytes, executable: bool,
     writer.writestr(info, content)
     if len(content) > MIB and len(content) > limits.max_ratio * info.compress_size:
         # megabytes of zeros look like a bomb to whoever unpacks them
-        raise ConfigError(f"code to sync: {name} packs more than {limits.max_ratio:g}:1; exclude it, it is no code")
+        raise ConfigError(
+            f"code to sync: {name} packs more than {limits.max_ratio:g}:1: it is no code, take it out of git"
+        )

@@ -31,6 +31,7 @@ from swarm.link.messages import (
 )
 from swarm.link.segments import remove_segments
 from swarm.link.server import EngineLink
+from swarm.server.supervisor import engine_environment
 from swarm.types import ModelCall, StepResult, Timeline, TrainBatch
 
 M = TypeVar("M")
@@ -66,12 +67,7 @@ class EngineProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={
-                    **os.environ,
-                    "SWARM_LINK_ADDRESS": self.link.address,
-                    "SWARM_LINK_TOKEN": self.token,
-                    "SWARM_RUN_DIR": str(self.run_dir),
-                },
+                env=engine_environment(self.link.address, self.token, self.run_dir, None),
             )
         return self
 

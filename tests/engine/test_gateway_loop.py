@@ -10,6 +10,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,11 +29,13 @@ import pytest
 import yaml
 
 from swarm.client import SwarmClient
+from swarm.server.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
 from tests.engine.self_judge import judged_by_itself, read_lines
 from tests.engine.tool_calls import check_timelines, run_tool_calls
+from tests.swarm.sync.making import zipped
 
 pytestmark = [
     pytest.mark.engine,
@@ -65,6 +68,14 @@ def on_compute_relative_reward(task, candidates, context):
 
 hooks = Hooks(reward=on_compute_relative_reward, source=__name__)
 """
+
+
+# the synced code has the product's own package, changed in the driver and in a Ray worker, and one of a user
+CHANGES = {
+    "config.py": ('"trainer.project_name": job.project', '"trainer.project_name": f"{job.project} {my_code.NAME}"'),
+    "steps.py": ("    dropped = 0\n", '    dropped = 0\n    plain["my_code/length"] = float(len(my_code.NAME))\n'),
+}
+NAME = "synced"
 
 
 class Up:
@@ -196,7 +207,7 @@ def config(tmp_path: Path) -> Path:
             "lr": 1e-5,
             "total_training_steps": 50,
         },
-        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": READY_SECONDS - 60},
+        "swarm": {"port": 0, "run_dir": "run", "allow_code_sync": True, "boot_timeout": READY_SECONDS - 60},
         # a request may have to wait for a whole training step
         "gateway": {"port": 0, "hooks": "letters:hooks", "claim_wait_seconds": STEP_SECONDS},
     }
@@ -205,8 +216,30 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+def sync_code(tmp_path: Path) -> Path:
+    """Select synced code for the engine of the run in ``tmp_path``: it is started in a checkout, and so is Ray."""
+    code = tmp_path / "code"
+    shutil.copytree(ROOT / "adapters", code / "adapters", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (old, new) in CHANGES.items():
+        text = (code / "adapters" / "verl" / name).read_text()
+        assert text.count(old) == 1
+        text = text.replace(old, new).replace("import annotations\n", "import annotations\n\nimport my_code\n", 1)
+        (code / "adapters" / "verl" / name).write_text(text)
+    (code / "my_code").mkdir()
+    (code / "my_code" / "__init__.py").write_text(f"NAME = {NAME!r}\n")
+    snapshots = Snapshots(tmp_path / "run")
+    folder = snapshots.add(zipped(code))
+    snapshots.select(folder)
+    return folder
+
+
 @pytest.fixture
-def up(config: Path) -> Iterator[Up]:
+def code(tmp_path: Path) -> Path:
+    return sync_code(tmp_path)
+
+
+@pytest.fixture
+def up(config: Path, code: Path) -> Iterator[Up]:
     one = Up(config)
     try:
         yield one
@@ -323,9 +356,11 @@ def judge_again(folder: Path, means: list[float]) -> None:
     assert sorted(again) == pytest.approx(sorted(means), abs=0.05)
 
 
-def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None:
+def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: Path) -> None:
     ready = up.expect("ready", READY_SECONDS)
     assert ready["model"] == "tiny"
+    log = (tmp_path / "run" / "logs" / "swarm.log").read_text()
+    assert f"the driver and a Ray worker import the synced code in {code}" in log
     gateway = up.url("gateway")
     ray = (tmp_path / "run" / "ray").resolve()
     with (
@@ -338,6 +373,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         ) as sdk,
         SwarmClient(up.url("swarm server")) as swarm,
     ):
+        assert swarm.status().resolved_config["trainer"]["project_name"] == f"swarm-gateway {NAME}", "not by the driver"
         assert [model.id for model in sdk.models.list()] == ["tiny"]
         with pytest.raises(openai.NotFoundError) as caught:
             sdk.chat.completions.create(**{**ASK, "model": "gpt-4o"})
@@ -346,6 +382,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         # two requests are a batch; what the gateway tells of them is what was trained
         means = told = [ask(sdk, version=0), ask_streamed(sdk, version=0)]
         first = step(swarm, 1)
+        assert first.metrics["my_code/length"] == len(NAME), "not by a Ray worker"
         assert first.metrics["swarm/reward_mean"] == pytest.approx(fmean(means), abs=1e-6)
 
         # the second batch has one group of the gateway's and one of a client that speaks to the swarm server itself

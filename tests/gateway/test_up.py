@@ -3,7 +3,6 @@
 import os
 import signal
 import stat
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,8 @@ from swarm.job import TrainJob
 
 pytestmark = pytest.mark.slow
 
+COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
+
 
 class Run:
     """Runs ``up`` in this thread; ``on`` maps an event to what happens then."""
@@ -35,7 +36,7 @@ class Run:
             run_dir=run_dir,
             addresses=addresses,
             boot_timeout=60.0,
-            command=(sys.executable, "-m", "tests.gateway.scripted_up", script),
+            command=(*COMMAND, "tests.gateway.scripted_up", script),
         )
 
     def __call__(self) -> list[str]:
@@ -84,7 +85,13 @@ def test_a_signal_stops_gateway_engine_and_server_in_this_order(tmp_path: Path, 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_gateway_is_pointed_at_the_server(tmp_path: Path) -> None:
+def test_the_gateway_is_pointed_at_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the servers are the ones of this version, whatever packages there are where `up` is started
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("gateway", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
     run = Run("steps", tmp_path, ready=interrupt())
     run()
     url = next(values["url"] for kind, values in run.events if kind == "listening" and values["name"] == "swarm server")

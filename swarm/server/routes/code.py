@@ -59,7 +59,8 @@ class CodeRoutes:
         if not self.config.allow_code_sync:
             raise ForbiddenError(
                 "code sync is off, for whoever may send code can run anything on the trainer's machines: to allow it "
-                "to admins, set `allow_code_sync: true` in the swarm server's configuration and restart it",
+                "to admins, set `allow_code_sync: true` in the swarm server's configuration, or "
+                "SWARM_ALLOW_CODE_SYNC=true in its environment, and restart it",
                 code="code_sync_disabled",
             )
         self._check_offline()
@@ -72,8 +73,8 @@ class CodeRoutes:
                 await asyncio.to_thread(self.snapshots.select, snapshot)
             except OSError as exc:
                 raise SwarmGatewayError(f"the code cannot be stored: {exc.strerror or exc}", code="disk") from exc
-        logger.info("engines import from %s now", snapshot)
-        message = "the next engine imports from this folder first"
+        logger.info("code synced to %s: an engine that starts from now on runs it, or does not start", snapshot)
+        message = "the next engine imports from this folder first, or does not start"
         return SyncTrainCodeResponse(success=True, temp_ajet_code_path=str(snapshot), message=message)
 
     def _check_offline(self) -> None:

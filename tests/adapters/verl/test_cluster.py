@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -18,6 +19,7 @@ pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 from adapters.verl import cluster
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.server.supervisor import engine_environment
 
 
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -144,3 +146,57 @@ def test_only_orphaned_segments_of_this_run_are_removed(tmp_path: Path, monkeypa
         mapped.unlink()
         for path in (orphan, unrelated):
             path.unlink(missing_ok=True)
+
+
+# as the driver does it, in a checkout that holds other versions of the packages
+RAY = """
+import json, os, sys
+from pathlib import Path
+from adapters.verl import cluster
+from swarm.job import TrainJob
+from swarm.link.code import imported, top_level
+
+run_dir, code = Path(sys.argv[1]), Path(sys.argv[2])
+here = os.getcwd()
+folder = cluster.RayFolder(run_dir)
+variables = {"PYTHONPATH": os.environ["PYTHONPATH"], "RAY_enable_worker_prestart": "0"}
+cluster.start_ray(cluster.init_arguments(TrainJob(model="m"), "cpu", folder.path, variables, {}), folder.path)
+import ray
+def ask():
+    import my_code
+    return {"files": imported(top_level(code)), "cwd": os.getcwd(), "name": my_code.NAME, "path": sys.path}
+try:
+    assert os.getcwd() == here
+    told = {"driver": cluster.code_imported(code), "worker": ray.get(ray.remote(num_cpus=0)(ask).remote())}
+finally:
+    ray.shutdown()
+    folder.remove()
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+def test_a_rays_worker_imports_synced_code_and_keeps_the_working_directory(tmp_path: Path) -> None:
+    checkout, code = tmp_path / "checkout", tmp_path / "code"
+    for folder, packages in ((checkout, ("my_code", "adapters", "swarm")), (code, ("my_code",))):
+        for package in packages:
+            (folder / package).mkdir(parents=True)
+            (folder / package / "__init__.py").write_text(f"NAME = {folder.name!r}")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    environ = engine_environment("tcp://127.0.0.1:1", "none", run_dir, code)
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, str(run_dir), str(code)],
+        cwd=checkout,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    ours = {"my_code": str(code / "my_code/__init__.py")}
+    assert told["driver"] == {"the driver": ours}
+    assert told["worker"].pop("path").count(str(checkout)) == 0
+    # relative paths in a job start from where the server was started, in each process
+    assert told["worker"] == {"files": ours, "cwd": str(checkout), "name": "code"}

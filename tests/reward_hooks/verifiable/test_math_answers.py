@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,11 @@ SERVES = "import sys\nfor line in sys.stdin: print('{\"verdicts\": []}', flush=T
 
 
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
-def test_equal_expressions_are_equal_and_others_are_not() -> None:
+def test_equal_expressions_are_equal_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the worker is ours, whatever packages there are where the gateway is started
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward_hooks").mkdir()
+    (tmp_path / "reward_hooks/__init__.py").write_text("raise SystemExit('imported from the working directory')")
     hook = Math()
     texts = ["It is $\\frac{1}{2}$.", "so 0.5", "2/4", "\\boxed{\\frac{2}{4}}", "50", "no idea", "9^9^9^9^9^9", ""]
     assert values(hook, texts, answered("\\frac{1}{2}")) == [1, 1, 1, 1, 0, 0, 0, 0]

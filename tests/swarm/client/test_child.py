@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from swarm.client import AsyncSwarmClient, SwarmClient
-from swarm.errors import ConfigError, UnavailableError
+from swarm.errors import AuthenticationError, ConfigError, UnavailableError
 from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import ScriptedServer
+from tests.swarm.sync.making import tracked
 
 
 def free_address() -> str:
@@ -57,9 +58,11 @@ def test_a_server_that_never_answers_is_stopped(monkeypatch: pytest.MonkeyPatch)
 async def test_a_server_lives_as_long_as_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str, asynchronous: bool
 ) -> None:
-    root = Path(__file__).parents[3]
-    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
+    # the folder in which the client runs may hold packages of any name
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway/__init__.py").write_text("raise SystemExit('imported from the working directory')")
     url = free_address()
     if asynchronous:
         async with AsyncSwarmClient(url, auto_start_swarm_server=True, policy=QUICK) as client:
@@ -69,3 +72,22 @@ async def test_a_server_lives_as_long_as_its_client(
             assert client.get_engine_status().engine_status is EngineState.OFFLINE
     with SwarmClient(url, policy=QUICK) as client, pytest.raises(UnavailableError, match="no swarm server answers"):
         client.get_engine_status()
+
+
+@pytest.mark.slow
+def test_a_started_server_takes_code_if_the_environment_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/my_reward.py").write_text("")
+    tracked(tmp_path / "code")
+    with (
+        SwarmClient(free_address(), auto_start_swarm_server=True, policy=QUICK) as client,
+        pytest.raises(AuthenticationError, match="SWARM_ALLOW_CODE_SYNC=true"),
+    ):
+        client.sync_train_code_from_dir(tmp_path / "code")
+    monkeypatch.setenv("SWARM_ALLOW_CODE_SYNC", "true")
+    with SwarmClient(free_address(), auto_start_swarm_server=True, policy=QUICK) as client:
+        assert client.sync_train_code_from_dir(tmp_path / "code") == {}
+    assert (tmp_path / "runs/default/code/selected").is_file()

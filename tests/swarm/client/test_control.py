@@ -16,6 +16,7 @@ from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_sync import JOB, status
+from tests.swarm.sync.making import tracked
 
 POOL = {
     "batch_size": 2,
@@ -34,13 +35,16 @@ REFUSED = Answer({"error": {"message": "the engine is ENGINE.ROLLING: stop it"}}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("print('new')\n")
+    (tmp_path / ".gitignore").write_text("*.key\n")
+    tracked(tmp_path)
+    (tmp_path / "mine.key").write_text("secret")
     return tmp_path
 
 
 def test_code_goes_as_a_zip(server: ScriptedServer, client: SwarmClient, folder: Path) -> None:
     server.script("/sync_train_code", {"success": True, "message": "unpacked"})
     client.sync_train_code(b"PK")
-    client.sync_train_code_from_dir(folder)
+    assert client.sync_train_code_from_dir(folder) == {"mine.key": "git ignores it"}
     (folder / "code.zip").write_bytes(b"PK2")
     client.sync_train_code(folder / "code.zip")
     given, packed, read = (one.body for one in server.requests)

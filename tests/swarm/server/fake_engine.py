@@ -5,7 +5,8 @@
 ``lingering`` (the same once it rolls, and then five seconds to clean up), ``mute`` (never says Hello), ``silent``
 (stops beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder),
 ``stuttering`` (as ``train``, but sends each request once more when it has its batch), ``late`` (reports its step only
-after Stop), ``torn`` (reports its step after it has said that it failed).
+after Stop), ``torn`` (reports its step after it has said that it failed). ``train:imports`` tells of the synced code
+what it imports, ``train:elsewhere`` that it imports another.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pathlib import Path
 
 from swarm.job import parse_job
 from swarm.link.batches import BatchRequests
+from swarm.link.code import CODE_VARIABLE, imported, top_level
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, RolloutReady, Stop
+from swarm.link.messages import BatchReady, BootProgress, CodeImported, Finished, ResolvedConfig, RolloutReady, Stop
 
 BOUND = time.monotonic() + 60
 METRICS = {"loss": 0.25}
@@ -29,6 +31,7 @@ METRICS = {"loss": 0.25}
 
 def main(mode: str, job_path: str, vllm: str = "127.0.0.1:1") -> None:
     job = parse_job(Path(job_path).read_text())
+    mode, _, code = mode.partition(":")
     print("the engine starts", flush=True)
     if mode == "mute":
         time.sleep(60)
@@ -42,6 +45,10 @@ def main(mode: str, job_path: str, vllm: str = "127.0.0.1:1") -> None:
             return
         if mode == "stubborn":
             leave_traces()
+        if code:
+            files = imported(top_level(Path(os.environ[CODE_VARIABLE])))
+            told = files if code == "imports" else dict.fromkeys(files, "/elsewhere/mine.py")
+            rollout.send(CodeImported(processes={"the driver": files, "a Ray worker": told}))
         train(mode, driver, rollout, vllm)
 
 

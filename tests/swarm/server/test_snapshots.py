@@ -9,14 +9,14 @@ import pytest
 
 from swarm.errors import RequestError
 from swarm.server.snapshots import KEPT, Snapshots
-from swarm.sync import build_archive
+from tests.swarm.sync.making import zipped
 
 
 def packed(tmp_path: Path, text: str) -> bytes:
     code = tmp_path / "mine"
     code.mkdir(exist_ok=True)
     (code / "agent.py").write_text(text)
-    return build_archive(code)
+    return zipped(code)
 
 
 def test_the_selected_one_is_known_to_the_next_server(tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ from swarm.job import TrainJob
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.journal.records import BatchFailed, BatchTaken, RunStopped, StepRecorded
+from swarm.server.snapshots import Snapshots
 from swarm.server.supervisor import Supervisor, check_model
 from swarm.states import EngineState
 from tests.swarm.server.memory import MemoryJournal
 from tests.swarm.server.test_controller import JOB, claim, finish
+from tests.swarm.sync.making import zipped
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -95,6 +97,48 @@ async def test_boot_train_stop(tmp_path: Path) -> None:
         # and again
         await supervisor.start()
         await reach(controller, EngineState.ROLLING)
+
+
+def sync_code(run_dir: Path) -> Path:
+    code = run_dir.parent / "code"
+    (code / "mine").mkdir(parents=True)
+    (code / "mine/__init__.py").write_text("")
+    snapshots = Snapshots(run_dir)
+    folder = snapshots.add(zipped(code))
+    snapshots.select(folder)
+    return folder
+
+
+async def test_synced_code_is_said_to_run_once_the_engine_tells_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "swarm.server")
+    folder = sync_code(tmp_path / "run")
+    async with engine(tmp_path, "train:imports", allow_code_sync=True) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+    assert f"the driver and a Ray worker import the synced code in {folder}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("train:elsewhere", "a Ray worker imports mine from /elsewhere/mine.py"),
+        ("train", "does not tell whether it runs the synced code"),
+    ],
+)
+async def test_an_engine_that_does_not_run_the_synced_code_does_not_boot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, said: str
+) -> None:
+    caplog.set_level("INFO", "swarm.server")
+    folder = sync_code(tmp_path / "run")
+    async with engine(tmp_path, mode, allow_code_sync=True) as (controller, supervisor):
+        await supervisor.start()
+        await controller.wait_for_state([EngineState.ROLLING, EngineState.OFFLINE], LONG)
+        assert controller.state is EngineState.OFFLINE
+        detail = controller.status().engine.engine_status_detail
+        assert said in detail and str(folder) in detail
+    assert "import the synced code" not in caplog.text
 
 
 async def test_a_crash_while_booting_shows_the_last_lines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Packing a folder: equal files give equal bytes, and what does not belong stays out."""
+"""Packing a folder: only what git tracks, equal files give equal bytes, and what is left out is said."""
 
 from __future__ import annotations
 
@@ -8,111 +8,300 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from swarm.errors import ConfigError
 from swarm.sync import ArchiveLimits, build_archive, check_and_extract
+from tests.swarm.sync.making import git, tracked
 
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
     folder = tmp_path / "code"
     for name, text in {
+        ".gitignore": "*.pyc\n.env\n/runs/\n",
         "agent.py": "print(1)",
         "pkg/__init__.py": "",
         "pkg/tool.sh": "#!/bin/sh",
-        ".git/config": "secret",
-        "pkg/__pycache__/x.cpython-311.pyc": "",
-        "env/pyvenv.cfg": "",
-        "env/lib/big.py": "",
-        "pkg/old.pyc": "",
-        ".env": "KEY=1",
         "data/raw/rows.jsonl": "{}",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "pkg/tool.sh").chmod(0o755)
-    return folder
+    return tracked(folder)
 
 
-def names(archive: bytes) -> list[str]:
-    with zipfile.ZipFile(io.BytesIO(archive)) as reader:
-        return reader.namelist()
+def packed(folder: Path, limits: ArchiveLimits | None = None) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(build_archive(folder, limits=limits).content)) as reader:
+        return {name: reader.read(name) for name in reader.namelist()}
 
 
-def test_what_is_packed(code: Path) -> None:
-    assert names(build_archive(code)) == ["agent.py", "data/raw/rows.jsonl", "pkg/__init__.py", "pkg/tool.sh"]
-    assert names(build_archive(code, exclude=["data/raw", "*.sh"])) == ["agent.py", "pkg/__init__.py"]
+NAMES = [".gitignore", "agent.py", "data/raw/rows.jsonl", "pkg/__init__.py", "pkg/tool.sh"]
+
+
+def test_only_what_git_tracks_is_packed(code: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "swarm.sync")
+    for name in (".env", "old.pyc", "runs/journal.sqlite", "notes.txt", "new/idea.py"):
+        (code / name).parent.mkdir(exist_ok=True)
+        (code / name).write_text("secret")
+    assert sorted(packed(code)) == NAMES
+    left_out = build_archive(code).left_out
+    assert left_out == dict.fromkeys((".env", "old.pyc", "runs/"), "git ignores it") | dict.fromkeys(
+        ("new/", "notes.txt"), "git does not track it"
+    )
+    assert "is left out, because git does not track it: new/, notes.txt" in caplog.text
+
+
+def test_files_go_as_they_are_in_the_work_tree(code: Path) -> None:
+    git(code, "commit", "--quiet", "-m", "first")
+    (code / "agent.py").write_text("print(2)")
+    (code / "added.py").write_text("print(3)")
+    git(code, "add", "added.py")
+    (code / "added.py").write_text("print(4)")
+    (code / "pkg/tool.sh").unlink()
+    git(code, "rm", "--quiet", "--cached", "data/raw/rows.jsonl")
+    files = packed(code)
+    assert (files["agent.py"], files["added.py"]) == (b"print(2)", b"print(4)")
+    assert sorted(files) == [".gitignore", "added.py", "agent.py", "pkg/__init__.py"]
+
+
+def test_a_part_of_a_checkout(code: Path) -> None:
+    (code / "pkg/.env").write_text("secret")
+    assert sorted(packed(code / "pkg")) == ["__init__.py", "tool.sh"]
+
+
+def test_a_folder_in_no_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agent.py").write_text("")
+    with pytest.raises(ConfigError, match=r"in no git checkout.*git init.*git add"):
+        build_archive(tmp_path)
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(ConfigError, match=r"nothing to send.*git add"):
+        build_archive(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="git is not installed"):
+        build_archive(tmp_path)
+
+
+def test_the_environment_names_no_other_checkout(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/secret.key").write_text("")
+    other = tracked(tmp_path / "other")
+    # as in a hook of git's
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+    assert sorted(packed(code)) == NAMES
+
+
+def test_no_program_of_the_checkout_runs(code: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    trap.chmod(0o755)
+    (code / ".gitattributes").write_text("* filter=trap\n")
+    git(code, "add", ".gitattributes")
+    for key in ("core.fsmonitor", "filter.trap.clean", "filter.trap.smudge", "core.pager", "core.sshCommand"):
+        git(code, "config", key, str(trap))
+    (code / "agent.py").write_text("print(2)")
+    assert "agent.py" in packed(code)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_git_that_hangs_is_given_up(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("swarm.sync.archive._GIT_SECONDS", 0.2)
+    with pytest.raises(ConfigError, match="did not list"):
+        build_archive(code)
 
 
 def test_equal_files_are_equal_bytes(code: Path, tmp_path: Path) -> None:
     first = build_archive(code)
     copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in sorted(code.rglob("*"), reverse=True):
-        if path.is_file():
-            other = copy / path.relative_to(code)
-            other.parent.mkdir(parents=True, exist_ok=True)
-            other.write_bytes(path.read_bytes())
-            other.chmod(path.stat().st_mode)
-            os.utime(other, (10, 10))
-    assert build_archive(copy) == first
+    for name in reversed(NAMES):
+        other = copy / name
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes((code / name).read_bytes())
+        other.chmod((code / name).stat().st_mode)
+        os.utime(other, (10, 10))
+    assert build_archive(tracked(copy)) == first
     (copy / "agent.py").write_text("print(2)")
-    assert build_archive(copy) != first
+    assert build_archive(copy).content != first.content
 
 
 def test_there_and_back(code: Path, tmp_path: Path) -> None:
-    there = check_and_extract(build_archive(code), tmp_path / "target")
+    there = check_and_extract(build_archive(code).content, tmp_path / "target")
     assert (there / "agent.py").read_text() == "print(1)"
     assert os.access(there / "pkg/tool.sh", os.X_OK)
     assert not os.access(there / "agent.py", os.X_OK)
     assert [path.name for path in (tmp_path / "target").iterdir()] == [there.name]
 
 
-def test_links(code: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_link_goes_as_the_tracked_file_that_it_leads_to(code: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text("secret")
-    (code / "inner.py").symlink_to("agent.py")
-    (code / "out.py").symlink_to(tmp_path / "outside.py")
-    (code / "gone.py").symlink_to("nowhere")
-    (code / "loop").symlink_to(".")
-    os.mkfifo(code / "pipe")
-    packed = build_archive(code)
-    assert "inner.py" in names(packed)
-    assert not {"out.py", "gone.py", "loop", "pipe"} & {name.split("/")[0] for name in names(packed)}
-    with zipfile.ZipFile(io.BytesIO(packed)) as reader:
-        assert reader.read("inner.py") == b"print(1)"
-    assert all(f"{name} is left out" in caplog.text for name in ("out.py", "gone.py", "loop", "pipe"))
+    (code / ".env").write_text("secret")
+    targets = {
+        "inner.py": "agent.py",
+        "out.py": "../outside.py",
+        "ignored.py": ".env",
+        "gone.py": "x",
+        "loop": ".",
+        "odd": "agent.py/x",
+        "round": "round",
+    }
+    for name, target in targets.items():
+        (code / name).symlink_to(target)
+    git(code, "add", *targets)
+    files = packed(code)
+    assert files["inner.py"] == b"print(1)"
+    assert sorted(files) == sorted([*NAMES, "inner.py"])
+    assert build_archive(code).left_out == {
+        ".env": "git ignores it",
+        "out.py": "it leads to what is not tracked in this folder",
+        "ignored.py": "it leads to what is not tracked in this folder",
+        "loop": "it leads to what is not tracked in this folder",
+        "gone.py": "it is a link to nothing",
+        "odd": "it is a link to nothing",
+        "round": "it is a link to nothing",
+    }
+
+
+def test_what_took_the_place_of_tracked_files_is_not_packed(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("__init__.py", "tool.sh"):
+        (tmp_path / "elsewhere" / name).write_text("secret")
+        (code / "pkg" / name).unlink()
+    (code / "pkg").rmdir()
+    (code / "pkg").symlink_to(tmp_path / "elsewhere")
+    (code / "agent.py").unlink()
+    os.mkfifo(code / "agent.py")
+    files = packed(code)
+    assert sorted(files) == [".gitignore", "data/raw/rows.jsonl"]
+    assert build_archive(code).left_out["agent.py"] == "it is no file"
+
+
+def test_a_submodule_is_left_out(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/lib.py").write_text("")
+    git(tracked(tmp_path / "library"), "commit", "--quiet", "-m", "first")
+    git(code, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "library"), "lib")
+    archive = build_archive(code)
+    assert archive.left_out == {"lib": "it is a submodule"}
+    assert sorted(packed(code)) == [".gitignore", ".gitmodules", *NAMES[1:]]
 
 
 def test_big_files_stay_out(code: Path, caplog: pytest.LogCaptureFixture) -> None:
     (code / "weights.bin").write_bytes(b"x" * 5000)
-    assert "weights.bin" not in names(build_archive(code, limits=ArchiveLimits(max_file_bytes=4096)))
-    assert "weights.bin is left out: it has 5000 bytes, more than 4096" in caplog.text
+    git(code, "add", "weights.bin")
+    assert "weights.bin" not in packed(code, ArchiveLimits(max_file_bytes=4096))
+    assert "because it has 5000 bytes, more than 4096: weights.bin" in caplog.text
 
 
 def test_what_cannot_be_packed_is_said(code: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder"):
         build_archive(tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="no files"):
-        build_archive(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="4 files, at most 3"):
+    with pytest.raises(ConfigError, match="5 files, at most 3"):
         build_archive(code, limits=ArchiveLimits(max_files=3))
     (code / "largest.py").write_bytes(os.urandom(3000))
+    git(code, "add", "largest.py")
     with pytest.raises(ConfigError, match=r"3\d+ bytes, at most 1024.*largest.py \(3000 bytes\)"):
         build_archive(code, limits=ArchiveLimits(max_total_bytes=1024))
     with pytest.raises(ConfigError, match="packed they are"):
         build_archive(code, limits=ArchiveLimits(max_archive_bytes=1024))
     (code / "a:b.py").write_text("")
+    git(code, "add", "a:b.py")
     with pytest.raises(ConfigError, match=r"a:b\.py.*colon"):
         build_archive(code)
 
 
 def test_zeros_are_no_code(code: Path) -> None:
     (code / "zeros.py").write_bytes(bytes(3 * 1024 * 1024))
+    git(code, "add", ".")
     with pytest.raises(ConfigError, match=r"zeros\.py"):
         build_archive(code)
     (code / "zeros.py").unlink()
     for n in range(8):
         (code / f"zeros{n}.py").write_bytes(bytes(1024 * 1024))
+    git(code, "add", ".")
     with pytest.raises(ConfigError, match="200:1"):
         build_archive(code)
+
+
+PARTS = st.sampled_from(["a", "b", "c.py", "d.key", ".env", "run s", "é", "x*"])
+PATHS = st.lists(PARTS, min_size=1, max_size=3).map("/".join)
+RULES = st.lists(
+    st.builds(
+        lambda no, name, end: f"{no}{name}{end}", st.sampled_from(["", "!", "/"]), PATHS, st.sampled_from(["", "/"])
+    ),
+    max_size=4,
+)
+
+
+@given(
+    files=st.sets(PATHS, min_size=1, max_size=12),
+    rules=st.dictionaries(st.sampled_from(["", "a/", "b/a/"]), RULES, max_size=3),
+    added=st.lists(PATHS, max_size=6),
+    forced=st.lists(PATHS, max_size=2),
+    dropped=st.lists(PATHS, max_size=2),
+    links=st.dictionaries(PATHS, PATHS, max_size=2),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_git_ignores_or_does_not_track_is_in_no_archive(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: set[str],
+    rules: dict[str, list[str]],
+    added: list[str],
+    forced: list[str],
+    dropped: list[str],
+    links: dict[str, str],
+) -> None:
+    code = tmp_path_factory.mktemp("tree")
+    git(code, "init", "--quiet")
+
+    def free(name: str) -> bool:
+        path = code / name
+        return not os.path.lexists(path) and all(one.is_dir() for one in path.parents if os.path.lexists(one))
+
+    for folder, lines in rules.items():
+        if free(f"{folder}.gitignore"):
+            (code / folder).mkdir(parents=True, exist_ok=True)
+            (code / folder / ".gitignore").write_text("\n".join(lines))
+    for name in sorted(files):
+        if free(name):
+            (code / name).parent.mkdir(parents=True, exist_ok=True)
+            # what it holds says which file it is
+            (code / name).write_text(name)
+    for name, target in links.items():
+        if free(name):
+            (code / name).parent.mkdir(parents=True, exist_ok=True)
+            (code / name).symlink_to(code / target)
+    there = {path.relative_to(code).as_posix() for path in code.rglob("*")}
+    literal = ("--literal-pathspecs",)
+    for name in added:
+        if name in there:
+            # fails for what is ignored, unless it is forced
+            git(code, *literal, "add", "--force" if name in forced else "--all", "--", name, check=False)
+    for name in dropped:
+        git(code, *literal, "rm", "-r", "--quiet", "--cached", "--ignore-unmatch", "--", name)
+
+    # what git itself says of each file
+    status = git(code, "status", "--porcelain=v1", "-z", "--ignored=matching", "--untracked-files=all").decode()
+    unwanted = [entry[3:] for entry in status.split("\0") if entry[:2] in ("??", "!!")]
+    secret = {
+        name
+        for name in there
+        if (code / name).is_file()
+        and not (code / name).is_symlink()
+        and any(name == one or (one.endswith("/") and name.startswith(one)) for one in unwanted)
+    }
+    try:
+        archive = packed(code)
+    except ConfigError as exc:
+        assert "nothing to send" in exc.message
+        return
+    assert not set(archive) & secret
+    contents = {content.decode() for content in archive.values()}
+    assert not contents & secret, "a link let them in"
+    known = set(git(code, "ls-files", "-z").decode().split("\0"))
+    assert {name for name in known if (code / name).is_file() and not (code / name).is_symlink()} <= set(archive)

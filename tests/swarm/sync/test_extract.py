@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from swarm.errors import RequestError
 from swarm.sync import ArchiveLimits, build_archive, check_and_extract
 from swarm.sync.limits import MIB, check_name
+from tests.swarm.sync.making import tracked
 
 LIMITS = ArchiveLimits(max_files=20, max_file_bytes=4 * MIB, max_total_bytes=8 * MIB, max_archive_bytes=MIB)
 
@@ -228,7 +229,9 @@ def test_what_other_tools_build_is_taken(tmp_path: Path) -> None:
     made = Path(shutil.make_archive(str(tmp_path / "made"), "zip", code))
     there = check_and_extract(made.read_bytes(), tmp_path / "target")
     assert everything(there) == ["pkg", "pkg/mod.py", "ünï.txt"]
-    assert check_and_extract(build_archive(code), tmp_path / "target") == there, "equal files, one name"
+    assert check_and_extract(build_archive(tracked(code)).content, tmp_path / "target") == there, (
+        "equal files, one name"
+    )
 
 
 def test_the_mode_gives_nothing_but_execution(tmp_path: Path) -> None:
@@ -320,7 +323,7 @@ def test_what_is_packed_here_comes_out_there(tmp_path_factory: pytest.TempPathFa
         written[name] = content
     if not written:
         return
-    there = check_and_extract(build_archive(code), root / "target")
+    there = check_and_extract(build_archive(tracked(code)).content, root / "target")
     assert {
         path.relative_to(there).as_posix(): path.read_bytes() for path in there.rglob("*") if path.is_file()
     } == written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -20,9 +21,9 @@ from swarm.server.auth.store import TokenFile
 from swarm.server.config import ServerConfig
 from swarm.server.snapshots import Snapshots
 from swarm.states import EngineState
-from swarm.sync import build_archive
 from swarm.sync.limits import ArchiveLimits
 from tests.swarm.server.vllm import serving
+from tests.swarm.sync.making import zipped
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ def archive(tmp_path: Path) -> bytes:
     code = tmp_path / "mine"
     (code / "my_reward").mkdir(parents=True)
     (code / "my_reward/__init__.py").write_text("NAME = 'synced'")
-    return build_archive(code)
+    return zipped(code)
 
 
 def app_of(tmp_path: Path, **config: Any) -> Starlette:
@@ -48,7 +49,15 @@ def client_of(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", verify=False)
 
 
-async def test_the_engine_imports_what_was_sent(tmp_path: Path, archive: bytes) -> None:
+async def test_the_engine_imports_what_was_sent(
+    tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the server was started in a checkout of the same code
+    checkout = tmp_path / "checkout"
+    (checkout / "my_reward").mkdir(parents=True)
+    (checkout / "my_reward/__init__.py").write_text("NAME = 'from the checkout'")
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", str(checkout), ".")))
     app = app_of(tmp_path)
     async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
         sent = await client.post("/sync_train_code", content=archive, headers=ZIP)
