@@ -193,10 +193,17 @@ def config(tmp_path: Path) -> Path:
             "max_response_length": LONGEST,
             "lr": 1e-3,
             "total_training_steps": 50,
+            # what the engine starts from after its death
+            "save_freq": 3,
         },
         "swarm": {"port": 0, "run_dir": "run", "boot_timeout": READY_SECONDS - 60},
         # a request may have to wait for a whole training step
-        "gateway": {"port": 0, "hooks": "letters:hooks", "claim_wait_seconds": STEP_SECONDS},
+        "gateway": {
+            "port": 0,
+            "hooks": "letters:hooks",
+            "claim_wait_seconds": STEP_SECONDS,
+            "offline_wait_seconds": 0.0,
+        },
     }
     path = tmp_path / "up.yaml"
     path.write_text(yaml.safe_dump(sections))
@@ -285,6 +292,44 @@ def step(swarm: SwarmClient, number: int) -> StepResult:
     return result
 
 
+def batch_is_out(swarm: SwarmClient, of_step: int) -> bool:
+    """Whether the engine has, or had, the batch of that step."""
+    engine = swarm.status().engine
+    return engine.engine_status is EngineState.WEIGHT_SYNCING or engine.global_step >= of_step
+
+
+def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
+    """The trainer is killed after step 3: the gateway stays, and the run goes on from that step's checkpoint."""
+    pid = swarm.status().engine_pid
+    assert pid is not None
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    with httpx.Client(base_url=gateway, timeout=STEP_SECONDS, trust_env=False) as app:
+
+        def asked() -> httpx.Response:
+            return app.post("/v1/chat/completions", json={**ASK, "max_tokens": 8})
+
+        while (refused := asked()).status_code == 200:
+            assert time.monotonic() < began + 30, "nobody notices that the trainer is dead"
+        assert refused.status_code == 503 and float(refused.headers["retry-after"]) > 0, refused.text
+        died = up.expect("restarting", 60.0)
+        assert "killed by SIGKILL" in died["reason"] and died["attempt"] == 1
+        # who asks now waits for the engine that boots
+        assert until(lambda: swarm.status().engine.engine_status is EngineState.BOOTING, 60.0), swarm.status()
+        left = segments() - up.segments
+        assert left == in_use(left), "shared memory of the engine that died is left"
+        answer = asked()
+        assert answer.status_code == 200, answer.text
+        assert time.monotonic() - began < READY_SECONDS
+        assert taken(answer.headers, version=3) >= 0
+    recovered = up.expect("recovered", 60.0)
+    assert recovered["step"] == 3
+    run_group(swarm, version=3)
+    fourth = step(swarm, 4)
+    assert fourth.metrics["swarm/tasks"] == BATCH
+    assert swarm.status().engine_failure is None
+
+
 def command(*arguments: str, cwd: Path) -> dict[str, Any]:
     """What a command of ours prints as JSON."""
     paths = [str(ROOT), str(cwd), os.environ.get("PYTHONPATH", "")]
@@ -348,6 +393,8 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
 
         # the second batch has one group of the gateway's and one of a client that speaks to the swarm server itself
         means = [run_group(swarm, version=1), ask(sdk, version=1, max_tokens=8)]
+        # the rewards of an answer may be handed in behind it: until then there is room for another group
+        assert until(lambda: batch_is_out(swarm, of_step=2), STEP_SECONDS), swarm.status()
         # sent while the engine trains, this waits for the new weights
         ask(sdk, version=2)
         second = step(swarm, 2)
@@ -377,6 +424,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, tmp_path: Path) -> None
         assert told_all["rows"] >= len(rows) == REPEAT * judged["trained"]
         assert max(row["components"]["calls"] for row in rows) >= REPEAT, "the judge was not asked"
         assert all(row["num_calls"] == 1 for row in rows), "what the judge says is trained"
+        comes_back(up, swarm, gateway)
 
     assert up.interrupt() in (0, 130)
     assert up.expect("stopped", 10.0)
