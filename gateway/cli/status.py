@@ -36,7 +36,7 @@ def status_lines(status: ServerStatus, steps: int = 5) -> list[str]:
     if detail:
         lines.append(f"detail  {detail}")
     if failure := status.engine_failure:
-        lines.append(f"died    {failure.count} times without a step in between, last: {failure.reason}")
+        lines.append(f"died    {failure.reason} ({failure.count} in a row without a step)")
     if status.model:
         lines.append(f"model   {status.model}")
     if status.pool:

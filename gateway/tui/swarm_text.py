@@ -96,8 +96,8 @@ def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str
 
 
 def died(count: int, reason: str) -> Content:
-    """How often the engine died in a row, and of what the last time."""
-    return labelled("died", f"{count} times without a step in between, last: {printable(reason)}", WARNING)
+    """What the engine died of the last time, and how often in a row."""
+    return labelled("died", f"{printable(reason)} ({count} in a row without a step)", WARNING)
 
 
 def labelled(label: str, text: str | Content, style: str = "") -> Content:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app import create_app as create_gateway
+from gateway.config import GatewayConfig
 from swarm.protocol import PushVerboseLogRequest
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
 from swarm.types import StepResult
+from tests.gateway.conftest import write_hooks
 from tests.gateway.stand_in import listening
 from tests.gateway.tui.conftest import watching
 from tests.swarm.server import conftest as server
@@ -107,6 +110,18 @@ async def test_episodes_are_sorted_and_chosen(rig: server.Rig) -> None:
         await screen.press("slash", *"qp", "escape")
         await screen.shows("by client", first.uuid[-8:])
         assert screen.app.is_running and "PAUSED" not in screen.text
+
+
+async def test_an_engine_that_boots_again_still_tells_what_it_died_of(rig: server.Rig, tmp_path: Path) -> None:
+    rig.controller.died("killed by SIGKILL")
+    rig.controller.offline("killed by SIGKILL")
+    rig.controller.boot()
+    gateway = create_gateway(GatewayConfig(swarm_url=url(rig), hooks=str(write_hooks(tmp_path / "hooks"))))
+    async with listening(gateway) as second, watching([url(rig)], [second]) as screen:
+        await screen.press("2")
+        await screen.shows("◔ BOOTING", "died   killed by SIGKILL (1 in a row without a step)")
+        await screen.press("3")
+        await screen.shows("engine BOOTING", "died   killed by SIGKILL (1 in a row without a step)")
 
 
 async def test_paused_is_what_is_shown_and_not_what_is_asked(rig: server.Rig) -> None:
