@@ -98,7 +98,7 @@ class EventPrinter:
                 )
                 return f"engine: serves again after {values['seconds']:.0f} s; training goes on from {whence}"
             case "engine_stopped":
-                return f"engine: {values['reason']}, by a client of the swarm server: it is not started again from here"
+                return f"engine: {values['reason']}; not a crash, so it is left to whoever starts it"
             case "step":
                 return step_line(StepResult.model_validate(values))
             case "finished":
