@@ -25,10 +25,18 @@ import yaml
 from gateway.children import Child
 from gateway.watch import EngineWatch, OnEvent, UpFailedError
 from swarm.client import RetryPolicy, SwarmClient
-from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
+from swarm.errors import (
+    ConfigError,
+    ConflictError,
+    RequestError,
+    SwarmGatewayError,
+    UnavailableError,
+    UpstreamError,
+)
 from swarm.http.serve import bind
 from swarm.importer import python_path
 from swarm.job import TrainJob
+from swarm.protocol import ServerStatus
 
 TOKEN_VARIABLE = "SWARM_TOKEN"
 PRIVATE_TOKEN_VARIABLE = "SWARM_PRIVATE_TOKEN"
@@ -59,6 +67,7 @@ class UpPlan:
     token: str | None = None
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     boot_timeout: float = 600.0
+    restart_pause: float = 2.0
     log_format: Literal["text", "json"] = "text"
     command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
 
@@ -73,14 +82,19 @@ class _Started:
 def run_up(plan: UpPlan, on_event: OnEvent) -> None:
     """Run until Ctrl-C or SIGTERM, or until the job's last step; then stop the gateway, the engine and the server.
 
+    An engine that dies after it was ready is started again, see :class:`EngineWatch`; meanwhile the gateway answers by
+    its ``upstream``, or 503.
+
     Args:
         plan: what to run.
-        on_event: told ``listening``, ``continued``, ``boot``, ``config``, ``ready``, ``state``, ``step``, ``finished``,
-            ``stopping`` and ``stopped`` with their values.
+        on_event: told ``listening``, ``continued``, ``boot``, ``config``, ``ready``, ``state``, ``step``,
+            ``restarting``, ``recovered``, ``engine_stopped``, ``finished``, ``stopping`` and ``stopped`` with their
+            values.
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.
-        UpFailedError: a server or the engine ended by itself, or did not start in time; all else is stopped.
+        UpFailedError: a server ended by itself, or the engine never became ready or died for good; all else is
+            stopped.
     """
     _check_place(plan)
     stopping = threading.Event()
@@ -196,8 +210,10 @@ def _check(started: _Started) -> None:
 
 
 def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
-    """Tell what happens until the flag is set or the job is done."""
-    watch = EngineWatch(plan.job.total_training_steps, plan.boot_timeout, plan.run_dir, on_event)
+    """Tell what happens, and start an engine that died, until the flag is set or the job is done."""
+    watch = EngineWatch(
+        plan.job.total_training_steps, plan.boot_timeout, plan.run_dir, on_event, restart_pause=plan.restart_pause
+    )
     silent_since: float | None = None
     while not watch.finished and not stopping.wait(_POLL):
         _check(started)
@@ -214,6 +230,22 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
         else:
             silent_since = None
             watch.see(status)
+            if watch.restart_due:
+                _restart(started.client, watch, status)
+
+
+def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> None:
+    """Start the engine again; the swarm server first waits until nothing is left of the one that died.
+
+    Raises:
+        UpFailedError: the job cannot be started any more.
+    """
+    try:
+        client.start_engine(wait=False)
+    except (ConflictError, UnavailableError, UpstreamError):
+        pass  # the next status says what became of it
+    except RequestError as exc:
+        watch.give_up(status, f"it cannot be started again: {exc.message}")
 
 
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:

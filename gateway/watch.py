@@ -1,15 +1,17 @@
-"""From successive statuses of a swarm server to the events of one engine's life: boot, ready, steps, end.
+"""From successive statuses of a swarm server to the events of its engine: boot, ready, steps, deaths, end.
 
-Invariant: every event is told once, and an engine that died raises with the reason and its last lines.
+Invariant: every event is told once. An engine that dies after it was ready is to be started again, with a pause that
+doubles; one that never was ready, or dies too often in a row, raises with the reason and its last lines.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import ServerStatus
@@ -17,6 +19,11 @@ from swarm.states import EngineState
 
 #: The kind of event and its values, ready for JSON.
 OnEvent = Callable[[str, dict[str, Any]], None]
+
+#: Starts after deaths with no training step between them.
+MAX_RESTARTS = 5
+#: Seconds.
+_LONGEST_PAUSE = 60.0
 
 
 class UpFailedError(SwarmGatewayError):
@@ -33,10 +40,11 @@ class EngineWatch:
 
     Args:
         total_steps: the job's last step; an engine that goes offline after it has finished, before it has died.
-        boot_timeout: seconds from construction to the first ROLLING.
+        boot_timeout: seconds from a start to ROLLING.
         run_dir: where the engine's resolved configuration is written and its log lies.
-        on_event: told ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step`` and ``finished`` with their
-            values.
+        on_event: told ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``restarting``,
+            ``recovered``, ``engine_stopped`` and ``finished`` with their values.
+        restart_pause: seconds before the first restart; each further one in a row waits twice as long, up to a minute.
         clock: monotonic seconds.
     """
 
@@ -46,18 +54,22 @@ class EngineWatch:
         boot_timeout: float,
         run_dir: Path,
         on_event: OnEvent,
+        restart_pause: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total_steps = total_steps
         self._boot_timeout = boot_timeout
         self._run_dir = run_dir
         self._on_event = on_event
+        self._restart_pause = restart_pause
         self._clock = clock
         self._began = clock()
         self._state: EngineState | None = None
         self._doing: tuple[str, str] | None = None
         self._config_written = False
-        self._ready = False
+        self._ready = self._was_ready = False
+        self._restart_at: float | None = None
+        self._deaths = 0
         self._last_step = 0
         # by batch: an engine that goes on without a checkpoint counts its steps from one again
         self._told: set[str] = set()
@@ -67,13 +79,19 @@ class EngineWatch:
     def _log(self) -> Path:
         return self._run_dir / "engine.log"
 
+    @property
+    def restart_due(self) -> bool:
+        """Whether the engine is dead and is to be started now."""
+        return self._restart_at is not None and self._clock() >= self._restart_at
+
     def see(self, status: ServerStatus) -> None:
         """Tell what is new in ``status``.
 
         Raises:
-            UpFailedError: the engine died, or boots longer than it may.
+            UpFailedError: the engine never became ready, boots longer than it may, or died for good.
         """
         self._see_config(status)
+        entered = status.engine.engine_status is not self._state
         if self._state is None and status.engine.engine_status is EngineState.BOOTING and status.steps:
             # a run that a crash cut off goes on: its steps were told in its earlier life
             self._told.update(step.batch_id for step in status.steps)
@@ -86,12 +104,40 @@ class EngineWatch:
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
         if status.engine.engine_status is not EngineState.OFFLINE:
+            self._restart_at = None
+        elif self._last_step >= self._total_steps:
+            self.finished = True
+            self._on_event("finished", {"step": self._last_step})
+        elif not self._was_ready:
+            self.give_up(status)
+        else:
+            self._see_death(status, entered)
+
+    def give_up(self, status: ServerStatus, why: str = "") -> NoReturn:
+        """Raise what is known of the engine's end, and ``why`` it is not started again."""
+        failure = status.engine_failure
+        reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
+        message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
+        raise UpFailedError(message, status.last_lines, self._log)
+
+    def _see_death(self, status: ServerStatus, entered: bool) -> None:
+        """Plan a restart, unless somebody stopped the engine on purpose: then it is theirs to start."""
+        failure = status.engine_failure
+        if failure is None:
+            if entered or self._restart_at is not None:
+                self._restart_at, self._deaths = None, 0
+                self._on_event("engine_stopped", {"reason": status.engine.engine_status_detail})
             return
-        if self._last_step < self._total_steps:
-            reason = status.engine.engine_status_detail or "no reason given"
-            raise UpFailedError(f"the engine went offline: {reason}", status.last_lines, self._log)
-        self.finished = True
-        self._on_event("finished", {"step": self._last_step})
+        if failure.wrong_config:
+            self.give_up(status, "its configuration is wrong, so it is not started again")
+        if failure.count > MAX_RESTARTS:
+            self.give_up(status, f"it was started again {MAX_RESTARTS} times and did no training step")
+        if self._restart_at is None or failure.count != self._deaths:
+            self._deaths = failure.count
+            pause = min(_LONGEST_PAUSE, self._restart_pause * 2 ** (failure.count - 1)) * random.uniform(0.5, 1.0)
+            self._restart_at = self._clock() + pause
+            values = {"attempt": failure.count, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
+            self._on_event("restarting", {"reason": failure.reason, **values, "last_lines": status.last_lines})
 
     def _see_config(self, status: ServerStatus) -> None:
         if status.resolved_config and not self._config_written:
@@ -102,6 +148,8 @@ class EngineWatch:
 
     def _see_state(self, status: ServerStatus) -> None:
         state, detail = status.engine.engine_status, status.engine.engine_status_detail
+        if self._state is not None and state in (EngineState.BOOTING, EngineState.OFFLINE) and state is not self._state:
+            self._began, self._ready = self._clock(), False
         seconds = round(self._clock() - self._began, 1)
         if state is EngineState.BOOTING:
             if self._doing != (status.boot_stage, detail):
@@ -111,8 +159,14 @@ class EngineWatch:
                 message = f"the engine is not ready after {seconds:.0f} s, last: {detail or status.boot_stage}"
                 raise UpFailedError(message, status.last_lines, self._log)
         elif state is not EngineState.OFFLINE and not self._ready:
-            self._ready = True
-            self._on_event("ready", {"model": status.model, "seconds": seconds})
+            self._ready = self._was_ready = True
+            values = {"model": status.model, "seconds": seconds}
+            if self._deaths:
+                self._deaths = 0
+                new = [step.step for step in status.steps if step.batch_id not in self._told]
+                self._on_event("recovered", {**values, "step": new[0] - 1 if new else status.engine.global_step})
+            else:
+                self._on_event("ready", values)
         if state is not self._state:
             self._state = state
             self._on_event("state", {"state": str(state), "detail": detail})

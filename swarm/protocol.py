@@ -447,6 +447,14 @@ class JournalStatus(Model):
     error: str = Field(default="", description="why the last commit failed")
 
 
+class EngineFailure(Model):
+    """The engine died, and has neither done a step nor been stopped on purpose since; kept while it starts again."""
+
+    reason: str
+    count: int = Field(ge=1, description="deaths in a row")
+    wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+
+
 class ServerStatus(Model):
     """``GET /status``: everything a monitor shows."""
 
@@ -458,6 +466,7 @@ class ServerStatus(Model):
     )
     weight_syncs: int = Field(default=0, description="entries into WEIGHT_SYNCING in this server's life")
     engine_pid: int | None = None
+    engine_failure: EngineFailure | None = None
     waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
     last_lines: list[str] = Field(default=[], description="last output of a dead engine")
     model: str = ""

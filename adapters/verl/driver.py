@@ -61,7 +61,7 @@ def main() -> None:
             error, code = passed_deadline(run_dir) or root_cause(exc), 1
         if error:
             _complain(error, code)
-        link.send(Finished(error=error))
+        link.send(Finished(error=error, wrong_config=code == 2))
         run.clean_up()
     sys.exit(code)
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+#: of a dead engine's output
+_TAIL_LINES = 5
+
+
 class EventPrinter:
     """Called with each event; a context, because the spinner must leave the terminal as it was."""
 
@@ -80,6 +84,21 @@ class EventPrinter:
                     f"ready after {values['seconds']:.0f} s: point your app at {self._urls.get('gateway', '')}/v1 "
                     f"(model {values['model']}); Ctrl-C stops everything"
                 )
+            case "restarting":
+                tail = "".join(f"\n           | {line}" for line in values["last_lines"][-_TAIL_LINES:])
+                return (
+                    f"engine: DIED: {values['reason']}{tail}\n           starting it again in "
+                    f"{values['in_seconds']:.0f} s ({values['attempt']} of {values['of']}); the gateway stays"
+                )
+            case "recovered":
+                whence = (
+                    f"the checkpoint of step {values['step']}"
+                    if values["step"]
+                    else "the job's model: there is no checkpoint (see job.save_freq)"
+                )
+                return f"engine: serves again after {values['seconds']:.0f} s; training goes on from {whence}"
+            case "engine_stopped":
+                return f"engine: {values['reason']}; not a crash, so it is left to whoever starts it"
             case "step":
                 return step_line(StepResult.model_validate(values))
             case "finished":

@@ -35,6 +35,8 @@ def status_lines(status: ServerStatus, steps: int = 5) -> list[str]:
     detail = " ".join(part for part in (status.boot_stage, engine.engine_status_detail) if part)
     if detail:
         lines.append(f"detail  {detail}")
+    if failure := status.engine_failure:
+        lines.append(f"died    {failure.reason} ({failure.count} in a row without a step)")
     if status.model:
         lines.append(f"model   {status.model}")
     if status.pool:

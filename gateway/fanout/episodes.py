@@ -19,6 +19,7 @@ from gateway.fanout.telling import NO_REASON, Why
 from gateway.feedback import OpenGroups
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.protocol import EngineFailure
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
@@ -49,14 +50,15 @@ _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {En
 class Serving:
     """What the swarm server serves; ``num_repeat`` is ``None`` while it has no job.
 
-    ``keeps_sampling`` tells that episodes sample as the application asks, greedily if it likes; ``takes_partial`` that
-    groups which lack answers are trained.
+    ``failure`` tells what the engine last died of, while it has not done a step since; ``keeps_sampling`` that episodes
+    sample as the application asks, greedily if it likes; ``takes_partial`` that groups which lack answers are trained.
     """
 
     model: str = ""
     num_repeat: int | None = None
     policy_version: int | None = None
     engine: EngineState | None = None
+    failure: EngineFailure | None = None
     keeps_sampling: bool = False
     takes_partial: bool = False
 
@@ -206,6 +208,7 @@ class Episodes:
                 num_repeat=job.num_repeat if job is not None else None,
                 policy_version=engine.global_step,
                 engine=engine.engine_status,
+                failure=status.engine_failure,
                 keeps_sampling=job is not None and job.sampling == "app",
                 takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
             )

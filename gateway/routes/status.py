@@ -80,6 +80,7 @@ async def _engine(table: RouteTable) -> dict[str, Any]:
     serving = heard[0]
     return {
         "engine": serving.engine or "unreachable",
+        "engine_failure": serving.failure and serving.failure.model_dump(include={"reason", "count"}),
         "model": serving.model,
         "num_repeat": serving.num_repeat,
         "policy_version": serving.policy_version,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from textual.content import Content
 
-from gateway.tui.swarm_text import BAD, DIM, GOOD, WARNING, labelled
+from gateway.tui.swarm_text import BAD, DIM, GOOD, WARNING, died, labelled
 from gateway.tui.table import Column, Row, counted, lines
 from gateway.tui.told import Counts, GatewayStatus, RouteTold, SwarmTold
 from gateway.tui.words import UNKNOWN, number, seconds, share, short
@@ -74,6 +74,8 @@ def head_lines(status: GatewayStatus, per_second: float, fresh: tuple[str, str])
             "all: the price of the fan-out)",
         ),
     ]
+    if status.engine_failure is not None:
+        lines_.insert(1, died(status.engine_failure.count, short(status.engine_failure.reason, 200)))
     sessions = status.sessions.get("open")
     behind = f"{status.background} pieces of work behind answers"
     lines_.append(labelled("behind", behind + (f", {short(str(sessions), 20)} sessions" if sessions else "")))

@@ -73,6 +73,8 @@ def head_lines(status: ServerStatus, fresh: tuple[str, str], brief: bool) -> lis
     ]
     if detail := _detail(status):
         lines.append(labelled("why" if engine.engine_status is EngineState.OFFLINE else "doing", detail))
+    if status.engine_failure is not None:
+        lines.append(died(status.engine_failure.count, status.engine_failure.reason))
     if status.pool is not None:
         lines.append(labelled("batch", _batch(status, status.pool)))
         lines.append(labelled("pool", _pool(status, status.pool)))
@@ -91,6 +93,11 @@ def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str
     if method in ("any_client_agree_sync_weight", "all_clients_agree_sync_weight"):
         return 0, 0, f"{len(pool.tasks)} tasks wait for agreement"
     return pool.completed_tasks, pool.batch_size, f"{pool.completed_tasks}/{pool.batch_size} tasks"
+
+
+def died(count: int, reason: str) -> Content:
+    """What the engine died of the last time, and how often in a row."""
+    return labelled("died", f"{printable(reason)} ({count} in a row without a step)", WARNING)
 
 
 def labelled(label: str, text: str | Content, style: str = "") -> Content:

@@ -78,10 +78,18 @@ class SwarmTold(Told):
     standby_groups: int = 0
 
 
+class FailureTold(Told):
+    """What the engine last died of, and how often in a row."""
+
+    reason: str
+    count: int
+
+
 class GatewayStatus(Counts):
     """The whole; ``engine`` and what follows are of the first route with a swarm server."""
 
     engine: str = ""
+    engine_failure: FailureTold | None = None
     model: str = ""
     num_repeat: int | None = None
     policy_version: int | None = None

@@ -87,6 +87,7 @@ class Finished(Model):
 
     kind: Literal["finished"] = "finished"
     error: str = ""
+    wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
 
 
 class BatchReady(Model):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.errors import UnavailableError
-from swarm.protocol import EngineStatus
+from swarm.protocol import EngineFailure, EngineStatus
 from swarm.server.concurrency import Once, Signal
 from swarm.states import EngineState, check_engine
 
@@ -52,6 +52,7 @@ class EngineBoard:
         self.engine_pid: int | None = None
         self.boot_stage = ""
         self.last_lines: list[str] = []
+        self.failure: EngineFailure | None = None
         self.resolved_config: dict[str, Any] | None = None
 
     @property

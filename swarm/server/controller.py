@@ -17,7 +17,7 @@ from typing import Any
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EpisodeEnd, ServerStatus
+from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineFailure, EpisodeEnd, ServerStatus
 from swarm.server.board import EngineBoard, Serving
 from swarm.server.claims import ClaimQueue, WaitingClaim
 from swarm.server.concurrency import Signal
@@ -104,6 +104,7 @@ class Controller(EngineBoard):
             engine_changes=self._changes,
             weight_syncs=self._weight_syncs,
             engine_pid=self.engine_pid,
+            engine_failure=self.failure,
             waiting_claims=len(self.claims),
             last_lines=self.last_lines,
             model=self.job.model_name if self.has_job else "",
@@ -149,7 +150,7 @@ class Controller(EngineBoard):
                 code="engine_not_offline",
             )
         if self._training.sync(job):
-            self.resolved_config = None
+            self.resolved_config = self.failure = None
         self._detail = "ready to start"
         self._changed.notify()
 
@@ -169,6 +170,7 @@ class Controller(EngineBoard):
 
     def run_stopped(self) -> None:
         """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
+        self.failure = None
         if self.has_job:
             self._training.stop()
 
@@ -233,6 +235,10 @@ class Controller(EngineBoard):
         """Record a finished step in whatever state, see :meth:`TrainingRun.step_done`."""
         if self._training.step_done(result):
             self._sent = ""
+            if self.failure is not None:
+                # a step that is reported after the death makes that death the first in a row
+                dead = self._state is EngineState.OFFLINE
+                self.failure = self.failure.model_copy(update={"count": 1}) if dead else None
             self._changed.notify()
             # the next batch may be ready now
             self._tell_collected()
@@ -251,6 +257,12 @@ class Controller(EngineBoard):
                 "dropped" if failure.dropped else "tried again",
             )
         self._sent = ""
+
+    def died(self, reason: str, *, wrong_config: bool = False) -> None:
+        """Count a death of the engine, before it goes :meth:`offline`; its next step or a stop on purpose resets the
+        count."""
+        count = self.failure.count + 1 if self.failure is not None else 1
+        self.failure = EngineFailure(reason=reason, count=count, wrong_config=wrong_config)
 
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""

@@ -116,6 +116,9 @@ class Supervisor:
                     reason = await self._drive(link, process, goodbye)
                 finally:
                     asked_for = self._stop.is_set()
+                    said = goodbye.result() if goodbye.done() else None
+                    if not asked_for and (said is None or said.error):
+                        controller.died(reason, wrong_config=said is not None and said.wrong_config)
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
                     if goodbye.done() and goodbye.result().error and not asked_for:
@@ -132,6 +135,8 @@ class Supervisor:
             reason = f"internal error while supervising the engine: {type(exc).__name__}: {exc}"
         finally:
             self._run = None
+            if not started.done():
+                controller.died(reason)
             controller.offline(reason, lines)
             if not started.done():
                 started.set_exception(EngineError(reason))

@@ -206,10 +206,21 @@ def config(tmp_path: Path) -> Path:
             # it trains, and still knows its tool afterwards
             "lr": 1e-5,
             "total_training_steps": 50,
+            # what the engine starts from after its death
+            "save_freq": 3,
         },
         "swarm": {"port": 0, "run_dir": "run", "allow_code_sync": True, "boot_timeout": READY_SECONDS - 60},
         # a request may have to wait for a whole training step
-        "gateway": {"port": 0, "hooks": "letters:hooks", "claim_wait_seconds": STEP_SECONDS},
+        "gateway": {
+            "port": 0,
+            "hooks": "letters:hooks",
+            "claim_wait_seconds": STEP_SECONDS,
+            "routes": [
+                {"name": "tiny"},
+                # an app that is told at once when there is no engine
+                {"name": "impatient", "models": ["impatient"], "claim_wait_seconds": 1.0},
+            ],
+        },
     }
     path = tmp_path / "up.yaml"
     path.write_text(yaml.safe_dump(sections))
@@ -320,6 +331,53 @@ def step(swarm: SwarmClient, number: int) -> StepResult:
     return result
 
 
+def batch_is_out(swarm: SwarmClient, of_step: int) -> bool:
+    """Whether the engine has, or had, the batch of that step."""
+    engine = swarm.status().engine
+    return engine.engine_status is EngineState.WEIGHT_SYNCING or engine.global_step >= of_step
+
+
+def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
+    """The trainer is killed after step 3: the gateway stays, and the run goes on from that step's checkpoint."""
+    before = swarm.status()
+    known = {one.batch_id for one in before.steps}
+    assert before.engine_pid is not None
+    os.kill(before.engine_pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert until(lambda: swarm.status().engine.engine_status is EngineState.OFFLINE, 60.0), swarm.status()
+    with httpx.Client(base_url=gateway, timeout=STEP_SECONDS, trust_env=False) as app:
+
+        def asked() -> bool:
+            answer = app.post("/v1/chat/completions", json={**ASK, "model": "impatient", "max_tokens": 8})
+            if answer.status_code == 503:
+                assert float(answer.headers["retry-after"]) > 0, answer.headers
+                return False
+            assert answer.status_code == 200, answer.text
+            return int(answer.headers["x-swarm-policy-version"]) >= 3
+
+        assert not asked()
+        died = up.expect("restarting", 60.0)
+        assert "killed by SIGKILL" in died["reason"] and died["attempt"] == 1
+        assert until(lambda: swarm.status().engine.engine_status is EngineState.BOOTING, 60.0), swarm.status()
+        left = segments() - up.segments
+        assert left == in_use(left), "shared memory of the engine that died is left"
+        assert until(asked, READY_SECONDS), swarm.status()
+        print(f"answered again {time.monotonic() - began:.0f} s after the kill")
+        recovered = up.expect("recovered", 60.0)
+        assert recovered["step"] == 3
+
+        def trained() -> list[StepResult]:
+            return [one for one in swarm.status().steps if one.batch_id not in known]
+
+        def asked_and_trained() -> bool:
+            asked()
+            return bool(trained())
+
+        assert until(asked_and_trained, STEP_SECONDS), swarm.status()
+        assert trained()[0].step == 4
+        assert swarm.status().engine_failure is None
+
+
 def command(*arguments: str, cwd: Path) -> dict[str, Any]:
     """What a command of ours prints as JSON."""
     paths = [str(ROOT), str(cwd), os.environ.get("PYTHONPATH", "")]
@@ -374,7 +432,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
         SwarmClient(up.url("swarm server")) as swarm,
     ):
         assert swarm.status().resolved_config["trainer"]["project_name"] == f"swarm-gateway {NAME}", "not by the driver"
-        assert [model.id for model in sdk.models.list()] == ["tiny"]
+        assert [model.id for model in sdk.models.list()] == ["tiny", "impatient"]
         with pytest.raises(openai.NotFoundError) as caught:
             sdk.chat.completions.create(**{**ASK, "model": "gpt-4o"})
         assert caught.value.code == "model_not_found"
@@ -387,13 +445,20 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
 
         # the second batch has one group of the gateway's and one of a client that speaks to the swarm server itself
         means = [run_group(swarm, version=1), ask(sdk, version=1, max_tokens=8)]
+        # the rewards of an answer may be handed in behind it: until then there is room for another group
+        assert until(lambda: batch_is_out(swarm, of_step=2), STEP_SECONDS), swarm.status()
         # sent while the engine trains, this waits for the new weights
         ask(sdk, version=2)
         second = step(swarm, 2)
         assert second.metrics["swarm/reward_mean"] == pytest.approx(fmean(means), abs=1e-6)
         assert first.batch_id != second.batch_id
 
-        groups = httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()["groups"]
+        def counts_of_gateway() -> dict[str, Any]:
+            return httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()
+
+        # the last answer's rewards are handed in behind it
+        assert until(lambda: not counts_of_gateway()["background"], 60.0), counts_of_gateway()
+        groups = counts_of_gateway()["groups"]
         # what was claimed ahead of a request when the batch left was given back, and nobody's answer with it
         assert groups["trained"] == 4
         assert set(groups["dropped"]) <= {"standby_gave_way"}
@@ -427,6 +492,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
             assert trained.metrics["training/rollout_probs_diff_max"] < 1e-3
             timelines = sum(len(row["timelines"]) for row in everything if row["step"] == trained.step)
             assert trained.metrics["swarm/rows"] == timelines > 0
+        comes_back(up, swarm, gateway)
 
     assert up.interrupt() in (0, 130)
     assert up.expect("stopped", 10.0)

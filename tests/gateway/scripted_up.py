@@ -2,8 +2,11 @@
 
     python -m tests.gateway.scripted_up SCRIPT swarm start --config FILE --log-format text --stop-on-eof
 
-The script is a word: ``steps`` (boot, roll, two steps, serve on), ``engine-dies``, ``gateway-dies``, ``slow-stop``.
-Every command that the server gets is appended to ``RUN_DIR/commands``.
+The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` (dies while it boots), ``dies-once``,
+``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``model-gone``
+(``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``. Every command that the server gets is
+appended to ``RUN_DIR/commands``. ``paced`` is no stand-in: it is the command line itself, with the engine of the
+resilience tests.
 """
 
 from __future__ import annotations
@@ -28,12 +31,16 @@ class Engine:
         self.script = script
         self.commands = commands
         self.looks: int | None = None
+        self.starts = 0
 
     def command(self, name: str) -> dict[str, Any]:
         with self.commands.open("a") as file:
             file.write(name + "\n")
         if name == "/start_engine":
+            if self.starts and self.script == "model-gone":
+                return {"error": {"message": "there is no folder /models/tiny"}}
             self.looks = 0
+            self.starts += 1
         if name == "/stop_engine":
             self.looks = None
             if self.script == "slow-stop":
@@ -46,11 +53,31 @@ class Engine:
         self.looks += 1
         if self.looks == 1:
             return status("ENGINE.BOOTING", "loading the model", boot_stage="model")
-        if self.script == "engine-dies":
-            return status(
-                "ENGINE.OFFLINE", "the engine process exited with code 1", last_lines=["CUDA [out] of memory"]
-            )
-        return status("ENGINE.ROLLING", "", model="tiny", steps=STEPS[: self.looks - 2])
+        if self.script == "never-up":
+            return self.dead()
+        if self.looks > 2 and self.script == "stopped":
+            return status("ENGINE.OFFLINE", "stopped")
+        if self.looks > 2 and (
+            self.script in ("dies-always", "wrong-config")
+            or (self.script in ("dies-once", "model-gone") and self.starts == 1)
+        ):
+            return self.dead()
+        return status(
+            "ENGINE.ROLLING",
+            "",
+            model="tiny",
+            steps=STEPS[: self.looks - 2],
+            engine_failure=failure(self.starts - 1) if self.starts > 1 else None,
+        )
+
+    def dead(self) -> dict[str, Any]:
+        reason = "the engine process exited with code 1"
+        died = failure(self.starts, wrong_config=self.script == "wrong-config")
+        return status("ENGINE.OFFLINE", reason, last_lines=["CUDA [out] of memory"], engine_failure=died)
+
+
+def failure(count: int, **fields: Any) -> dict[str, Any]:
+    return {"reason": "the engine process exited with code 1", "count": count, **fields}
 
 
 def status(state: str, detail: str, **fields: Any) -> dict[str, Any]:
@@ -70,7 +97,7 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
 
         def answer(self, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()
-            self.send_response(200)
+            self.send_response(400 if "error" in body else 200)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -86,6 +113,14 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
 
 def main() -> None:
     script, *arguments = sys.argv[1:]
+    if script == "paced":
+        import swarm.server.supervisor
+        from gateway.cli import main as command_line
+
+        swarm.server.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.gateway.resilience.engine")
+        sys.argv[1:] = arguments
+        command_line()
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = yaml.safe_load(Path(arguments[arguments.index("--config") + 1]).read_text())
     if script == "steps":

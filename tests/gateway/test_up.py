@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -16,8 +17,12 @@ from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.job import TrainJob
+from tests.gateway.conftest import write_hooks
+from tests.gateway.resilience.rig import JOB, REWARD
+from tests.kill.invariants import lines
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 
 COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
 
@@ -36,6 +41,7 @@ class Run:
             run_dir=run_dir,
             addresses=addresses,
             boot_timeout=60.0,
+            restart_pause=0.01,
             command=(*COMMAND, "tests.gateway.scripted_up", script),
         )
 
@@ -113,12 +119,147 @@ def test_a_signal_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     assert kinds[-1] == "stopped"
 
 
-def test_a_dead_engine_is_reported_and_the_rest_stopped(tmp_path: Path) -> None:
-    run = Run("engine-dies", tmp_path)
+def test_an_engine_that_never_came_up_is_reported_and_the_rest_stopped(tmp_path: Path) -> None:
+    run = Run("never-up", tmp_path)
     with pytest.raises(UpFailedError, match="exited with code 1") as caught:
         run()
     assert caught.value.last_lines == ["CUDA [out] of memory"]
-    assert run.kinds[-1] == "stopped"
+    assert run.kinds[-1] == "stopped" and run.commands.count("/start_engine") == 1
+
+
+def test_an_engine_that_dies_is_started_again(tmp_path: Path) -> None:
+    run = Run("dies-once", tmp_path, recovered=interrupt())
+    kinds = run()
+    told = [kind for kind in kinds if kind in ("ready", "restarting", "recovered", "stopped")]
+    assert told == ["ready", "restarting", "recovered", "stopped"]
+    values = next(values for kind, values in run.events if kind == "restarting")
+    assert values["reason"] == "the engine process exited with code 1"
+    assert (values["attempt"], values["of"], values["last_lines"]) == (1, 5, ["CUDA [out] of memory"])
+    assert run.commands == ["/sync_train_config", "/start_engine", "/start_engine", "/stop_engine"]
+
+
+def test_an_engine_that_dies_time_and_again_is_given_up(tmp_path: Path) -> None:
+    run = Run("dies-always", tmp_path)
+    with pytest.raises(UpFailedError, match=r"exited with code 1 \(it was started again 5 times") as caught:
+        run()
+    assert caught.value.last_lines == ["CUDA [out] of memory"]
+    assert run.kinds.count("restarting") == 5 and run.kinds[-1] == "stopped"
+    assert run.commands.count("/start_engine") == 6
+
+
+@pytest.mark.parametrize(
+    ("script", "starts", "why"),
+    [("wrong-config", 1, "its configuration is wrong"), ("model-gone", 2, "there is no folder /models/tiny")],
+)
+def test_a_configuration_that_is_wrong_is_not_tried_again(tmp_path: Path, script: str, starts: int, why: str) -> None:
+    run = Run(script, tmp_path)
+    with pytest.raises(UpFailedError, match=why):
+        run()
+    assert run.commands.count("/start_engine") == starts and run.kinds[-1] == "stopped"
+
+
+def test_an_engine_that_a_client_stopped_is_left_to_it(tmp_path: Path) -> None:
+    run = Run("stopped", tmp_path, engine_stopped=interrupt())
+    assert "restarting" not in run()
+    assert run.commands.count("/start_engine") == 1
+
+
+def test_ctrl_c_does_not_wait_for_a_restart(tmp_path: Path) -> None:
+    run = Run("dies-always", tmp_path, restarting=interrupt())
+    run.plan = replace(run.plan, restart_pause=60.0)
+    assert run()[-1] == "stopped"
+    assert run.commands.count("/start_engine") == 1
+
+
+class Users:
+    """Ask the gateway without a pause until ``up`` is interrupted, which they do once all has been seen."""
+
+    def __init__(self, count: int) -> None:
+        self.url = ""
+        self.refused, self.recovered, self.enough = threading.Event(), threading.Event(), threading.Event()
+        self.answers: list[httpx.Response] = []
+        self.trained_again = 0
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._ask) for _ in range(count)]
+
+    def start(self, values: dict[str, Any]) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        self.enough.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _ask(self) -> None:
+        body = {"model": "stand-in", "messages": [{"role": "user", "content": "hello"}]}
+        with httpx.Client(base_url=self.url, timeout=15, trust_env=False) as http:
+            while not self.enough.is_set():
+                after = self.recovered.is_set()
+                try:
+                    answer = http.post("/v1/chat/completions", json=body)
+                except httpx.HTTPError as exc:
+                    self.failures.append(repr(exc))
+                    return
+                self.answers.append(answer)
+                if answer.status_code == 503:
+                    self.refused.set()
+                self.trained_again += after and answer.headers.get("x-swarm-trained") in ("true", "pending")
+
+
+def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESILIENCE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    users = Users(4)
+    steps: list[str] = []
+
+    def listening(values: dict[str, Any]) -> None:
+        if values["name"] == "gateway":
+            users.url = values["url"]
+
+    def step(values: dict[str, Any]) -> None:
+        if not steps:
+            os.kill(started()[-1]["started"], signal.SIGKILL)
+        steps.append(values["batch_id"])
+        if users.recovered.is_set():
+            users.enough.set()
+            interrupt()(values)
+
+    def restarting(values: dict[str, Any]) -> None:
+        assert users.refused.wait(30), "nobody was told to come later"
+
+    def recovered(values: dict[str, Any]) -> None:
+        steps_before.extend(steps)
+        users.recovered.set()
+
+    def started() -> list[dict[str, Any]]:
+        return [line for line in lines(tmp_path / "engine.jsonl") if "started" in line]
+
+    steps_before: list[str] = []
+    run = Run(
+        "paced",
+        tmp_path / "run",
+        listening=listening,
+        ready=users.start,
+        step=step,
+        restarting=restarting,
+        recovered=recovered,
+    )
+    hooks = write_hooks(tmp_path / "hooks", REWARD)
+    settings = {"hooks": str(hooks), "port": 0, "offline_wait_seconds": 0.2, "claim_wait_seconds": 5.0}
+    run.plan = replace(run.plan, job=JOB, gateway_section=settings)
+    try:
+        run()
+    finally:
+        users.join()
+    assert not users.failures
+    refused = [one for one in users.answers if one.status_code != 200]
+    assert refused and all((one.status_code, "retry-after" in one.headers) == (503, True) for one in refused)
+    assert "killed by SIGKILL" in next(values["reason"] for kind, values in run.events if kind == "restarting")
+    assert run.kinds.count("recovered") == 1 and len(started()) == 2
+    assert users.trained_again and set(steps) > set(steps_before)
 
 
 def test_a_dead_gateway_is_reported_with_its_last_words(tmp_path: Path) -> None:

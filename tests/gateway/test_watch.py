@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from gateway.watch import EngineWatch, UpFailedError
-from swarm.protocol import EngineStatus, ServerStatus
+from swarm.protocol import EngineFailure, EngineStatus, ServerStatus
 from swarm.states import EngineState
 from swarm.types import StepResult
 
@@ -48,13 +48,70 @@ def test_the_resolved_configuration_is_kept_as_a_file(tmp_path: Path) -> None:
     assert "config" not in watched.see(EngineState.BOOTING, resolved_config={"trainer": {"nnodes": 1}})
 
 
-def test_a_dead_engine_raises_with_its_reason_and_last_lines(tmp_path: Path) -> None:
+def died(count: int, reason: str = "out of memory") -> dict[str, Any]:
+    return {
+        "detail": f"{reason}; its processes are being ended",
+        "engine_failure": EngineFailure(reason=reason, count=count),
+    }
+
+
+def test_an_engine_that_never_came_up_raises_with_its_reason_and_last_lines(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    watched.see(EngineState.ROLLING, steps=[step(1)])
-    with pytest.raises(UpFailedError, match="went offline: out of memory") as caught:
-        watched.see(EngineState.OFFLINE, "out of memory", steps=[step(1)], last_lines=["Killed"])
+    watched.see(EngineState.BOOTING)
+    with pytest.raises(UpFailedError, match=r"went offline: out of memory$") as caught:
+        watched.see(EngineState.OFFLINE, **died(1), last_lines=["Killed"])
     assert caught.value.last_lines == ["Killed"]
     assert caught.value.log == tmp_path / "engine.log"
+
+
+def test_restarts_wait_twice_as_long_each_until_there_was_a_step(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    for count, longest in ((1, 2.0), (2, 4.0), (3, 8.0), (1, 2.0)):
+        assert watched.see(EngineState.OFFLINE, **died(count)) == ["state", "restarting"]
+        values = watched.events[-1][1]
+        assert longest / 2 <= values["in_seconds"] <= longest and values["reason"] == "out of memory"
+        assert not watched.watch.restart_due
+        watched.now += longest
+        assert watched.watch.restart_due
+        assert watched.see(EngineState.OFFLINE, **died(count)) == []
+        watched.see(EngineState.BOOTING, **died(count))
+        assert not watched.watch.restart_due
+        watched.now += 50.0
+        assert watched.see(EngineState.ROLLING, **died(count)) == ["recovered", "state"]
+        assert watched.events[-2][1]["seconds"] == 50.0, "counted from this boot"
+
+
+def test_where_training_went_on_is_told_also_when_it_has_done_steps_since(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, total_steps=9)
+    watched.see(EngineState.ROLLING, steps=[step(1), step(2), step(3)])
+    watched.see(EngineState.OFFLINE, **died(1), steps=[step(1), step(2), step(3)])
+    again = step(3).model_copy(update={"batch_id": "after the checkpoint of step 2"})
+    told = watched.see(EngineState.WEIGHT_SYNCING, steps=[step(1), step(2), step(3), again])
+    assert told == ["recovered", "state", "step"]
+    assert watched.events[-3][1]["step"] == 2
+
+
+def test_a_start_that_fails_at_once_is_one_more_death(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    watched.see(EngineState.OFFLINE, **died(1))
+    watched.now = 2.0
+    assert watched.watch.restart_due
+    assert watched.see(EngineState.OFFLINE, **died(2, "the disk is full")) == ["restarting"]
+    assert not watched.watch.restart_due
+
+
+def test_an_engine_that_is_stopped_while_it_waits_for_its_restart_stays_stopped(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    watched.see(EngineState.OFFLINE, **died(1))
+    assert watched.see(EngineState.OFFLINE, "stopped") == ["engine_stopped"]
+    watched.now = 100.0
+    assert watched.see(EngineState.OFFLINE, "stopped") == []
+    assert not watched.watch.restart_due
+    watched.see(EngineState.BOOTING)
+    assert watched.see(EngineState.ROLLING) == ["ready", "state"]
 
 
 def test_an_engine_that_has_done_its_last_step_is_finished(tmp_path: Path) -> None:
@@ -87,5 +144,4 @@ def test_an_engine_that_goes_on_without_a_checkpoint_counts_from_one(tmp_path: P
     watched.see(EngineState.BOOTING, steps=before)
     again = step(1).model_copy(update={"batch_id": "another"})
     assert "step" in watched.see(EngineState.ROLLING, steps=[*before, again])
-    with pytest.raises(UpFailedError):
-        watched.see(EngineState.OFFLINE, "out of memory", steps=[*before, again])
+    assert "restarting" in watched.see(EngineState.OFFLINE, **died(1), steps=[*before, again])

@@ -32,6 +32,7 @@ async def refusal(job: TrainJob, run_dir: Path) -> str:
     """The error with which the engine finishes; it must be a configuration error (exit code 2)."""
     async with EngineProcess(job, run_dir) as engine:
         finished = await engine.expect(Finished, 60)
+        assert finished.wrong_config
         assert await engine.process.wait() == 2, engine.tail()
     return finished.error
 

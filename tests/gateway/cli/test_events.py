@@ -34,6 +34,21 @@ def test_people_get_the_address_to_point_their_app_at(capsys: pytest.CaptureFixt
     assert "step    3  reward 0.412  9.8 s" in out
 
 
+@pytest.mark.parametrize(
+    ("step", "whence"),
+    [(4, "training goes on from the checkpoint of step 4"), (0, "from the job's model: there is no checkpoint")],
+)
+def test_people_read_why_the_engine_died_and_where_training_goes_on(
+    capsys: pytest.CaptureFixture[str], step: int, whence: str
+) -> None:
+    died = {"reason": "killed by SIGKILL", "attempt": 2, "of": 5, "in_seconds": 3.6, "last_lines": ["[1] bye"]}
+    recovered = {"model": "tiny", "seconds": 55.2, "step": step}
+    out = printed(capsys, False, ("restarting", died), ("recovered", recovered))
+    assert "engine: DIED: killed by SIGKILL\n" in out and "| [1] bye\n" in out
+    assert "starting it again in 4 s (2 of 5)" in out
+    assert "serves again after 55 s" in out and whence in out
+
+
 def test_a_failure_shows_its_last_lines_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(
         capsys,

@@ -1,6 +1,7 @@
 from gateway.cli.status import status_lines, step_line
 from swarm.protocol import (
     ClientRow,
+    EngineFailure,
     EngineStatus,
     JournalStatus,
     LogEntry,
@@ -24,6 +25,13 @@ def test_a_dead_engine_shows_its_last_lines() -> None:
     assert lines[0].startswith("engine  ENGINE.OFFLINE")
     assert "detail  exit code 1" in lines
     assert lines[-1] == "  | boom"
+
+
+def test_an_engine_that_boots_again_still_tells_what_it_died_of() -> None:
+    engine = EngineStatus(engine_status=EngineState.BOOTING, engine_status_detail="starting Ray")
+    died = EngineFailure(reason="killed by SIGKILL", count=2)
+    lines = status_lines(ServerStatus(engine=engine, engine_failure=died))
+    assert "died    killed by SIGKILL (2 in a row without a step)" in lines
 
 
 def test_the_batch_and_only_the_latest_steps() -> None:

@@ -44,8 +44,15 @@ class Screen:
             raise AssertionError(f"{what or 'it'} is not on the screen:\n{self.text}") from None
 
     async def shows(self, *words: str) -> str:
-        """The first screen with all of ``words``."""
+        """The first screen with all of ``words``.
+
+        What is to be there as well belongs in here: a widget that grows shows its last lines one layout later.
+        """
         return await self.until(lambda text: all(word in text for word in words), " and ".join(words))
+
+    async def says(self, sentence: str) -> str:
+        """The first screen with ``sentence``, wherever its lines break."""
+        return await self.until(lambda text: sentence in " ".join(text.split()), sentence)
 
 
 @asynccontextmanager

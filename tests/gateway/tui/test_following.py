@@ -47,8 +47,8 @@ async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_pa
             await watch.__aexit__(None, None, None)
             raise
     try:
-        text = await screen.shows("the swarm server does not answer", "! AWAY", "what stands below is", "○ OFFLINE")
-        assert f"no swarm server answers at {url}" in " ".join(text.split())
+        await screen.shows("the swarm server does not answer", "! AWAY", "what stands below is", "○ OFFLINE")
+        await screen.says(f"no swarm server answers at {url}")
         await screen.until(lambda _: screen.app.followers[0].failures >= 3)
         async with swarm_server(tmp_path, int(url.rpartition(":")[2])):
             await screen.press("r")

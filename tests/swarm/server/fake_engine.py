@@ -1,7 +1,8 @@
 """A stand-in engine process that speaks the real link: both roles, scripted by its arguments.
 
 ``python fake_engine.py MODE JOB.yaml`` with MODE one of ``train`` (a step per batch), ``one_step`` (then Finished),
-``crash`` (traceback while booting), ``broken`` (Finished with an error), ``failing`` (the same once it has a batch),
+``crash`` (traceback while booting), ``broken`` (Finished with an error), ``misconfigured`` (with one of its job),
+``failing`` (the same as ``broken`` once it has a batch),
 ``lingering`` (the same once it rolls, and then five seconds to clean up), ``mute`` (never says Hello), ``silent``
 (stops beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a shared-memory segment and a Ray folder),
 ``stuttering`` (as ``train``, but sends each request once more when it has its batch), ``late`` (reports its step only
@@ -40,8 +41,8 @@ def main(mode: str, job_path: str, vllm: str = "127.0.0.1:1") -> None:
         driver.send(BootProgress(stage="loading the model", detail="shard 1/2"))
         if mode == "crash":
             raise RuntimeError("out of memory")
-        if mode == "broken":
-            driver.send(Finished(error="no such tokenizer"))
+        if mode in ("broken", "misconfigured"):
+            driver.send(Finished(error="no such tokenizer", wrong_config=mode == "misconfigured"))
             return
         if mode == "stubborn":
             leave_traces()

@@ -17,6 +17,7 @@ import pytest
 
 from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.job import TrainJob
+from swarm.protocol import EngineFailure
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.journal.records import BatchFailed, BatchTaken, RunStopped, StepRecorded
@@ -196,6 +197,48 @@ async def test_a_killed_engine_is_noticed_at_once(tmp_path: Path) -> None:
         assert controller.pool.information().completed_tasks == 1
 
 
+async def test_deaths_in_a_row_are_counted_and_shown_until_there_is_a_step(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        for count in (1, 2):
+            os.kill(await supervisor.start(), 9)
+            await reach(controller, EngineState.OFFLINE)
+            failure = controller.status().engine_failure
+            assert failure == EngineFailure(reason="the engine process was killed by SIGKILL", count=count)
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        assert controller.status().engine_failure == failure, "it is not forgotten by a start alone"
+        finish(controller, await claim(controller, 2, LONG), "a")
+        finish(controller, await claim(controller, 2, LONG), "b")
+        assert await controller._changed.until(lambda: controller.policy_version == 1, LONG)
+        assert controller.status().engine_failure is None
+        os.kill(pid, 9)
+        await reach(controller, EngineState.OFFLINE)
+        assert controller.status().engine_failure is not None
+        await supervisor.stop(for_good=True)
+        assert controller.status().engine_failure is None, "a stop on purpose ends the row"
+
+
+async def test_a_start_that_fails_counts_as_a_death_and_a_stop_does_not(tmp_path: Path) -> None:
+    async with engine(tmp_path, "", ("/nonexistent/engine",)) as (controller, supervisor):
+        with pytest.raises(EngineError):
+            await supervisor.start()
+        failure = controller.status().engine_failure
+        assert failure is not None and "could not be started" in failure.reason
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await supervisor.stop()
+        assert controller.status().engine_failure is None
+
+
+async def test_an_engine_says_that_its_configuration_is_wrong(tmp_path: Path) -> None:
+    async with engine(tmp_path, "misconfigured") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        failure = controller.status().engine_failure
+        assert failure is not None and failure.wrong_config and "no such tokenizer" in failure.reason
+
+
 async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path) -> None:
     journal = MemoryJournal()
     async with engine(tmp_path, "failing", journal=journal) as (controller, supervisor):
@@ -237,6 +280,8 @@ async def test_a_step_that_was_done_is_recorded_however_late_the_engine_says_so(
         assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
         assert not journal.of(BatchFailed)
         assert controller.pool.collection.outstanding is None
+        failure = controller.status().engine_failure
+        assert failure is None if mode == "late" else failure is not None and failure.count == 1
 
 
 async def test_requests_that_come_again_too_late_change_nothing(tmp_path: Path) -> None:
