@@ -90,7 +90,7 @@ def test_an_agreement_needs_a_method_that_asks_for_it(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("collects", ["any_client_agree_sync_weight", "all_clients_agree_sync_weight"])
-def test_an_agreement_waits_for_something_to_train_while_anything_runs(collects: CollectionMethod, clock: Clock) -> None:
+def test_an_agreement_waits_for_something_to_train_while_one_runs(collects: CollectionMethod, clock: Clock) -> None:
     collection = Collection(job(collection=collects), 100.0, clock)
     run(collection, "me", "a")
     collection.claimed("other", "train")
