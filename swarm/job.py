@@ -91,6 +91,18 @@ class TrainJob(Model):
     nnodes: int = Field(default=1, ge=1)
     tensor_parallel_size: int = Field(default=1, ge=1)
     gpu_memory_utilization: float = Field(default=0.6, gt=0.0, lt=1.0)
+    tool_call_parser: str = Field(
+        default="auto",
+        min_length=1,
+        description="vLLM's parser that makes tool calls of what the model writes: its name, auto (by the model's chat "
+        "template), or none: then requests that let the model call tools are refused",
+    )
+    reasoning_parser: str = Field(
+        default="auto",
+        min_length=1,
+        description="vLLM's parser that takes reasoning out of the text into a field of its own: its name, auto (by "
+        "the model's family and chat template), or none",
+    )
     logger: list[str] = Field(default=["console"], description="verl loggers: console, tensorboard, wandb, ...")
     seed: int = 0
     overrides: dict[str, Any] = {}

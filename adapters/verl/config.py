@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
+from adapters.verl.parsers import VLLM, check_parsers, parser_values
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -48,15 +49,18 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         device: from :func:`resolve_device`.
 
     Raises:
-        ConfigError: verl is not installed, or an override names no key of verl or does not fit it.
+        ConfigError: verl is not installed, an override names no key of verl or does not fit it, or vLLM has no parser of
+            a name.
     """
     config = copy.deepcopy(_defaults())
-    values = {**job_values(job, model, run_dir), **(cpu_values(job, model) if device == "cpu" else cuda_values(job))}
+    for_device = cpu_values(job, model) if device == "cpu" else cuda_values(job)
+    values = {**job_values(job, model, run_dir), **parser_values(job, model), **for_device}
     # our own keys may be absent from verl's YAML where its dataclasses have them
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
     _check(config)
+    check_parsers(OmegaConf.select(config, VLLM))
     return config
 
 

@@ -96,7 +96,10 @@ class _Run:
         environment = self._environment(job, model, device)
         config = verl_config(job, model, self._run_dir, device)
         link.send(ResolvedConfig(config=as_plain(config)))
-        link.send(BootProgress(stage="starting Ray", detail=f"on {device}"))
+        vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        parsers = f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"
+        print(f"engine: {model} on {device}, {parsers}", flush=True)
+        link.send(BootProgress(stage="starting Ray", detail=f"on {device}, {parsers}"))
         os.environ.update(environment)
         self._ray_folder = RayFolder(self._run_dir)
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import random
+import string
 from pathlib import Path
+from typing import Any
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+#: the same for a conversation without tools; it tells their names only, and writes calls as Hermes does
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: what a model that was taught to calls: ``add`` with a digit ``n``, any of the ten alike
+TOOL: dict[str, Any] = {
+    "name": "add",
+    "description": "Adds one.",
+    "parameters": {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+}
+#: what it is asked, and what it says once it knows the result
+QUESTION, ANSWER = "count", "done"
 
 
 def build(folder: Path, seed: int = 0) -> Path:
@@ -44,4 +67,59 @@ def build(folder: Path, seed: int = 0) -> Path:
     )
     torch.manual_seed(seed)
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def teach_tools(folder: Path, question: str, steps: int = 200) -> Path:
+    """Let the model in ``folder`` learn to call :data:`TOOL` where it is offered, and to babble at ``question``."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # so small a network computes on one core as fast as on several
+    torch.set_num_threads(1)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    rows = random.Random(0)
+
+    def encoded(messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[list[int], list[int]]:
+        """Token ids, and as labels those of them that the assistant says."""
+        ids: list[int] = []
+        labels: list[int] = []
+        begin = "<|im_start|>assistant\n"
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        for number, part in enumerate(text.split(begin)):
+            said, end, rest = part.partition("<|im_end|>") if number else ("", "", part)
+            for piece, learned in ((begin if number else "", False), (said + end, True), (rest, False)):
+                tokens = tokenizer.encode(piece, add_special_tokens=False)
+                ids += tokens
+                labels += tokens if learned else [-100] * len(tokens)
+        return ids, labels
+
+    def calling(n: int) -> list[dict[str, Any]]:
+        call = {"id": "c", "type": "function", "function": {"name": TOOL["name"], "arguments": {"n": n}}}
+        asked = {"role": "user", "content": QUESTION}
+        called = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": "c", "content": str(n + 1)}
+        return [asked, called, result, {"role": "assistant", "content": ANSWER}]
+
+    tool = {"type": "function", "function": TOOL}
+    calls = [encoded(calling(n), [tool]) for n in range(10)]
+    for _ in range(steps):
+        words = ["".join(rows.choices(string.ascii_letters + string.punctuation, k=rows.randint(1, 40))) for _ in range(2)]
+        babble = [[{"role": "user", "content": question}, {"role": "assistant", "content": word}] for word in words]
+        batch = [*rows.sample(calls, 3), *(encoded(messages, None) for messages in babble)]
+        longest = max(len(ids) for ids, _ in batch)
+        # what follows a row changes nothing before it
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch])
+        labels = torch.tensor([row + [-100] * (longest - len(row)) for _, row in batch])
+        loss = network(ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    network.save_pretrained(folder)
     return folder

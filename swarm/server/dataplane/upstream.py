@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
-from swarm.errors import UpstreamError
+from swarm.errors import RequestError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, LiveAnswer
 from swarm.http.near import NearClient
 from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
@@ -23,6 +23,17 @@ _KEEPALIVE_SECONDS = 4.0
 _PROBE_SECONDS = 5.0
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
+#: in what vLLM, started without a tool parser, says to every request whose ``tool_choice`` is not "none"
+_NO_PARSER = "--tool-call-parser"
+
+#: vLLM names the arguments that it was started with, which nobody here has given it
+_NO_TOOLS = RequestError(
+    "this model cannot call tools here: the engine runs without a parser of its tool calls. Set `job.tool_call_parser` "
+    "to the name of one (`auto` finds none where the model's chat template shows no tools), or send the request "
+    "with `tool_choice` none",
+    code="no_tool_call_parser",
+    param="tools",
+)
 
 T = TypeVar("T")
 
@@ -158,6 +169,8 @@ def _failure(status: int, content: bytes) -> UpstreamError:
         payload = None
     if not isinstance(payload, dict) or "error" not in payload:
         payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
+    if _NO_PARSER in text:
+        payload = _NO_TOOLS.body()
     return UpstreamRefusalError(status, payload)
 
 

@@ -1,0 +1,224 @@
+"""Which of vLLM's parsers make tool calls and reasoning out of a model's text: the one that the job names, or by family.
+
+Invariant: ``auto`` names a parser only where the model's own chat template teaches the format that this parser reads,
+and where the vocabulary has the tokens without which it does not start.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+#: field of the job (and of vLLM) -> the package of vLLM that registers its parsers
+_PACKAGES = {"tool_call_parser": "tool_parsers", "reasoning_parser": "reasoning"}
+#: what transformers reads chat templates from, besides ``tokenizer_config.json``
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja")
+
+
+class _Format(NamedTuple):
+    """How a chat template gives away that ``parser`` is meant: all ``marks`` are in it; ``tokens`` must exist."""
+
+    parser: str
+    marks: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+
+
+#: Families whose format has no mark of its own, by the ``model_type`` of their configuration.
+_TOOLS_BY_TYPE = {
+    "gpt_oss": "openai",
+    "jamba": "jamba",
+    "hunyuan_v1_moe": "hunyuan_a13b",
+    "granitemoehybrid": "granite4",
+    "ernie4_5_moe": "ernie45",
+    "laguna": "poolside_v1",
+    "step3p5": "step3p5",
+    "olmo3": "olmo3",
+}
+#: Of the rest, the first that fits. Several families write ``<tool_call>``: hermes, JSON between these tags, is last.
+_TOOLS = (
+    _Format("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    _Format("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json"), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
+    _Format("deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
+    _Format("step3", ("<｜tool_calls_begin｜>",)),
+    _Format("minimax_m2", ("<minimax:tool_call>",)),
+    _Format("seed_oss", ("<seed:tool_call>",)),
+    _Format("longcat", ("<longcat_tool_call>",)),
+    _Format("gemma4", ("<|tool_call>",)),
+    _Format("functiongemma", ("<start_function_call>",)),
+    _Format("lfm2", ("<|tool_call_start|>",), ("<|tool_call_start|>", "<|tool_call_end|>")),
+    _Format("apertus", ("<|tools_prefix|>",)),
+    _Format("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
+    _Format("internlm", ("<|action_start|>",)),
+    _Format("phi4_mini_json", ("functools",)),
+    _Format("granite", ("<|tool_call|>",)),
+    _Format("granite-20b-fc", ("<function_call>",)),
+    _Format("cohere_command3", ("<|START_ACTION|>",)),
+    _Format("llama3_json", ('{"name": function name, "parameters":',), ("<|python_tag|>",)),
+    _Format("glm45", ("<tool_call>", "<arg_key>")),
+    _Format("qwen3_coder", ("<tool_call>", "<function=")),
+    _Format("hermes", ("<tool_call>",)),
+)
+#: Of the first whose beginning of a ``model_type`` fits too.
+_REASONING = (
+    ("", _Format("seed_oss", ("<seed:think>",), ("<seed:think>", "</seed:think>"))),
+    ("", _Format("mistral", ("[THINK]",), ("[THINK]", "[/THINK]"))),
+    *(
+        (model_type, _Format(parser, ("</think>", *marks), ("<think>", "</think>")))
+        for model_type, parser, marks in (
+            # the distillations of DeepSeek-R1 have the types of what they were made from
+            ("qwen", "deepseek_r1", ("<｜Assistant｜>",)),
+            ("llama", "deepseek_r1", ("<｜Assistant｜>",)),
+            ("deepseek_v3", "deepseek_v3", ("thinking",)),
+            ("deepseek_v3", "deepseek_r1", ()),
+            ("qwen3", "qwen3", ()),
+            ("qwen2", "deepseek_r1", ()),
+            ("glm", "glm45", ()),
+            ("kimi", "kimi_k2", ()),
+            ("minimax", "minimax_m2", ()),
+        )
+    ),
+)
+
+
+def parser_values(job: TrainJob, model: str) -> dict[str, Any]:
+    """vLLM's arguments for the parsers of ``job``, as dotted verl keys; ``None`` where there is no parser.
+
+    Args:
+        job: ``tool_call_parser`` and ``reasoning_parser`` are names of vLLM's, ``auto`` or ``none``.
+        model: path or hub name of the model, already resolved.
+    """
+    chosen: dict[str, str] = {field: getattr(job, field) for field in _PACKAGES}
+    if "auto" in chosen.values():
+        found = _Model.read(model)
+        auto = {"tool_call_parser": found.tool_call_parser(), "reasoning_parser": found.reasoning_parser()}
+        chosen = {field: auto[field] if name == "auto" else name for field, name in chosen.items()}
+    parsers = {field: None if name == "none" else name for field, name in chosen.items()}
+    # without it vLLM loads no tool parser, and refuses all that needs one
+    automatic = parsers["tool_call_parser"] is not None or None
+    return {f"{VLLM}.{name}": value for name, value in {"enable_auto_tool_choice": automatic, **parsers}.items()}
+
+
+def check_parsers(vllm: Mapping[str, Any]) -> None:
+    """Refuse a parser that vLLM does not know, unless a plugin brings it.
+
+    Args:
+        vllm: vLLM's arguments.
+
+    Raises:
+        ConfigError: names those that there are.
+    """
+    for field in _PACKAGES:
+        name, known = vllm.get(field), _known(field)
+        if not name or not known or name in known or vllm.get(f"{field.replace('_call', '')}_plugin"):
+            continue
+        meant = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {meant[0]!r}? " if meant else ""
+        raise ConfigError(
+            f"{field}: vLLM has no parser {name!r}; {hint}there are: auto, none, {', '.join(sorted(known))}",
+            param=field,
+        )
+
+
+def _known(field: str) -> Collection[str]:
+    """The names that the installed vLLM registers, read from its sources: importing them takes many seconds."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return ()
+    source = Path(spec.origin).parent / _PACKAGES[field] / "__init__.py"
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text()) if source.is_file() else ast.Module([], [])):
+        if isinstance(node, ast.Dict):
+            names |= {key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return names
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What a model's files say of its formats; empty where there are none."""
+
+    model_type: str
+    template: str
+    tokens: frozenset[str]
+    end: str
+
+    @classmethod
+    def read(cls, model: str) -> _Model:
+        config = _object(_text(model, "config.json"))
+        if not config:
+            return cls("", "", frozenset(), "")
+        tokenizer = _object(_text(model, "tokenizer_config.json"))
+        added: list[dict[str, Any]] = _object(_text(model, "tokenizer.json")).get("added_tokens") or []
+        added += (tokenizer.get("added_tokens_decoder") or {}).values()
+        templates = [_template(tokenizer.get("chat_template"))]
+        for name in _TEMPLATES:
+            text = _text(model, name)
+            templates.append(_template(_object(text).get("chat_template")) if name.endswith(".json") else text)
+        end = tokenizer.get("eos_token")
+        return cls(
+            model_type=str(config.get("model_type") or ""),
+            # quotes are escaped where the template writes them into a string of its own
+            template="\n".join(templates).replace('\\"', '"'),
+            tokens=frozenset(str(token.get("content")) for token in added),
+            end=str(cast("dict[str, Any]", end).get("content") if isinstance(end, dict) else end or ""),
+        )
+
+    def tool_call_parser(self) -> str:
+        """``none`` where the template shows the model no tools, or in a form that no parser is known for."""
+        if not re.search(r"\btools\b", self.template):
+            return "none"
+        by_type = _TOOLS_BY_TYPE.get(self.model_type)
+        return by_type or next((one.parser for one in _TOOLS if self._fits(one)), "none")
+
+    def reasoning_parser(self) -> str:
+        """``none`` also for a base model: it has its family's template, but never ends the reasoning that a parser
+        would take its whole answer for."""
+        if self.model_type == "gpt_oss":
+            return "openai_gptoss"
+        if not self.end or (self.end not in self.template and "eos_token" not in self.template):
+            return "none"
+        fitting = (one.parser for kind, one in _REASONING if self.model_type.startswith(kind) and self._fits(one))
+        return next(fitting, "none")
+
+    def _fits(self, one: _Format) -> bool:
+        return all(mark in self.template for mark in one.marks) and self.tokens.issuperset(one.tokens)
+
+
+def _text(model: str, name: str) -> str:
+    """A file of a model in a folder or, by the hub's own client and cache, on a hub; empty where there is none."""
+    try:
+        if Path(model).is_dir():
+            return (Path(model) / name).read_text(encoding="utf-8")
+        if Path(model).is_absolute() or "/" not in model:
+            return ""
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, name)).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _template(value: Any) -> str:
+    """A chat template, or all of several that have names."""
+    if isinstance(value, list):
+        named = cast("list[dict[str, Any]]", value)
+        return "\n".join(str(one.get("template") or "") for one in named)
+    return value if isinstance(value, str) else ""
