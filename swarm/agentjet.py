@@ -42,6 +42,7 @@ _FIELDS = {
     "rollout.temperature": "temperature",
     "rollout.tensor_model_parallel_size": "tensor_parallel_size",
     "rollout.gpu_memory_utilization": "gpu_memory_utilization",
+    "rollout.vllm_tool_parser": "tool_call_parser",
     f"{_TRAINER}.n_gpus_per_node": "n_gpu",
     f"{_TRAINER}.nnodes": "nnodes",
     f"{_TRAINER}.algorithm.adv_estimator": "advantage",
@@ -89,6 +90,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "backbone": (("verl",), "the only trainer here is verl"),
     "enable_swarm_mode": ((True,), "a swarm server trains on what its clients run, not on a workflow of its own"),
     "rollout.name": (("vllm",), "the only inference engine here is vLLM"),
+    "rollout.gamma": ((1,), "every token of an episode gets the same advantage"),
     "rollout.top_p": ((1,), "the trainer's ratio needs log-probabilities of untruncated sampling"),
     "rollout.top_k": ((-1,), "the trainer's ratio needs log-probabilities of untruncated sampling"),
     f"{_TRAINER}.use_kl_in_reward": (
@@ -114,9 +116,12 @@ _IGNORED = {
     f"{_TRAINER}.save_trajectory_as_json_file": "the journal keeps every trajectory",
     f"{_TRAINER}.total_epochs": "clients bring the tasks: a run is as long as total_training_steps",
     f"{_TRAINER}.test_freq": "evaluation runs as eval episodes of a client",
+    f"{_TRAINER}.train_print_to_markdown_file_path": "the journal keeps every trajectory",
     f"{_TRAINER}.val_*": "evaluation runs as eval episodes of a client",
     f"{_TRAINER}.kl_penalty_type": "there is no KL penalty in the reward",
     f"{_TRAINER}.advantage_estimation_episode_level": "advantages are always taken over episodes",
+    "rollout.user_workflow": "a client runs its own workflow",
+    "rollout.chat_template_generate_prompt_type": "what is trained is exactly what was sampled",
     "rollout.val_kwargs.*": "eval episodes sample as their client asks",
     "rollout.max_response_length_in_one_turn": "a client bounds one answer by max_tokens",
     "rollout.multi_turn.*": "a client runs its own loop",
@@ -125,6 +130,8 @@ _IGNORED = {
     "rollout.n_vllm_engine": "as many engines as tensor_model_parallel_size leaves room for",
     "context_tracker.*": "timelines are merged where their token ids agree",
     "lora.*": "lora_rank is 0",
+    "teacher_model.*": "teacher_opd_enabled is false",
+    "opd.*": "teacher_opd_enabled is false",
     "task_reader.*": "clients bring the tasks",
     "task_judge.*": "clients bring the rewards",
     "interchange_server.*": "AgentJet's own process layout",
@@ -133,6 +140,9 @@ _IGNORED = {
     "debug.*": "AgentJet's own process layout",
     "execute_test*": "AgentJet's own tests",
 }
+
+
+_UNKNOWN = "not known here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +168,11 @@ def read_job(text: str, where: str = "job") -> TrainJob:
     if not isinstance(data, Mapping) or "ajet" not in data:
         return parse_job(text, where)
     conversion = convert(cast("Mapping[str, Any]", data), where)
-    if conversion.ignored:
-        listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items())
+    listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
+    if listed:
         logger.info("%s is AgentJet's; ignored: %s", where, listed)
+    if unknown := [key for key, why in conversion.ignored.items() if why == _UNKNOWN]:
+        logger.warning("%s is AgentJet's; without effect, because not known here: %s", where, ", ".join(unknown))
     return conversion.job
 
 
@@ -207,7 +219,8 @@ class _Reader:
         for key, (allowed, why) in _ONLY.items():
             if key in self._given and (value := self._take(key)) not in allowed:
                 self.refused.append(f"ajet.{key} cannot be {value!r}: {why}")
-        values |= self._collection() | self._slots(values) | self._kl() | self._loggers()
+        self._refuse_teacher()
+        values |= self._collection() | self._slots(values) | self._kl() | self._tools() | self._loggers()
         values["overrides"] = self._overrides(values)
         return values
 
@@ -216,7 +229,7 @@ class _Reader:
         found: dict[str, str] = {}
         for key in sorted(set(self._given) - self._taken):
             pattern = next((pattern for pattern in _IGNORED if fnmatchcase(key, pattern)), key)
-            found[f"ajet.{pattern}"] = _IGNORED.get(pattern, "not known here")
+            found[f"ajet.{pattern}"] = _IGNORED.get(pattern, _UNKNOWN)
         return found
 
     def _take(self, key: str, default: Any = None) -> Any:
@@ -251,6 +264,24 @@ class _Reader:
         if use is False:
             return {"kl_coef": 0.0}
         return {} if coefficient is None else {"kl_coef": coefficient}
+
+    def _tools(self) -> dict[str, Any]:
+        key = "rollout.force_disable_toolcalls"
+        disabled = self._take(key)
+        if disabled not in (True, False, None):
+            self.refused.append(f"ajet.{key} cannot be {disabled!r}: true or false")
+        return {"tool_call_parser": "none"} if disabled is True else {}
+
+    def _refuse_teacher(self) -> None:
+        """Distillation is off where its switch says so; its other keys then are defaults."""
+        switch = "teacher_model.teacher_opd_enabled"
+        if self._given.get(switch) is False:
+            return
+        if keys := sorted(f"ajet.{key}" for key in self._given if key.startswith(("teacher_model.", "opd."))):
+            # without the values: one is a key to somebody's server
+            self.refused.append(
+                f"{', '.join(keys)}: nothing is distilled from a teacher here; set ajet.{switch} to false"
+            )
 
     def _loggers(self) -> dict[str, Any]:
         loggers = self._take(f"{_TRAINER}.logger")

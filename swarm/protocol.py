@@ -56,6 +56,13 @@ class RefusedResponse(SuccessResponse):
     code: str
 
 
+class LateEndResponse(RefusedResponse):
+    """``/end_episode`` without an idempotency key for an episode that its batch left without, with status 400 and a
+    ``detail`` as AgentJet's client expects them."""
+
+    detail: str
+
+
 class SyncTrainCodeResponse(SuccessResponse):
     """``POST /sync_train_code`` with a zip as its body: the folder on the server that the next engine imports from."""
 
@@ -306,27 +313,42 @@ class AgreeSyncWeightRequest(WireRequest):
 
 
 class AgreeSyncWeightResponse(Model):
-    """Whether the agreement counts; if not, why."""
+    """Whether the agreement counts; if not, why. ``success`` with a ``failure_reason``: it was to an empty batch."""
 
     success: bool
     failure_reason: str = ""
 
 
+class ActiveSwarmClient(Model):
+    """A client that a batch waits for which all clients agree on; ``last_activity_at`` is Unix seconds."""
+
+    client_uuid: str
+    last_activity_at: float
+    allowed_sync_weight: bool = Field(description="it agreed")
+
+
+class SwarmClientInstruction(Model):
+    """What AgentJet's server would tell its trainer."""
+
+    active_clients: list[ActiveSwarmClient]
+
+
 class PoolInformation(Model):
-    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs.
+    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs; all zeros while
+    there is no job.
 
     The fields from ``sample_collection_method`` on are what AgentJet's client and monitor read; in ``/status`` they are
     left at their defaults.
     """
 
-    batch_size: int
-    num_repeat: int
-    slots: int
-    completed_tasks: int
-    completed_episodes: int
-    running_episodes: int
-    quarantined_episodes: int
-    dropped_episodes: int
+    batch_size: int = 0
+    num_repeat: int = 0
+    slots: int = 0
+    completed_tasks: int = 0
+    completed_episodes: int = 0
+    running_episodes: int = 0
+    quarantined_episodes: int = 0
+    dropped_episodes: int = 0
     trained_episodes: int = Field(default=0, description="of recorded steps of this run")
     tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
     sample_collection_method: str = ""
@@ -344,6 +366,8 @@ class PoolInformation(Model):
     engine_status: str | None = None
     global_step: int | None = None
     booting_start_time: float | None = Field(default=None, description="Unix seconds, while the engine boots")
+    swarm_client_instruction: SwarmClientInstruction | None = Field(default=None, description="null: there is no job")
+    training_model_path: str | None = Field(default=None, description="the job's model")
 
 
 class IsEpisodeClaimedRequest(WireRequest):
@@ -380,6 +404,12 @@ class LogEntry(Model):
     message: str
 
 
+class VerboseLogsResponse(Model):
+    """``GET /get_verbose_logs``: the lines pushed within the last half minute, oldest first."""
+
+    entries: list[LogEntry]
+
+
 class ClientRow(Model):
     """One client in a monitor; counts are of episodes, since the server started."""
 
@@ -396,6 +426,7 @@ class ClientRow(Model):
     dropped: int = Field(default=0, description="finished, but never to be trained")
     groups: int = Field(default=0, description="places that its tasks have in the current batch")
     throttled: bool = Field(default=False, description="its last claim waits: it has its share of the batch")
+    takes_part: bool = Field(default=False, description="ended or aborted a train episode for the current batch")
     agreed: bool = Field(default=False, description="has no more for the current batch")
 
 

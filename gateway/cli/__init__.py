@@ -14,14 +14,14 @@ from swarm.errors import SwarmGatewayError
 __all__ = ["main"]
 
 
-def main() -> None:
-    """Run the command line and leave the process with its exit code."""
+def main(command: str = "gateway.cli.root:app") -> None:
+    """Run the command line ``command`` and leave the process with its exit code."""
     from gateway.cli.imports import import_from
-    from gateway.cli.root import app
+    from swarm.importer import load_attribute
 
     try:
         import_from(Path())
-        app()
+        load_attribute(command)()
     except SwarmGatewayError as exc:
         _leave(exc.message)
     except OSError as exc:

@@ -116,9 +116,9 @@ def _detail(status: ServerStatus) -> str:
 def _batch(status: ServerStatus, pool: PoolInformation) -> str:
     done, total, words = progress(pool, status.job)
     if not total:
-        agreed = sum(client.agreed for client in status.clients)
-        active = sum(client.active for client in status.clients)
-        return f"{words}: {agreed} of {active} active clients agree; {pool.completed_episodes} episodes wait"
+        taking_part = [client for client in status.clients if client.agreed or (client.active and client.takes_part)]
+        agreed = sum(client.agreed for client in taking_part)
+        return f"{words}: {agreed} of {len(taking_part)} clients agree; {pool.completed_episodes} episodes wait"
     begun = sum(count < pool.num_repeat for count in pool.tasks.values())
     return (
         f"{bar(done, total, _BAR)} {words} ({share(done, total)}) for step {status.engine.global_step + 1}; {begun} "

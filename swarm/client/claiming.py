@@ -26,11 +26,12 @@ OFFLINE_GRACE = 5.0
 #: An episode may last this many idle timeouts, unless the caller says how long.
 LIFE = 8.0
 
+#: the first that is found counts: what throttles a claim leaves it without an episode, too
 _PHRASE_CODES = {
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",
-    NO_EPISODES: "no_episodes",
     "throttled": "throttled",
+    NO_EPISODES: "no_episodes",
 }
 _STATE_CODES = {
     EngineState.OFFLINE: "engine_offline",

@@ -119,7 +119,8 @@ class Call(Generic[AnswerT_co]):
 ClaimCall = Call[protocol.ClaimEpisodeResponse] | Call[protocol.ClaimGroupResponse]
 
 STATUS = Call("GET", "/status", protocol.ServerStatus)
-ENGINE_STATUS = Call("GET", "/get_engine_status", protocol.EngineStatus)
+# AgentJet's clients are shown a weight sync for longer than it lasts
+ENGINE_STATUS = Call("GET", "/get_engine_status", protocol.EngineStatus, query={"exact": 1})
 POOL = Call("GET", "/get_current_batch_rollout_pool_information", protocol.PoolInformation)
 EPISODE_BUFFER = Call("POST", "/get_episode_buffer", protocol.EpisodeBufferResponse)
 # commands answer when the thing is done: stopping waits for the engine's grace period

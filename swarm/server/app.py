@@ -31,7 +31,7 @@ from swarm.server.metering import MeteredJournal, RequestMeter
 from swarm.server.meters import Meters
 from swarm.server.monitor import Monitor
 from swarm.server.prepared import PreparedGroups
-from swarm.server.routes.agentjet import AgentJetRoutes
+from swarm.server.routes.agentjet import AgentJetRoutes, StateShown
 from swarm.server.routes.code import CodeRoutes
 from swarm.server.routes.engine import EngineRoutes
 from swarm.server.routes.episodes import EpisodeRoutes
@@ -98,7 +98,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
 
     names = ClientNames()
     control = [
-        *EngineRoutes(config, controller, supervisor).routes(),
+        *EngineRoutes(config, controller, supervisor, StateShown(controller)).routes(),
         *EpisodeRoutes(config, controller, meters, names).routes(),
         *PreparedRoutes(config, prepared, names).routes(),
         *AgentJetRoutes(config, controller, log).routes(),

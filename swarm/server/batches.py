@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from swarm.job import TrainJob
 from swarm.server.collecting import Collection, Dropped, Failure
 from swarm.server.journal.records import (
+    AgreementsEnded,
     BatchFailed,
     BatchTaken,
     ClientAgreed,
@@ -75,6 +76,11 @@ class Batches:
         if not reason:
             self._append(ClientAgreed(client_uuid))
         return reason
+
+    def end_agreements(self) -> None:
+        """The next batch is agreed on anew, see :meth:`Collection.end_agreements`."""
+        self.collection.end_agreements()
+        self._append(AgreementsEnded())
 
     def take(self) -> TrainBatch:
         """The next batch; one whose step was not recorded comes again, as it was.

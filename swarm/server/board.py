@@ -80,10 +80,13 @@ class EngineBoard:
             raise UnavailableError(f"the engine is {self._state}: {self._detail}", code="engine_offline")
         return self._serving
 
+    @property
+    def global_step(self) -> int:
+        """The step whose weights vLLM serves; while it serves none, the last one that the run has done."""
+        return self.policy_version
+
     def engine_status(self) -> EngineStatus:
-        return EngineStatus(
-            engine_status=self._state, engine_status_detail=self._detail, global_step=self.policy_version
-        )
+        return EngineStatus(engine_status=self._state, engine_status_detail=self._detail, global_step=self.global_step)
 
     def progress(self, stage: str, detail: str) -> None:
         """The engine tells what it is doing."""

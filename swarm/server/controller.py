@@ -17,7 +17,15 @@ from typing import Any
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, EngineFailure, EpisodeEnd, ServerStatus
+from swarm.protocol import (
+    NO_EPISODES,
+    POST_ROLLING,
+    SYNCING,
+    AgreeSyncWeightResponse,
+    EngineFailure,
+    EpisodeEnd,
+    ServerStatus,
+)
 from swarm.server.board import EngineBoard, Serving
 from swarm.server.claims import ClaimQueue, WaitingClaim
 from swarm.server.concurrency import Signal
@@ -37,6 +45,7 @@ logger = logging.getLogger(__name__)
 MAX_PENDING = 20_000
 #: the clock is looked at no more often for what turns by the passing of time alone
 _SHORTEST_PAUSE = 0.02
+_IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits goes on waiting"
 #: between two looks whether a batch has got to the disk, each of which waits itself
 _DISK_PAUSE = 0.2
 
@@ -60,6 +69,8 @@ class Controller(EngineBoard):
         #: the batch that this engine has now, and the last one that it was given
         self._sent = self._given = ""
         self._run: TrainingRun | None = None
+        #: when (monotonic) clients agreed that a batch is complete, the last time
+        self.agreement_over = -math.inf
         self.claims = ClaimQueue(lambda: self._pool)
 
     def open(self, journal: JournalPort) -> None:
@@ -94,6 +105,12 @@ class Controller(EngineBoard):
     def pool(self) -> EpisodePool:
         """The pool; raises like :attr:`job`."""
         return self._training.pool
+
+    @property
+    def global_step(self) -> int:
+        if self._serving is None and self._run is not None and self._run.steps:
+            return self._run.steps[-1].step
+        return self.policy_version
 
     def status(self, steps: int = MAX_STEPS) -> ServerStatus:
         """Everything, with at most the last ``steps`` steps."""
@@ -209,6 +226,8 @@ class Controller(EngineBoard):
         while True:
             await self._collected.until(lambda: self._state is EngineState.ROLLING and pool.batch_ready)
             pool.collection.seal()
+            if pool.collection.by_agreement:
+                self.agreement_over = time.monotonic()
             self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
             timeout = self._config.post_rolling_timeout
             if not await self._collected.until(lambda: pool.running == 0 or not pool.batch_ready, timeout):
@@ -367,14 +386,17 @@ class Controller(EngineBoard):
         await self.synced()
         return mine
 
-    async def agree(self, client_uuid: str) -> str:
-        """The client has no more for the current batch; why that does not count, or an empty string."""
+    async def agree(self, client_uuid: str) -> AgreeSyncWeightResponse:
+        """The client has no more for the current batch."""
         if self._pool is None:
-            return "there is no training job yet"
+            return AgreeSyncWeightResponse(success=False, failure_reason="there is no training job yet")
         reason = self._pool.batches.agree(client_uuid)
+        in_vain = self._pool.collection.in_vain
         self._watch()
         await self.synced()
-        return reason
+        if in_vain:
+            return AgreeSyncWeightResponse(success=True, failure_reason=_IN_VAIN)
+        return AgreeSyncWeightResponse(success=not reason, failure_reason=reason)
 
     def pool_changed(self) -> None:
         """Tell that episodes ended, or that slots or the engine's state may let others begin."""
@@ -422,7 +444,13 @@ class Controller(EngineBoard):
         return self._pool is not None and self._pool.collection.give_back()
 
     def _tell_collected(self) -> None:
-        if (pool := self._pool) is not None and (self._state is EngineState.ROLLING_POST or pool.batch_ready):
+        if (pool := self._pool) is None:
+            return
+        if self._state is EngineState.ROLLING and pool.collection.in_vain:
+            logger.warning("the clients agree to a weight sync, but %s", _IN_VAIN)
+            pool.batches.end_agreements()
+            self.agreement_over = time.monotonic()
+        if self._state is EngineState.ROLLING_POST or pool.batch_ready:
             self._collected.notify()
 
     def _next_due(self) -> float:

@@ -106,7 +106,10 @@ class TrainingRun:
         job = self.job
         if self._stopped:
             with self.pool.journal.hold():
-                if not job.resume:
+                if job.resume:
+                    # it may be by other processes than before, and nobody waits for those
+                    self.pool.batches.end_agreements()
+                else:
                     self._begin(job, "another training run began")
                 self._stopped = False
                 self.pool.journal(RunBegun(self._run_id, dump_job(job)))

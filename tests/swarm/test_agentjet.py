@@ -24,7 +24,11 @@ def composed(**changes: Any) -> dict[str, Any]:
         "model": {"path": "Qwen/Qwen2.5-7B-Instruct"},
         "data": {"max_prompt_length": 3000, "max_response_length": 15000, "train_batch_size": 32},
         "rollout": {
-            "user_workflow": None,
+            "user_workflow": "tutorial.example_appworld.appworld->ExampleAgentScopeWorkflow",
+            "force_disable_toolcalls": False,
+            "vllm_tool_parser": "hermes",
+            "chat_template_generate_prompt_type": "default",
+            "gamma": 1.0,
             "max_env_worker": 128,
             "num_repeat": 4,
             "compute_madness_checklist": [],
@@ -63,7 +67,10 @@ def composed(**changes: Any) -> dict[str, Any]:
             "total_epochs": 50,
             "total_training_steps": None,
             "checkpoint_base_dir": "./saved_checkpoints",
+            "train_print_to_markdown_file_path": None,
         },
+        "teacher_model": {"teacher_opd_enabled": False, "teacher_model_vllm_url": "", "teacher_topk": 0},
+        "opd": {"loss_mode": "k1", "distillation_loss_coef": 1.0},
         "lora": {"lora_rank": 0, "lora_alpha": 16, "target_modules": "all-linear", "load_format": "auto"},
         "context_tracker": {"timeline_merging_policy": {"timeline_compare_level": "text", "ignore_tools": True}},
         "task_reader": {"type": "random_dummy"},
@@ -94,6 +101,7 @@ def test_the_clients_default_job_is_carried() -> None:
         temperature=0.9,
         n_gpu=8,
         gpu_memory_utilization=0.85,
+        tool_call_parser="hermes",
         lr=1e-6,
         kl_coef=0.002,
         save_freq=20,
@@ -123,6 +131,9 @@ def test_the_clients_default_job_is_carried() -> None:
         ({"trainer_common__logger": "console"}, "logger", ["console"]),
         ({"trainer_common__logger": ["console", "wandb"]}, "logger", ["console", "wandb"]),
         ({"trainer_common__optim__lr": "1e-4"}, "lr", 1e-4),
+        ({"rollout__vllm_tool_parser": "qwen3_coder"}, "tool_call_parser", "qwen3_coder"),
+        ({"rollout__vllm_tool_parser": None}, "tool_call_parser", "auto"),
+        ({"rollout__force_disable_toolcalls": True}, "tool_call_parser", "none"),
         ({"rollout__max_env_worker": 30}, "max_parallel_episodes", 30),
         ({"rollout__max_env_worker": 4000}, "max_parallel_episodes", 128),
     ],
@@ -163,6 +174,14 @@ def test_lora_is_carried_by_verls_own_keys() -> None:
         ({"enable_swarm_mode": False}, "ajet.enable_swarm_mode cannot be False"),
         ({"rollout__name": "sglang"}, "ajet.rollout.name cannot be 'sglang'"),
         ({"rollout__top_p": 0.9}, "ajet.rollout.top_p cannot be 0.9: .*untruncated"),
+        ({"rollout__gamma": 0.9}, "ajet.rollout.gamma cannot be 0.9"),
+        ({"rollout__force_disable_toolcalls": "no"}, "ajet.rollout.force_disable_toolcalls cannot be 'no'"),
+        (
+            {"teacher_model__teacher_opd_enabled": True},
+            "ajet.opd.loss_mode, ajet.teacher.*teacher",
+        ),
+        ({"teacher_model": {"teacher_model_name": "big"}}, "ajet.teacher_model.teacher_model_name: nothing is"),
+        ({"teacher_model": {}, "opd__loss_mode": "k3"}, "ajet.opd.loss_mode: nothing is distilled"),
         ({"trainer_common__algorithm": {"adv_estimator": "gae"}}, "ajet.trainer_common.algorithm.adv_estimator: "),
         ({"trainer_common__loss_extra_scale_ratio": 2.0}, "loss_extra_scale_ratio cannot be 2.0"),
         ({"swarm_mode_sample_collection_method": "finish_enough_tasks"}, "known are rollout_until_finish_enough_ep"),
@@ -190,7 +209,16 @@ def test_what_is_ignored_is_listed_with_its_reason() -> None:
     assert ignored["ajet.context_tracker.*"] == "timelines are merged where their token ids agree"
     assert "ajet.trainer_common.val_*" in ignored
     assert "actor_rollout_ref" in ignored
-    assert not {"hydra", "defaults", "ajet.model.path", "ajet.rollout.user_workflow"} & set(ignored)
+    assert {"ajet.teacher_model.*", "ajet.opd.*", "ajet.rollout.user_workflow"} <= set(ignored)
+    assert not {"hydra", "defaults", "ajet.model.path"} & set(ignored)
+
+
+def test_a_key_that_is_not_known_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    read_job(yaml.safe_dump(composed()))
+    assert caplog.text == ""
+    read_job(yaml.safe_dump(composed(rollout__brand_new=1)))
+    assert "ajet.rollout.brand_new" in caplog.text and "ajet.context_tracker" not in caplog.text
 
 
 def leaves(section: dict[str, Any], *above: str) -> list[tuple[str, ...]]:

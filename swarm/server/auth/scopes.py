@@ -18,6 +18,7 @@ ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
         "/openapi.json": "read",
         "/get_engine_status": "read",
         "/get_server_experiment_dir": "read",
+        "/get_verbose_logs": "read",
         "/get_current_batch_rollout_pool_information": "read",
         "/claim_episode": "claim",
         "/claim_group": "claim",

@@ -1,6 +1,7 @@
 """The clients: who is active, who agrees, and what each of them has done.
 
-Invariant: nobody is waited for who gave no sign of life for ``timeout`` seconds; at most ``limit`` clients are
+Invariant: a batch that all agree on waits for those who take part in it (they ended or aborted a train episode since
+the batch before left) and for nobody who gave no sign of life for ``timeout`` seconds; at most ``limit`` clients are
 remembered, the longest unseen are forgotten first.
 """
 
@@ -24,6 +25,7 @@ class Client:
 
     last_seen: float = 0.0
     in_flight: int = 0
+    takes_part: bool = False
     agreed: bool = False
     throttled: bool = False
     claimed: int = 0
@@ -57,7 +59,8 @@ class Clients:
         #: before that nobody lapses
         self._next_lapse = -math.inf
         self._agreements = 0
-        self._active_agreed = 0
+        #: who is active, takes part and has yet to agree
+        self._awaited: set[str] = set()
 
     # ------------------------------------------------------------------ what happens
 
@@ -71,7 +74,8 @@ class Clients:
         client.last_seen = self._wall_clock()
         if client_uuid not in self._active:
             self._lapsed.pop(client_uuid, None)
-            self._active_agreed += client.agreed
+            if client.takes_part and not client.agreed:
+                self._awaited.add(client_uuid)
         self._active[client_uuid] = now
         self._active.move_to_end(client_uuid)
         if train:
@@ -96,13 +100,20 @@ class Clients:
     def end_call(self, client_uuid: str, *, train: bool) -> None:
         self.seen(client_uuid, train=train).in_flight -= 1
 
+    def take_part(self, client_uuid: str) -> None:
+        """The client has ended or aborted a train episode: a batch that all agree on waits for it."""
+        client = self.seen(client_uuid, train=True)
+        client.takes_part = True
+        if not client.agreed:
+            self._awaited.add(client_uuid)
+
     def agree(self, client_uuid: str) -> None:
         """The client has no more for the current batch."""
         client = self.seen(client_uuid, train=True)
         if not client.agreed:
             client.agreed = True
             self._agreements += 1
-            self._active_agreed += 1
+            self._awaited.discard(client_uuid)
 
     def restore_agreement(self, client_uuid: str) -> None:
         """The client agreed before a restart; that is no sign of life."""
@@ -111,14 +122,14 @@ class Clients:
         client = self._clients.get(client_uuid)
         if client is not None and not client.agreed:
             client.agreed = True
-            self._active_agreed += client_uuid in self._active
+            self._awaited.discard(client_uuid)
 
     def end_agreements(self) -> None:
-        """Another batch begins."""
-        if self._agreements:
-            for client in self._clients.values():
-                client.agreed = False
-        self._agreements = self._active_agreed = 0
+        """Another batch begins: who takes part in it, and who agrees on it, is counted anew."""
+        for client in self._clients.values():
+            client.agreed = client.takes_part = False
+        self._agreements = 0
+        self._awaited.clear()
 
     def count(self, client_uuids: Iterable[str], what: Count) -> None:
         """Count one episode for each of ``client_uuids`` that is remembered."""
@@ -144,9 +155,9 @@ class Clients:
 
     @property
     def all_agreed(self) -> bool:
-        """Whether a client agreed and no active one has yet to."""
+        """Whether a client agreed, and no active one that takes part has yet to."""
         self._lapse(self._clock())
-        return self._agreements > 0 and self._active_agreed == len(self._active)
+        return self._agreements > 0 and not self._awaited
 
     def others_train(self, client_uuid: str) -> bool:
         """Whether another client is active with train episodes."""
@@ -185,16 +196,15 @@ class Clients:
                 del signs[name]
                 if signs is self._active:
                     self._lapsed[name] = None
-                    if self._clients[name].agreed:
-                        self._active_agreed -= 1
+                    self._awaited.discard(name)
 
     def _forget_one(self) -> None:
         name = next(iter(self._lapsed or self._active))
         client = self._clients[name]
         if client.in_flight:
             return
-        if self._active.pop(name, None) is not None and client.agreed:
-            self._active_agreed -= 1
+        self._active.pop(name, None)
+        self._awaited.discard(name)
         self._training.pop(name, None)
         self._lapsed.pop(name, None)
         # its agreement, if it gave one, stands: the count of agreements is not touched

@@ -92,16 +92,31 @@ class Collection:
     def agree(self, client_uuid: str) -> str:
         """The client has no more for the current batch; returns why that does not count, or an empty string.
 
-        It does not count when the job collects by another method, or while there is nothing to train.
+        It does not count when the job collects by another method. While no task has two finished episodes it counts
+        and waits; see :attr:`in_vain`.
         """
         if not self._by_agreement:
             self._clients.seen(client_uuid, train=True)
             return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
-        if not self._groups.trainable:
-            self._clients.seen(client_uuid, train=True)
-            return "there is nothing to train yet: no task has two finished episodes"
         self._clients.agree(client_uuid)
         return ""
+
+    @property
+    def by_agreement(self) -> bool:
+        """Whether clients say when a batch is complete."""
+        return self._by_agreement
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the clients agree on a batch of nothing: no task has two finished episodes, and none runs."""
+        if not self._by_agreement or self._groups.trainable or self._shares.running or self._groups.outstanding:
+            return False
+        everyone = self._job.collection == "all_clients_agree_sync_weight"
+        return self._clients.all_agreed if everyone else self._clients.any_agreed
+
+    def end_agreements(self) -> None:
+        """Who takes part in the next batch, and who agrees on it, is counted anew; what waits stays."""
+        self._clients.end_agreements()
 
     def rows(self) -> list[ClientRow]:
         """One row per client that is remembered, last seen first."""
@@ -155,6 +170,8 @@ class Collection:
             self._clients.seen(client_uuid, train=train).aborted += 1
         elif how != "engine":
             self._clients.count([client_uuid], "timed_out")
+        if train and how in ("ended", "aborted"):
+            self._clients.take_part(client_uuid)
         if train:
             self._shares.released(client_uuid, task_hint)
 
@@ -196,7 +213,7 @@ class Collection:
         for client_uuid, trajectory in finished:
             if self._by_agreement:
                 # it may be about to go on, and a batch that waits for all must not leave in the moment of the restart
-                self._clients.seen(client_uuid, train=False)
+                self._clients.take_part(client_uuid)
             else:
                 self._clients.remember(client_uuid)
             dropped += self._groups.add(client_uuid, trajectory)
@@ -320,5 +337,6 @@ class Collection:
             dropped=client.dropped,
             groups=self._shares.places(client_uuid),
             throttled=client.throttled,
+            takes_part=client.takes_part,
             agreed=client.agreed,
         )

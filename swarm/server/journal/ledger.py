@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from swarm.server.journal.codec import clean, is_of, pack_call, pack_json, pack_trajectory
 from swarm.server.journal.incoming import Kind, Row
 from swarm.server.journal.records import (
+    AgreementsEnded,
     BatchFailed,
     BatchTaken,
     CallRecorded,
@@ -171,6 +172,8 @@ class Ledger:
                 changes.losses[name] = (name, lost, version) if lost else None
             case ClientAgreed(client_uuid):
                 changes.agreements.append((clean(client_uuid),))
+            case AgreementsEnded():
+                changes.agreements_void, changes.agreements = True, []
             case BatchTaken():
                 self._take(record, changes)
             case BatchFailed():

@@ -120,9 +120,15 @@ class GroupLosses:
 
 @dataclass(frozen=True, slots=True)
 class ClientAgreed:
-    """A client has no more for the next batch; that holds until :class:`BatchTaken` or another run."""
+    """A client has no more for the next batch; that holds until :class:`BatchTaken`, :class:`AgreementsEnded` or
+    another run."""
 
     client_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementsEnded:
+    """No client agrees any more, though no batch was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +164,7 @@ Record = (
     | EpisodesDropped
     | GroupLosses
     | ClientAgreed
+    | AgreementsEnded
     | BatchTaken
     | BatchFailed
     | StepRecorded

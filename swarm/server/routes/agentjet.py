@@ -10,7 +10,9 @@ in: an answer of success would let it wait for ever.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -20,14 +22,18 @@ from starlette.routing import Route
 from swarm.errors import ConflictError
 from swarm.http.asgi import read_model
 from swarm.protocol import (
+    ActiveSwarmClient,
     BoolResponse,
     BufferedEpisode,
+    EngineStatus,
     EpisodeBufferResponse,
     IsEpisodeClaimedRequest,
     PoolInformation,
     PushVerboseLogRequest,
     ServerExperimentDirResponse,
     SuccessResponse,
+    SwarmClientInstruction,
+    VerboseLogsResponse,
 )
 from swarm.server.auth import Caller
 from swarm.server.config import ServerConfig
@@ -38,6 +44,11 @@ from swarm.server.routes.answer import answer
 from swarm.server.verbose import VerboseLog
 from swarm.states import EngineState
 
+#: Its clients of March and April 2026 keep for 0.5 s what they were told of the engine's state.
+REMEMBERED_SECONDS = 0.6
+#: Its clients look each 5 s, at a state that is a moment old, whether the sync that they agreed to has begun.
+SHOWN_SECONDS = 7.0
+
 #: Paths that AgentJet's trainer posts to.
 TRAINER_PATHS = (
     "/register_episode",
@@ -45,6 +56,32 @@ TRAINER_PATHS = (
     "/update_current_batch_rollout_pool_information",
     "/update_current_batch_rollout_pool_information_and_fetch_instruction",
 )
+
+
+class StateShown:
+    """The engine's state as AgentJet's clients must be told it (``/get_engine_status``), for they look at it seldom.
+
+    Once clients agreed that a batch is complete it is WEIGHT_SYNCING for :data:`SHOWN_SECONDS`, though the engine may
+    roll again, or be done: else a client that agreed would wait for ever. Who takes it for true only claims later.
+    """
+
+    def __init__(self, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
+        self._controller = controller
+        self._clock = clock
+        self._offline_told = -math.inf
+
+    def status(self) -> EngineStatus:
+        status = self._controller.engine_status()
+        passed = status.engine_status in (EngineState.ROLLING, EngineState.OFFLINE)
+        if passed and self._clock() - self._controller.agreement_over < SHOWN_SECONDS:
+            return status.model_copy(update={"engine_status": EngineState.WEIGHT_SYNCING})
+        if status.engine_status is EngineState.OFFLINE:
+            self._offline_told = self._clock()
+        return status
+
+    def until_forgotten(self) -> float:
+        """Seconds until no client takes the engine for OFFLINE any more because it was told so before."""
+        return max(0.0, self._offline_told + REMEMBERED_SECONDS - self._clock())
 
 
 @dataclass(frozen=True)
@@ -62,6 +99,7 @@ class AgentJetRoutes:
             Route("/is_episode_claimed", self.is_episode_claimed, methods=["POST"]),
             Route("/get_server_experiment_dir", self.get_server_experiment_dir, methods=["GET"]),
             Route("/push_verbose_log", self.push_verbose_log, methods=["POST"]),
+            Route("/get_verbose_logs", self.get_verbose_logs, methods=["GET"]),
             *(Route(path, self.trainer, methods=["POST"]) for path in TRAINER_PATHS),
         ]
 
@@ -101,6 +139,9 @@ class AgentJetRoutes:
         self.log.push(wanted.tag, wanted.message)
         return answer(SuccessResponse(success=True))
 
+    async def get_verbose_logs(self, request: Request) -> Response:
+        return answer(VerboseLogsResponse(entries=self.log.entries()))
+
     async def trainer(self, request: Request) -> Response:
         raise ConflictError(
             f"{request.url.path} is for AgentJet's own trainer; this server drives its engine over a link of its own: "
@@ -117,11 +158,10 @@ def sees_uuids(request: Request) -> bool:
 
 
 def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInformation:
-    """The pool's counts and, in the shapes of AgentJet's monitor, what is behind them.
-
-    Raises:
-        ConflictError: there is no job yet.
-    """
+    """The pool's counts and, in the shapes of AgentJet's monitor, what is behind them; before a job there are none."""
+    status = controller.engine_status()
+    if not controller.has_job:
+        return PoolInformation(engine_status=str(status.engine_status), global_step=status.global_step)
     job, pool = controller.job, controller.pool
     waiting = list(pool.collection.waiting())
     details: dict[str, list[str]] = {}
@@ -138,7 +178,6 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
         non_dummy += len(own) >= job.num_repeat and len(set(own)) > 1
     now = time.monotonic()
     running = {shown_uuid(one.episode_uuid, whole_uuids): _running_details(one, now) for one in pool.episodes}
-    status = controller.engine_status()
     booting = status.engine_status is EngineState.BOOTING
     return pool.information().model_copy(
         update={
@@ -156,8 +195,21 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
             "engine_status": str(status.engine_status),
             "global_step": status.global_step,
             "booting_start_time": time.time() - controller.seconds_in_state if booting else None,
+            "swarm_client_instruction": SwarmClientInstruction(active_clients=_active_clients(controller)),
+            "training_model_path": job.model,
         }
     )
+
+
+def _active_clients(controller: Controller) -> list[ActiveSwarmClient]:
+    now = time.time()
+    return [
+        ActiveSwarmClient(
+            client_uuid=row.client_uuid, last_activity_at=now - row.idle_seconds, allowed_sync_weight=row.agreed
+        )
+        for row in controller.pool.collection.rows()
+        if row.active and row.takes_part
+    ]
 
 
 def _running_details(episode: Episode, now: float) -> dict[str, str]:

@@ -6,6 +6,7 @@ OpenAI-shaped but for one: a job synced too late is answered in AgentJet's words
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from swarm.http.asgi import read_model
 from swarm.protocol import RefusedResponse, StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
+from swarm.server.routes.agentjet import StateShown
 from swarm.server.routes.answer import answer
 from swarm.server.supervisor import Supervisor, check_model
 
@@ -31,6 +33,7 @@ class EngineRoutes:
     config: ServerConfig
     controller: Controller
     supervisor: Supervisor
+    shown: StateShown
 
     def routes(self) -> list[Route]:
         return [
@@ -53,7 +56,10 @@ class EngineRoutes:
         return answer(SuccessResponse(success=True))
 
     async def start_engine(self, request: Request) -> Response:
-        return answer(StartEngineResponse(success=True, pid=await self.supervisor.start()))
+        pid = await self.supervisor.start()
+        # the state that AgentJet's client looks at next must not be the one from before the start
+        await asyncio.sleep(self.shown.until_forgotten())
+        return answer(StartEngineResponse(success=True, pid=pid))
 
     async def stop_engine(self, request: Request) -> Response:
         await self.supervisor.stop(for_good=True)
@@ -61,4 +67,5 @@ class EngineRoutes:
         return answer(SuccessResponse(success=True))
 
     async def get_engine_status(self, request: Request) -> Response:
-        return answer(self.controller.engine_status())
+        exact = "exact" in request.query_params
+        return answer(self.controller.engine_status() if exact else self.shown.status())

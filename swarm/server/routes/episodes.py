@@ -13,12 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from swarm.errors import NotFoundError
+from swarm.errors import ConflictError, NotFoundError
 from swarm.http.asgi import base_url
 from swarm.protocol import (
     AbortEpisodeRequest,
     AgreeSyncWeightRequest,
-    AgreeSyncWeightResponse,
     CanContinueResponse,
     ClaimedEpisode,
     ClaimEpisodeRequest,
@@ -28,6 +27,7 @@ from swarm.protocol import (
     EndEpisodeRequest,
     EndGroupRequest,
     EpisodeRequest,
+    LateEndResponse,
     SuccessResponse,
     WithdrawClaimRequest,
 )
@@ -35,9 +35,11 @@ from swarm.server.auth import ClientNames
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
+from swarm.server.endings import DELETED
 from swarm.server.episodes import Claim, ClaimWish, Grant
 from swarm.server.meters import Meters
 from swarm.server.routes.answer import OfClientT, answer, read_as_client
+from swarm.states import EngineState
 
 _GONE = "the caller is gone"
 
@@ -112,9 +114,19 @@ class EpisodeRoutes:
     async def end_episode(self, request: Request) -> Response:
         wanted = await self._read(request, EndEpisodeRequest)
         key = wanted.idempotency_key or ""
-        return _ended(
-            await self.controller.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key)
-        )
+        try:
+            dropped = await self.controller.end(
+                wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key
+            )
+        except ConflictError as exc:
+            if key or exc.code != DELETED:
+                raise
+            # AgentJet's client names no ends, and takes these words for «go on» but every other error for «run the
+            # task once more»
+            detail = f"{EngineState.WEIGHT_SYNCING}: {exc.message}"
+            late = LateEndResponse(success=False, error=exc.message, code=DELETED, detail=detail)
+            return answer(late, status=400, headers={"x-should-retry": "false"})
+        return _ended(dropped)
 
     async def end_group(self, request: Request) -> Response:
         wanted = await self._read(request, EndGroupRequest)
@@ -139,8 +151,7 @@ class EpisodeRoutes:
 
     async def agree_sync_weight(self, request: Request) -> Response:
         wanted = await self._read(request, AgreeSyncWeightRequest)
-        reason = await self.controller.agree(wanted.client_uuid)
-        return answer(AgreeSyncWeightResponse(success=not reason, failure_reason=reason))
+        return answer(await self.controller.agree(wanted.client_uuid))
 
     async def _read(self, request: Request, model: type[OfClientT]) -> OfClientT:
         """The body of a request, whose caller may act for the client that it names."""

@@ -68,7 +68,13 @@ CONTROL: tuple[Operation, ...] = (
     Operation("GET", "/status", "Everything that a monitor shows", answer=ServerStatus, query=_STATUS_QUERY),
     Operation("GET", "/metrics", "Counters for Prometheus", media_type="text/plain"),
     Operation("GET", "/openapi.json", "This document", answer=OpenAIBody),
-    Operation("GET", "/get_engine_status", "State of the engine", answer=EngineStatus),
+    Operation(
+        "GET",
+        "/get_engine_status",
+        "State of the engine, for AgentJet's clients: WEIGHT_SYNCING for some seconds after clients agreed to it",
+        answer=EngineStatus,
+        query=(Query("exact", "`1`: the state as it is", {"type": "string"}),),
+    ),
     Operation(
         "POST",
         "/sync_train_config",
@@ -116,6 +122,7 @@ CONTROL: tuple[Operation, ...] = (
         "End an episode with its reward",
         request=protocol.EndEpisodeRequest,
         answer=protocol.SuccessResponse,
+        refused=protocol.LateEndResponse,
         refusals=(_NOT_YOURS, (409, "too late: the code says how the episode had ended"), _BACKLOG),
     ),
     Operation(
@@ -197,7 +204,6 @@ CONTROL: tuple[Operation, ...] = (
         "/get_current_batch_rollout_pool_information",
         "What the current batch has and still needs",
         answer=protocol.PoolInformation,
-        refusals=(_NO_JOB,),
     ),
     Operation("POST", "/get_episode_buffer", "The running episodes", answer=protocol.EpisodeBufferResponse),
     Operation(
@@ -215,6 +221,7 @@ CONTROL: tuple[Operation, ...] = (
         request=protocol.PushVerboseLogRequest,
         answer=protocol.SuccessResponse,
     ),
+    Operation("GET", "/get_verbose_logs", "The lines that the monitor shows now", answer=protocol.VerboseLogsResponse),
     *(
         Operation("POST", path, "Refused: for AgentJet's own trainer", refusals=((409, "always"),))
         for path in TRAINER_PATHS

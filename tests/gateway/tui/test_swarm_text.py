@@ -76,9 +76,12 @@ def test_progress_is_what_the_job_collects_by(collection: str, expected: tuple[i
 
 
 def test_agreement_tells_who_agrees() -> None:
-    clients = [ClientRow(client_uuid=f"c{n}", active=n < 2, idle_seconds=1, agreed=n == 0) for n in range(3)]
+    clients = [
+        ClientRow(client_uuid=f"c{n}", active=n != 2, idle_seconds=1, takes_part=n != 3, agreed=n == 0)
+        for n in range(4)
+    ]
     told = status(pool=POOL, job=job("all_clients_agree_sync_weight"), clients=clients)
-    assert "3 tasks wait for agreement: 1 of 2 active clients agree; 11 episodes wait" in head(told)
+    assert "3 tasks wait for agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
 
 
 @pytest.mark.parametrize("state", list(EngineState))

@@ -6,6 +6,7 @@ causes apart by phrases, and polls: its waits are divided by :data:`HASTE` here.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -59,6 +60,20 @@ class Buffer(BaseModel):
     buffer: list[EpisodeStatus]
 
 
+class ActiveClient(BaseModel):
+    client_uuid: str
+    last_activity_at: float
+    allowed_sync_weight: bool = False
+
+
+class Instruction(BaseModel):
+    active_clients: list[ActiveClient] = []
+
+
+class VerboseLogs(BaseModel):
+    entries: list[dict[str, Any]] = []
+
+
 class PoolStat(BaseModel):
     sample_collection_method: str = ""
     completed_episodes: int = 0
@@ -74,6 +89,8 @@ class PoolStat(BaseModel):
     engine_status: str | None = None
     global_step: int | None = None
     booting_start_time: float | None = None
+    swarm_client_instruction: Instruction | None = None
+    training_model_path: str | None = None
 
 
 class AgentJetClient:
@@ -84,6 +101,7 @@ class AgentJetClient:
         self.client_uuid = str(uuid.uuid4())
         self.http = httpx.Client(timeout=30, http2=False, trust_env=False, verify=False)
         self.causes: list[str] = []
+        self.warnings: list[str] = []
         self.entered_sync = 0
         self._deadline = time.monotonic() + patience
         self._seen_tasks: list[str] = []
@@ -116,12 +134,12 @@ class AgentJetClient:
         assert self._cached is not None
         return self._cached
 
-    def wait_for(self, *wanted: str) -> None:
+    def wait_for(self, *wanted: str, poll: float = STATUS_POLL) -> None:
         was_up = False
         while (status := self.get_engine_status()[0]) not in wanted:
             was_up = was_up or status != "ENGINE.OFFLINE"
             assert not (was_up and status == "ENGINE.OFFLINE"), "the engine went offline"
-            self._pause(STATUS_POLL)
+            self._pause(poll)
 
     def sync_train_config(self, config: dict[str, Any]) -> None:
         text = yaml.safe_dump(config, sort_keys=False)
@@ -193,8 +211,11 @@ class AgentJetClient:
             self.abort_episode(episode_uuid)
             return
         output = {"reward": reward, "is_success": None, "metadata": {"task_id": task_id}, "log_metrics": {}}
-        answer = self._post("/end_episode", self._body(episode_uuid, task_id, output))
-        assert Done.model_validate(answer.json()).success
+        answer = self.http.post(f"{self.url}/end_episode", json=self._body(episode_uuid, task_id, output))
+        if answer.status_code == 400 and "WEIGHT_SYNCING" in str(answer.json().get("detail", "")):
+            self.warnings.append(answer.json()["detail"])
+            return
+        assert Done.model_validate(_checked(answer).json()).success
 
     def abort_episode(self, episode_uuid: str) -> Done:
         output = {"reward": 0.0, "is_success": None, "metadata": {}, "log_metrics": {}}
@@ -215,11 +236,19 @@ class AgentJetClient:
     def server_experiment_dir(self) -> str | None:
         return self.http.get(f"{self.url}/get_server_experiment_dir", timeout=10).json().get("server_experiment_dir")
 
-    def agree_sync_weight(self) -> bool:
+    def get_verbose_logs(self) -> list[dict[str, Any]]:
+        return VerboseLogs.model_validate(
+            _checked(self.http.get(f"{self.url}/get_verbose_logs", timeout=10)).json()
+        ).entries
+
+    def get_global_step(self) -> int:
+        return self.get_engine_status()[1].get("global_step", 0)
+
+    def agree_sync_weight(self, poll: float = STATUS_POLL) -> bool:
         while self.get_engine_status()[0] in ("ENGINE.ROLLING", "ENGINE.ROLLING_POST"):
             answer = Done.model_validate(self._post("/agree_sync_weight", {"client_uuid": self.client_uuid}).json())
             if answer.success:
-                self.wait_for("ENGINE.ROLLING_POST", "ENGINE.WEIGHT_SYNCING")
+                self.wait_for("ENGINE.ROLLING_POST", "ENGINE.WEIGHT_SYNCING", poll=poll)
                 return True
             self.causes.append(answer.failure_reason)
             self._pause(AGREE_AGAIN)
@@ -247,11 +276,41 @@ class AgentJetClient:
         }
 
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        answer = self.http.post(f"{self.url}{path}", json=body)
-        if answer.is_error:
-            raise RuntimeError(f"SwarmClient error {answer.status_code}: {answer.json()}")
-        return answer
+        return _checked(self.http.post(f"{self.url}{path}", json=body))
 
     def _pause(self, seconds: float) -> None:
         assert time.monotonic() < self._deadline, f"waited for too long; causes so far: {self.causes[-5:]}"
         time.sleep(seconds)
+
+
+class AprilClient:
+    """The start of the engine as the versions of March and April have it: the state is asked for at most each 0.5 s,
+    and an OFFLINE right after the start is an engine that has failed."""
+
+    CACHED = 0.5
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.http = httpx.Client(timeout=30, trust_env=False, verify=False)
+        self._asked = -math.inf
+        self._status = ""
+
+    def get_engine_status(self) -> str:
+        if time.monotonic() - self._asked > self.CACHED:
+            self._status = _checked(self.http.get(f"{self.url}/get_engine_status")).json()["engine_status"]
+            self._asked = time.monotonic()
+        return self._status
+
+    def start_engine(self) -> None:
+        assert self.get_engine_status() == "ENGINE.OFFLINE"
+        assert _checked(self.http.post(f"{self.url}/start_engine", json={})).json()["success"]
+        first = self.get_engine_status()
+        while (status := self.get_engine_status()) != "ENGINE.ROLLING":
+            assert (first, status) != ("ENGINE.OFFLINE", "ENGINE.OFFLINE"), "the engine did not start"
+            time.sleep(STATUS_POLL)
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_error:
+        raise RuntimeError(f"SwarmClient error {answer.status_code}: {answer.json()}")
+    return answer

@@ -197,6 +197,41 @@ async def test_a_client_that_polls_gets_through_a_weight_sync(swarm: Swarm) -> N
     assert await waiting
 
 
+async def test_a_stragglers_end_is_told_in_words_that_its_client_goes_on_after(tmp_path: Path) -> None:
+    async with served(tmp_path, post_rolling_timeout=0.0) as swarm:
+        client = await swarm.start()
+        straggler = await run(client.begin_episode)
+        await run(client.chat, straggler)
+        for task in ("a", "a", "b", "b"):
+            await rollout(client, task, 1.0)
+        batch_id = await swarm.take()
+        await run(client.end_episode, "c", straggler.episode_uuid, 1.0)
+        assert len(client.warnings) == 1, "an error would make it run the task once more"
+        swarm.trained(batch_id)
+        assert (await run(client.get_rollout_stat)).completed_episodes == 0, "not accepted"
+        # our client, which names its ends, is told as of everything else that comes too late
+        body = client._body(straggler.episode_uuid, "c", {"reward": 1.0}) | {"idempotency_key": "k"}
+        with pytest.raises(RuntimeError, match=r"409.*episode_deleted"):
+            await run(client._post, "/end_episode", body)
+
+
+async def test_the_last_step_is_told_after_the_end_of_the_run(swarm: Swarm) -> None:
+    client = await swarm.start()
+    for task in ("a", "a", "b", "b"):
+        await rollout(client, task, 1.0)
+    batch_id = await swarm.take()
+    swarm.controller.step_done(StepResult(step=1, batch_id=batch_id, metrics={}, seconds=0.1))
+    swarm.controller.run_stopped()
+    swarm.controller.offline("the training run is finished")
+    await run(client.wait_for, "ENGINE.OFFLINE")
+    assert await run(client.get_global_step) == 1
+    assert (await run(client.get_rollout_stat)).global_step == 1
+    # the next run begins anew
+    swarm.controller.boot()
+    await run(client.wait_for, "ENGINE.BOOTING")
+    assert await run(client.get_global_step) == 0
+
+
 async def test_the_host_of_an_episodes_address_is_the_clients(tmp_path: Path) -> None:
     async with served(tmp_path) as swarm:
         client = await swarm.start()
@@ -278,6 +313,7 @@ async def test_the_pool_and_the_buffer_have_agentjets_shape(swarm: Swarm) -> Non
     assert details["optional_task_id"] == "b" and details["client_uuid"] == client.client_uuid
     assert details["discard_episode_timeout"] == "240.0s" and details["llm_call_count"] == "1"
     assert (stat.engine_status, stat.global_step, stat.booting_start_time) == ("ENGINE.ROLLING", 0, None)
+    assert stat.training_model_path == "tiny"
     (buffered,) = await run(client.get_episode_buffer)
     assert (buffered.episode_uuid, buffered.episode_status) == (claimed.episode_uuid, "claimed")
     assert (buffered.llm_call_count, buffered.optional_task_id, buffered.openai_api_key) == (1, "b", "")
@@ -300,6 +336,7 @@ async def test_a_throttled_client_leaves_room_for_the_other(swarm: Swarm) -> Non
     # the server holds to the same share for a client that does not hold itself back
     refused = await run(client.claim_once, "train", 240.0, policy | {"current_task_id": "d"})
     assert not refused.success and "throttled" in refused.fail_cause
+    assert NO_EPISODES in refused.fail_cause, "else it pauses for 15 s, not for 2"
     # a task that has begun is never delayed
     await rollout(client, "b", 1.0, policy=policy | {"current_task_id": "b"})
     assert not third.done()
@@ -308,25 +345,6 @@ async def test_a_throttled_client_leaves_room_for_the_other(swarm: Swarm) -> Non
         await rollout(other, "y", 1.0)
     swarm.trained(await swarm.take())
     assert await third, "the next batch has room"
-
-
-async def test_any_client_may_agree_to_sync(swarm: Swarm) -> None:
-    client = await swarm.start(
-        swarm_mode_sample_collection_method="rollout_until_any_client_agree_sync_weight",
-        data__train_batch_size=4,
-        rollout__max_env_worker=16,
-    )
-    agreeing = asyncio.create_task(run(client.agree_sync_weight))
-    await eventually(lambda: bool(client.causes))
-    assert client.causes[0], "nothing to train yet: the client is told so and tries again"
-    running = await run(client.begin_episode)
-    await rollout(client, "a", 1.0)
-    await rollout(client, "a", 0.0)
-    taking = asyncio.create_task(swarm.take())
-    assert await agreeing
-    await run(client.abort_episode, running.episode_uuid)
-    swarm.trained(await taking)
-    assert swarm.version == 1
 
 
 async def test_what_belongs_to_agentjets_trainer_is_refused(swarm: Swarm) -> None:
@@ -343,6 +361,8 @@ async def test_what_belongs_to_agentjets_trainer_is_refused(swarm: Swarm) -> Non
     assert (await run(client._post, "/push_verbose_log", {"tag": "vllm", "message": "hello"})).json()["success"]
     status = (await run(client.http.get, f"{swarm.url}/status")).json()
     assert [entry["message"] for entry in status["log"]] == ["hello"]
+    (entry,) = await run(client.get_verbose_logs)
+    assert (entry["tag"], entry["message"]) == ("vllm", "hello") and entry["timestamp"] > 0
 
 
 async def test_without_a_job(swarm: Swarm) -> None:
@@ -350,6 +370,10 @@ async def test_without_a_job(swarm: Swarm) -> None:
     assert (await run(client.get_engine_status))[0] == "ENGINE.OFFLINE"
     assert await run(client.get_episode_buffer) == []
     assert await run(client.server_experiment_dir) is None
+    # what its monitor asks for again and again
+    stat = await run(client.get_rollout_stat)
+    assert (stat.completed_task_target, stat.engine_status, stat.training_model_path) == (0, "ENGINE.OFFLINE", None)
+    assert await run(client.get_verbose_logs) == []
     with pytest.raises(RuntimeError, match=r"400.*trinity"):
         await run(client.sync_train_config, job_config(backbone="trinity"))
     refused = await run(client.claim_once, "train", 240.0, None)

@@ -9,7 +9,7 @@ import pytest
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING
+from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, AgreeSyncWeightResponse
 from swarm.server.config import ServerConfig
 from swarm.server.controller import MAX_PENDING, Controller
 from swarm.server.episodes import Claim, ClaimWish, Grant
@@ -525,15 +525,52 @@ async def test_agreement_makes_a_batch() -> None:
     controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"}))
     feed = asyncio.create_task(controller.next_batch())
     claims = await claim(controller, 3)
-    assert "nothing to train" in await controller.agree("me")
     finish(controller, claims[:2], "a")
-    assert await controller.agree("me") == ""
+    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
     await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
-    controller.pool.collection.seen("another", train=True)
+    take_part(controller, "another")
     finish(controller, claims[2:], "a")
     batch = await asyncio.wait_for(feed, LONG)
     assert [len(group.trajectories) for group in batch.groups] == [2], "decided is decided"
-    assert "no training job" in await opened().agree("me")
+    assert "no training job" in (await opened().agree("me")).failure_reason
+
+
+async def test_an_agreement_to_train_nothing_ends_once_nothing_runs() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "any_client_agree_sync_weight"}))
+    feed = asyncio.create_task(controller.next_batch())
+    first, second, third = await claim(controller, 3)
+    finish(controller, [first], "a")
+    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
+    finish(controller, [second], "b")
+    assert controller.pool.collection.rows()[0].agreed, "what still runs may be of either task"
+    finish(controller, [third], "c")
+    assert not controller.pool.collection.rows()[0].agreed
+    told = await controller.agree("me")
+    assert told.success and "no task has two" in told.failure_reason
+    # nothing of it is left for what comes then
+    finish(controller, await claim(controller, 1), "a")
+    assert controller.state is EngineState.ROLLING
+    assert (await controller.agree("me")).success
+    assert [len(group.trajectories) for group in (await asyncio.wait_for(feed, LONG)).groups] == [2]
+
+
+async def test_a_run_that_goes_on_waits_for_nobody_of_the_run_before() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight", "resume": True}))
+    take_part(controller, "dead")
+    controller.run_stopped()
+    controller.offline("stopped")
+    controller.boot()
+    controller.rollout_ready(ready())
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    assert (await controller.agree("me")).success
+    await asyncio.wait_for(feed, LONG)
+
+
+def take_part(controller: Controller, client: str) -> None:
+    """An episode of this client begins and ends."""
+    controller.pool.collection.claimed(client, "train")
+    controller.pool.collection.released(client, "train", "", "aborted")
 
 
 async def test_a_dead_client_does_not_hold_up_agreement() -> None:
@@ -542,9 +579,9 @@ async def test_a_dead_client_does_not_hold_up_agreement() -> None:
     expire = asyncio.create_task(controller.expire())
     try:
         feed = asyncio.create_task(controller.next_batch())
-        controller.pool.collection.seen("dead", train=True)
+        take_part(controller, "dead")
         finish(controller, await claim(controller, 2), "a")
-        assert await controller.agree("me") == ""
+        assert (await controller.agree("me")).success
         keep = asyncio.create_task(keep_agreeing(controller))
         await asyncio.wait_for(feed, LONG)
         keep.cancel()
@@ -593,8 +630,8 @@ async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agre
         finish(controller, await claim(controller, 2), "a")
         controller.offline("crashed")
         controller.boot()
-        controller.pool.collection.seen("dead", train=True)
-        assert await controller.agree("me") == ""
+        take_part(controller, "dead")
+        assert (await controller.agree("me")).success
         for _ in range(10):
             # clients' time stands still, so the watcher goes to rest without a deadline
             await asyncio.sleep(0)

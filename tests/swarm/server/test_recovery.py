@@ -131,7 +131,7 @@ async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_p
     for claim in grant.claims:
         sample(before.pool, claim)
     await before.end("me", "a", ends(*grant.claims), as_group=True)
-    assert await before.agree("me") == ""
+    assert (await before.agree("me")).success
     await journal.close()
 
     journal = Journal.open(tmp_path / "journal.db")

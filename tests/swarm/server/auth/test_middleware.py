@@ -89,7 +89,7 @@ def may(scope: TokenScope, path: str) -> bool:
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return scope == "claim" or path == "/v1/models"
     return path in ("/status", "/metrics", "/openapi.json") or path.startswith(
-        ("/get_engine", "/get_cur", "/get_server")
+        ("/get_engine", "/get_cur", "/get_server", "/get_verbose")
     )
 
 

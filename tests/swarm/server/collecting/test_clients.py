@@ -37,10 +37,11 @@ def test_a_call_in_flight_keeps_its_client_active(clients: Clients, clock: Clock
     assert not clients.others_train("b")
 
 
-def test_all_agree_waits_for_the_active_only(clients: Clients, clock: Clock) -> None:
+def test_all_agree_waits_for_the_active_that_take_part_only(clients: Clients, clock: Clock) -> None:
     assert not clients.all_agreed
-    clients.seen("a", train=True)
-    clients.seen("b", train=True)
+    clients.take_part("a")
+    clients.take_part("b")
+    clients.seen("claims", train=True)
     clients.agree("a")
     clients.agree("a")
     assert (clients.any_agreed, clients.all_agreed) == (True, False)
@@ -56,6 +57,8 @@ def test_all_agree_waits_for_the_active_only(clients: Clients, clock: Clock) -> 
     clients.end_agreements()
     assert (clients.any_agreed, clients.all_agreed) == (False, False)
     clients.agree("b")
+    assert clients.all_agreed, "who takes part is counted anew"
+    clients.take_part("a")
     assert not clients.all_agreed
 
 
@@ -66,7 +69,7 @@ def test_an_agreement_outlives_its_client(clients: Clients, clock: Clock) -> Non
     assert (clients.any_agreed, clients.all_agreed) == (True, True)
     clients.seen("a", train=True)
     assert clients.all_agreed
-    clients.seen("b", train=True)
+    clients.take_part("b")
     assert not clients.all_agreed
 
 
@@ -102,11 +105,20 @@ def test_the_longest_unseen_are_forgotten(clients: Clients, clock: Clock) -> Non
 
 def test_an_active_client_that_agreed_is_forgotten_whole(clients: Clients) -> None:
     for name in ("a", "b", "c"):
+        clients.take_part(name)
         clients.agree(name)
     clients.agree("d")
     assert clients.all_agreed
-    clients.seen("a", train=True)
+    clients.take_part("a")
     assert not clients.all_agreed
+
+
+def test_a_client_that_is_forgotten_is_not_waited_for(clients: Clients) -> None:
+    for name in ("a", "b", "c"):
+        clients.take_part(name)
+    for name in ("b", "c", "d"):
+        clients.agree(name)
+    assert clients.all_agreed
 
 
 def test_clients_with_calls_in_flight_are_never_forgotten(clients: Clients) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.job import CollectionMethod
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.collecting import Admission, Collection
 from swarm.server.journal.records import OutstandingBatch
@@ -63,14 +64,14 @@ def test_a_claim_beyond_its_share_waits_until_the_batch_is_taken_or_the_other_is
 
 def test_time_in_which_the_engine_does_not_roll_does_not_count(clock: Clock) -> None:
     collection = Collection(job(batch_size=1, collection="all_clients_agree_sync_weight"), 100.0, clock)
-    collection.seen("other")
+    run(collection, "other", "b")
     run(collection, "me", "a", "a")
     assert collection.agree("me") == ""
     collection.follow(False)
     clock.now += 1000
     assert not collection.ready
     assert collection.next_change() is None
-    assert collection.rows()[0].idle_seconds == 1000
+    assert {row.idle_seconds for row in collection.rows()} == {1000}
     collection.follow(True)
     change = collection.next_change()
     assert change == pytest.approx(clock.now + 100, abs=0.01)
@@ -80,14 +81,56 @@ def test_time_in_which_the_engine_does_not_roll_does_not_count(clock: Clock) -> 
     assert collection.ready
 
 
-def test_an_agreement_needs_a_method_that_asks_for_it_and_something_to_train(clock: Clock) -> None:
+def test_an_agreement_needs_a_method_that_asks_for_it(clock: Clock) -> None:
     assert "finish_enough_tasks" in Collection(job(), 100.0, clock).agree("me")
     collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
-    run(collection, "me", "a", "b")
-    assert "nothing to train" in collection.agree("me")
-    run(collection, "me", "a")
+    run(collection, "me", "a", "a")
     assert collection.agree("me") == ""
+    assert collection.ready and not collection.in_vain
+
+
+@pytest.mark.parametrize("collects", ["any_client_agree_sync_weight", "all_clients_agree_sync_weight"])
+def test_an_agreement_waits_for_something_to_train_while_one_runs(collects: CollectionMethod, clock: Clock) -> None:
+    collection = Collection(job(collection=collects), 100.0, clock)
+    run(collection, "me", "a")
+    collection.claimed("other", "train")
+    assert collection.agree("me") == ""
+    assert not (collection.ready or collection.in_vain)
+    collection.released("other", "train", "", "ended")
+    collection.add("other", trajectory("a"))
+    assert collection.ready == (collects == "any_client_agree_sync_weight")
+    collection.agree("other")
+    assert collection.ready and not collection.in_vain
+
+
+def test_an_agreement_with_nothing_to_train_and_nothing_running_is_in_vain(clock: Clock) -> None:
+    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a")
+    run(collection, "other", "b")
+    collection.claimed("other", "train")
+    collection.agree("me")
+    assert not collection.in_vain, "the other client may do it"
+    collection.agree("other")
+    assert not collection.in_vain, "the episode that runs may do it"
+    collection.released("other", "train", "", "aborted")
+    assert collection.in_vain
+    collection.end_agreements()
+    assert not (collection.ready or collection.in_vain)
+    assert collection.episodes == 2, "what waits goes on waiting"
+
+
+def test_evaluation_takes_part_in_no_batch(clock: Clock) -> None:
+    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    for how in ("ended", "aborted"):
+        collection.claimed("eval", "eval")
+        collection.released("eval", "eval", "", how)
+    collection.claimed("begins", "train")
+    collection.agree("me")
     assert collection.ready
+    assert {row.client_uuid for row in collection.rows() if row.takes_part} == {"me"}
+    collection.released("begins", "train", "", "aborted")
+    assert not collection.ready, "it takes part from its first end or abort on"
 
 
 def test_an_agreement_holds_for_one_batch_however_often_it_is_sent(clock: Clock) -> None:
@@ -108,11 +151,11 @@ def test_a_batch_that_is_decided_stays_ready_though_another_client_turns_up(cloc
     collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
     run(collection, "me", "a", "a")
     collection.agree("me")
-    collection.seen("other", train=True)
+    run(collection, "other", "b")
     assert not collection.ready
     collection.agree("other")
     collection.seal()
-    collection.seen("third", train=True)
+    run(collection, "third", "c")
     assert collection.ready
 
 

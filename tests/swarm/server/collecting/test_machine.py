@@ -88,6 +88,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.gone: list[str] = []
         self.batches: list[str] = []
         self.agreed: set[str] = set()
+        self.taking_part: set[str] = set()
         self.forced = False
         self.signs: dict[str, float] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -120,7 +121,8 @@ class CollectionMachine(RuleBasedStateMachine):
             case "any_client_agree_sync_weight":
                 return episodes > 0 and (bool(self.agreed) or self.forced)
             case "all_clients_agree_sync_weight":
-                return episodes > 0 and ((bool(self.agreed) and self.active() <= self.agreed) or self.forced)
+                awaited = self.active() & self.taking_part
+                return episodes > 0 and ((bool(self.agreed) and awaited <= self.agreed) or self.forced)
 
     def expected_groups(self) -> list[ModelGroup]:
         if self.whole_only:
@@ -236,6 +238,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.collection.released(client, episode_type, hint, how)
         if how in ("ended", "aborted"):
             self.signs[client] = self.clock.now
+            self.taking_part |= {client} if episode_type == "train" else set()
         self.counts[client, {"idle": "timed_out", "capped": "timed_out"}.get(how, how)] += 1
         return client, episode_type, hint
 
@@ -276,10 +279,9 @@ class CollectionMachine(RuleBasedStateMachine):
 
     @rule(client=st.sampled_from(CLIENTS))
     def agree(self, client: str) -> None:
-        counts = self.by_agreement and bool(self.trainable())
-        assert (self.collection.agree(client) == "") == counts
+        assert (self.collection.agree(client) == "") == self.by_agreement
         self.signs[client] = self.clock.now
-        if counts:
+        if self.by_agreement:
             self.agreed.add(client)
 
     @rule(seconds=st.sampled_from([1.0, TIMEOUT / 2, TIMEOUT]))
@@ -319,7 +321,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.whole = [group for group in self.whole if group not in groups]
         self.open = [group for group in self.open if group not in groups]
         self.out, self.back, self.attempts = batch, False, 0
-        self.agreed, self.forced = set(), False
+        self.agreed, self.taking_part, self.forced = set(), set(), False
 
     def out_names(self) -> list[str]:
         return [t.episode_uuid for group in self.out.groups for t in group.trajectories] if self.out else []
@@ -390,7 +392,7 @@ class CollectionMachine(RuleBasedStateMachine):
         expected = [*self.out_names(), *(one.name for one in self.waiting())]
         self.check_dropped(self.collection.clear("another run"), expected)
         self.open, self.whole, self.out = [], [], None
-        self.agreed, self.forced = set(), False
+        self.agreed, self.taking_part, self.forced = set(), set(), False
 
     def restart(self) -> None:
         """The server dies and comes back: the journal knows what waits, in the order of the ends, and what runs."""
@@ -407,6 +409,7 @@ class CollectionMachine(RuleBasedStateMachine):
         # of a batch that waits for all it is not known who has died meanwhile
         sign = self.clock.now if self.by_agreement else -TIMEOUT
         self.signs = dict.fromkeys(self.agreed, -TIMEOUT) | {one.client: sign for one in waiting}
+        self.taking_part = {one.client for one in waiting} if self.by_agreement else set()
         self.counts = Counter()
         # only the engine tells the version again
         version, self.version = self.version, 0
@@ -455,6 +458,13 @@ class CollectionMachine(RuleBasedStateMachine):
         assert self.collection.ready == self.is_ready()
 
     @invariant()
+    def agreements_are_in_vain_when_nothing_can_come_of_them(self) -> None:
+        everyone = self.method == "all_clients_agree_sync_weight"
+        agreed = bool(self.agreed) and (not everyone or self.active() & self.taking_part <= self.agreed)
+        nothing = not self.trainable() and self.out is None and self.collection.running == 0
+        assert self.collection.in_vain == (agreed and nothing)
+
+    @invariant()
     def the_cache_is_bounded(self) -> None:
         assert self.collection.episodes + self.collection.running <= self.bound
 
@@ -465,6 +475,7 @@ class CollectionMachine(RuleBasedStateMachine):
         for name, row in rows.items():
             assert row.active == (name in self.active())
             assert row.agreed == (name in self.agreed)
+            assert row.takes_part == (name in self.taking_part)
             assert row.running == sum(client == name and kind == "train" for client, kind, _ in self.running)
             assert row.waiting == sum(one.client == name for one in self.waiting())
             for what in ("claimed", "ended", "aborted", "timed_out", "trained", "dropped"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.server.journal.records import (
+    AgreementsEnded,
     BatchFailed,
     BatchTaken,
     CallRecorded,
@@ -102,6 +103,8 @@ class Reference:
                     del self.losses[task_id]
             case ClientAgreed(client_uuid):
                 self.agreed.add(client_uuid)
+            case AgreementsEnded():
+                self.agreed = set()
             case BatchTaken(batch):
                 self.agreed = set()
                 self.batch, self.attempts = batch, 0

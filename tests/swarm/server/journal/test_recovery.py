@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swarm.server.journal.reading import recover
 from swarm.server.journal.records import (
+    AgreementsEnded,
     BatchFailed,
     BatchTaken,
     CallRecorded,
@@ -87,6 +88,7 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
                     EpisodesDropped([uuid, "e0", "never"], "stale"),
                     GroupLosses(f"t{number % 3}", small, taken),
                     ClientAgreed(f"c{small}"),
+                    AgreementsEnded(),
                     BatchFailed(f"b{taken}", small + 1),
                     RunBegun(f"r{taken // 2}", f"job {small}"),
                     RunStopped(f"r{taken // 2}"),

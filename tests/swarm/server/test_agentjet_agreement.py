@@ -1,0 +1,171 @@
+"""What AgentJet's clients see of the engine's state when they start it, and when they agree to a weight sync."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from swarm.protocol import EngineStatus
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from swarm.server.routes.agentjet import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
+from swarm.states import EngineState
+from tests.swarm.server.agentjet_client import AgentJetClient, AprilClient
+from tests.swarm.server.collecting.conftest import Clock
+from tests.swarm.server.test_agentjet_conformance import ROOT, Swarm, eventually, job_config, rollout, run, served
+from tests.swarm.server.vllm import ScriptedVllm, serving
+
+pytestmark = pytest.mark.anyio
+ANY, ALL = "rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight"
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path) -> AsyncGenerator[Swarm]:
+    async with served(tmp_path) as one:
+        yield one
+
+
+async def start(swarm: Swarm, method: str) -> AgentJetClient:
+    return await swarm.start(swarm_mode_sample_collection_method=method, rollout__max_env_worker=16)
+
+
+async def active(client: AgentJetClient) -> dict[str, bool]:
+    """Whom the batch waits for, and whether they agreed."""
+    stat = await run(client.get_rollout_stat)
+    assert stat.swarm_client_instruction is not None
+    return {one.client_uuid: one.allowed_sync_weight for one in stat.swarm_client_instruction.active_clients}
+
+
+async def exact_state(swarm: Swarm) -> EngineState:
+    """What our client asks for."""
+    async with httpx.AsyncClient(base_url=swarm.url, trust_env=False, verify=False) as http:
+        answer = await http.get("/get_engine_status", params={"exact": 1})
+    return EngineStatus.model_validate(answer.json()).engine_status
+
+
+async def test_any_client_may_agree_to_sync(swarm: Swarm) -> None:
+    client = await start(swarm, ANY)
+    running = await run(client.begin_episode)
+    agreeing = asyncio.create_task(run(client.agree_sync_weight))
+    await eventually(lambda: any(row.agreed for row in swarm.controller.pool.collection.rows()))
+    # while an episode runs there may be something to train yet
+    await rollout(client, "a", 1.0)
+    assert not agreeing.done()
+    taking = asyncio.create_task(swarm.take())
+    await rollout(client, "a", 0.0)
+    assert await agreeing
+    await run(client.abort_episode, running.episode_uuid)
+    swarm.trained(await taking)
+    assert (swarm.version, client.causes) == (1, [])
+
+
+async def test_a_sync_is_seen_that_is_over_before_its_client_looks(swarm: Swarm) -> None:
+    client = await start(swarm, ANY)
+    for reward in (0.0, 1.0):
+        await rollout(client, "a", reward)
+    taking = asyncio.create_task(swarm.take())
+    agreeing = asyncio.create_task(run(client.agree_sync_weight, 0.6))
+    swarm.trained(await taking)
+    assert await exact_state(swarm) is EngineState.ROLLING
+    assert await agreeing
+    assert client.get_engine_status()[0] == "ENGINE.WEIGHT_SYNCING"
+
+
+async def test_all_agree_means_those_who_end_or_abort_train_episodes_for_this_batch(swarm: Swarm) -> None:
+    client = await start(swarm, ALL)
+    dead, evaluating, other = swarm.client(), swarm.client(), swarm.client()
+    await rollout(dead, "a", 1.0)
+    await rollout(dead, "a", 0.0)
+    taking = asyncio.create_task(swarm.take())
+    assert await run(dead.agree_sync_weight)
+    swarm.trained(await taking)
+    assert await active(client) == {}
+    swarm.controller.agreement_over = -math.inf  # long ago
+    await rollout(evaluating, "a", 1.0, episode_type="eval")
+    aborted = await run(other.begin_episode)
+    assert await active(client) == {}
+    await run(other.abort_episode, aborted.episode_uuid)
+    for reward in (0.0, 1.0):
+        await rollout(client, "b", reward)
+    taking = asyncio.create_task(swarm.take())
+    agreeing = asyncio.create_task(run(client.agree_sync_weight))
+    await eventually(lambda: any(row.agreed for row in swarm.controller.pool.collection.rows()))
+    assert await active(client) == {client.client_uuid: True, other.client_uuid: False}
+    assert not taking.done()
+    assert await run(other.agree_sync_weight)
+    assert await agreeing
+    swarm.trained(await taking)
+    assert swarm.version == 2
+
+
+@pytest.mark.parametrize("method", [ANY, ALL])
+async def test_who_agrees_to_train_nothing_goes_on(swarm: Swarm, method: str) -> None:
+    client = await start(swarm, method)
+    await rollout(client, "a", 1.0)
+    await rollout(client, "b", 1.0)
+    assert await run(client.agree_sync_weight)
+    assert client.causes == []
+    assert await exact_state(swarm) is EngineState.ROLLING
+    stat = await run(client.get_rollout_stat)
+    assert (stat.completed_episodes, stat.global_step) == (2, 0), "nothing was trained, and nothing is lost"
+
+
+async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
+    await start(swarm, ANY)
+    controller, clock = swarm.controller, Clock()
+    shown = StateShown(controller, clock)
+    clock.now = 1000.0
+    assert shown.status() == controller.engine_status()
+    controller.agreement_over = clock.now
+    assert shown.status() == controller.engine_status().model_copy(update={"engine_status": EngineState.WEIGHT_SYNCING})
+    # its clients look each 5 s, at a state that is up to 1 s old
+    clock.now += SHOWN_SECONDS - 0.5
+    assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
+    controller.offline("the training run is finished")
+    assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
+    clock.now += 0.5
+    assert shown.status().engine_status is EngineState.OFFLINE
+    controller.agreement_over = clock.now
+    controller.boot()
+    assert shown.status().engine_status is EngineState.BOOTING
+
+
+async def test_for_how_long_offline_is_remembered(swarm: Swarm) -> None:
+    clock = Clock()
+    clock.now = 1000.0
+    shown = StateShown(swarm.controller, clock)
+    assert shown.until_forgotten() == 0, "nobody was told"
+    shown.status()
+    assert shown.until_forgotten() == pytest.approx(REMEMBERED_SECONDS)
+    clock.now += REMEMBERED_SECONDS
+    assert shown.until_forgotten() == 0
+
+
+@pytest.mark.slow
+async def test_the_start_as_of_april(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    vllm = ScriptedVllm()
+    async with serving(vllm.app) as vllm_url:
+        script = str(Path(__file__).parent / "fake_engine.py")
+        command = (sys.executable, script, f"train@{vllm_url.removeprefix('http://')}")
+        app = create_app(ServerConfig(run_dir=tmp_path / "run"), engine_command=command)
+        async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
+            client = AgentJetClient(url)
+            await run(client.sync_train_config, job_config())
+            await run(client.close)
+            april = AprilClient(url)
+            await run(april.start_engine)
+            await run(april.http.close)
+            assert (await http.post("/stop_engine")).json()["success"]
+            # ours looks at the exact state, and is not made to wait
+            await http.get("/get_engine_status", params={"exact": 1})
+            began = time.monotonic()
+            assert (await http.post("/start_engine")).json()["success"]
+            assert time.monotonic() - began < REMEMBERED_SECONDS
