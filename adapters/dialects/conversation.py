@@ -85,12 +85,15 @@ def call(message: Message, call_id: str, name: str, arguments: str) -> None:
 
 
 def as_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what the model wrote as none is wrapped in one."""
+    """A call's arguments as an object; what the model wrote as none is wrapped in one, and ``null`` is empty as it is
+    to vLLM."""
     try:
         value: object = json.loads(arguments or "{}")
         json.dumps(value, allow_nan=False)  # Python reads NaN and infinities, which JSON does not have
     except (ValueError, RecursionError):
         return {_NO_JSON: arguments}
+    if value is None:
+        return {}
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {_NO_JSON: arguments}
 
 

@@ -14,6 +14,7 @@ from adapters.dialects.conversation import (
     Message,
     Part,
     call,
+    carried,
     content_of,
     say,
     text_part,
@@ -102,10 +103,12 @@ def _assistant(message: Message, block: Fields) -> None:
         block.leave("citations", "not carried", [])
     elif kind == "tool_use":
         call_id, name, given = block.needed("id"), block.needed("name"), block.take("input")
-        if not isinstance(given, dict):
-            refuse(block.at("input"), "must be an object")
+        if not isinstance(given, dict | str):
+            # a stream gives arguments as the model wrote them, which may be no object
+            given = json.dumps(given)
         block.leave("caller", "not carried", {"type": "direct"})
-        call(message, call_id, name, json.dumps(given, ensure_ascii=False))
+        arguments = carried(given) if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        call(message, call_id, name, arguments)
     else:
         block.note(f"{kind} is not carried")
         return
