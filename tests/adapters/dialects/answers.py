@@ -106,8 +106,9 @@ def streamed(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**HEAD, "choices": [choice]} for choice in choices]
 
 
-def joined(deltas: list[dict[str, Any]]) -> tuple[str, str, list[Any]]:
-    """The reasoning, the text and the calls that deltas, or a message, say; arguments by what they mean."""
+def joined(deltas: list[dict[str, Any]], free: str = "-") -> tuple[str, str, list[Any]]:
+    """The reasoning, the text and the calls that deltas, or a message, say; arguments by what they mean. Tools whose
+    name ends with ``free`` take free input."""
     reasoning, text, calls = "", "", dict[int, list[Any]]()
     for delta in deltas:
         reasoning += delta.get("reasoning") or ""
@@ -116,7 +117,12 @@ def joined(deltas: list[dict[str, Any]]) -> tuple[str, str, list[Any]]:
             function = call["function"]
             known = calls.setdefault(call.get("index", place), [call.get("id"), function.get("name"), ""])
             known[2] += function["arguments"]
-    return reasoning, text, [[call_id, name, meant(arguments)] for call_id, name, arguments in calls.values()]
+    for call in calls.values():
+        value = meant(call[2])
+        if call[1].endswith(free) and not isinstance(value.get("input"), str):
+            value = {"input": call[2]}
+        call[2] = {"input": value["input"]} if call[1].endswith(free) else value
+    return reasoning, text, list(calls.values())
 
 
 def meant(arguments: str) -> Any:
