@@ -156,7 +156,7 @@ def _part(part: Fields) -> Part:
         part.drop("logprobs", "prompt_cache_breakpoint")
     elif kind == "input_image" and part.data.get("image_url") is not None:
         image = {"url": part.needed("image_url")}
-        if (detail := part.text("detail")) in ("auto", "low", "high"):
+        if (detail := part.text("detail")) is not None:
             image["detail"] = detail
         carried_part: Part = {"type": "image_url", "image_url": image}
     else:
