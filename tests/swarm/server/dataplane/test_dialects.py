@@ -342,7 +342,7 @@ async def test_reasoning_and_text_of_a_plain_answer(rig: Rig, episode: Claimed) 
     rig.vllm.default = lambda body: JSONResponse(answer)
     message = (await rig.client.send(request(episode, "messages"))).json()
     assert message["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": "swarm-gateway"},
         {"type": "text", "text": "a"},
     ]
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
