@@ -6,11 +6,11 @@ Invariant: the events, put together as Anthropic's SDKs do, give exactly the pla
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
+from adapters.dialects.conversation import as_object
 from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
 from swarm.errors import SwarmGatewayError
 
@@ -26,8 +26,10 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-#: What Anthropic's documentation wraps arguments in that are no JSON object.
-_NO_JSON = "INVALID_JSON"
+
+
+#: Clients that read a signature give thinking back only with one; ours proves nothing, and is not asked for.
+_SIGNATURE = "swarm-gateway"
 
 
 def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,12 +97,17 @@ def _events(step: Step) -> list[Event]:
     if step.what == "open":
         # the part may have gone on since
         empty = replace(part, pieces=[])
-        return [{"type": "content_block_start", "index": part.index, "content_block": _block(empty)}]
+        unsigned = {"signature": ""} if part.kind == "reasoning" else {}
+        return [{"type": "content_block_start", "index": part.index, "content_block": _block(empty) | unsigned}]
     if step.what == "close":
-        return [{"type": "content_block_stop", "index": part.index}]
+        stop: Event = {"type": "content_block_stop", "index": part.index}
+        if part.kind != "reasoning":
+            return [stop]
+        signed = {"type": "signature_delta", "signature": _SIGNATURE}
+        return [{"type": "content_block_delta", "index": part.index, "delta": signed}, stop]
     match part.kind:
         case "reasoning":
-            delta = {"type": "thinking_delta", "thinking": step.text}
+            delta: Event = {"type": "thinking_delta", "thinking": step.text}
         case "text":
             delta = {"type": "text_delta", "text": step.text}
         case "call":
@@ -111,21 +118,11 @@ def _events(step: Step) -> list[Event]:
 def _block(part: Part) -> dict[str, Any]:
     match part.kind:
         case "reasoning":
-            return {"type": "thinking", "thinking": part.text, "signature": ""}
+            return {"type": "thinking", "thinking": part.text, "signature": _SIGNATURE}
         case "text":
             return {"type": "text", "text": part.text}
         case "call":
-            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _input(part.text)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object; what the model wrote as none is wrapped in one."""
-    try:
-        value: object = json.loads(arguments or "{}")
-        json.dumps(value, allow_nan=False)  # Python reads NaN and infinities, which JSON does not have
-    except (ValueError, RecursionError):
-        return {_NO_JSON: arguments}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {_NO_JSON: arguments}
+            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": as_object(part.text)}
 
 
 def _stop(finish: object, stop: object, parts: list[Part]) -> dict[str, Any]:
