@@ -232,6 +232,8 @@ def test_any_turn_can_be_counted() -> None:
     counted = DIALECT.counted({"model": "m", "messages": turns, "tools": [SEARCH], "context_management": {"edits": []}})
     assert counted.keys() == {"model", "messages", "add_generation_prompt"}
     assert counted["add_generation_prompt"] is False
+    counted = DIALECT.counted({"messages": [HI, {"role": "assistant", "content": "It is"}]})
+    assert (counted["add_generation_prompt"], counted["continue_final_message"]) == (False, True)
 
 
 @pytest.mark.parametrize(
