@@ -209,3 +209,27 @@ def test_routes_that_cannot_be_are_refused(settings: dict[str, Any], message: st
     with pytest.raises(ConfigError) as refused:
         parse_config(yaml.safe_dump({"hooks": "h", **settings}))
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({}, False),
+        ({"session_idle_seconds": 1800}, True),
+        ({"session_window_seconds": 300}, True),
+        ({"session_window_seconds": 30, "session_idle_seconds": 20}, False),
+        # nothing is to be credited
+        ({"session_window_seconds": 0}, False),
+    ],
+)
+def test_a_session_has_to_end_before_its_groups(tmp_path: Path, settings: dict[str, Any], refused: bool) -> None:
+    folder = write_hooks(tmp_path / "hooks")
+    config = yaml.safe_dump({"hooks": str(folder), **settings})
+    # without a hook for sessions these settings mean nothing
+    create_app(parse_config(config))
+    (folder / "on_session_end.py").write_text("def on_session_end(session, context):\n    return []\n")
+    if not refused:
+        create_app(parse_config(config))
+        return
+    with pytest.raises(ConfigError, match=r"session_idle_seconds .* is not below session_window_seconds"):
+        create_app(parse_config(config))
