@@ -55,7 +55,7 @@ class Plan:
                 names=tuple(config.model_aliases),
                 answers_to_served=True,
                 # what a plain upstream has is its own to say
-                is_default=config.swarm_url is None,
+                is_default=config.swarm_url is None or config.default_route is not None,
                 hooks=hooks_of(config),
             )
             return cls(config, (only,))

@@ -141,6 +141,13 @@ async def test_the_default_route_takes_what_has_no_other(team: Team, model: str 
     assert (answer.status_code, team.asked) == (200, [model])
 
 
+@pytest.mark.parametrize("model", ["unheard-of", "plan-1", None])
+async def test_the_only_route_may_be_the_default_too(team: Team, model: str | None) -> None:
+    answer = await ask(team.gateway(routes=[], swarm_url=team.planner.url, default_route="default"), model)
+    assert (answer.status_code, len(team.planner.ends)) == (200, 1)
+    assert {body["model"] for body in team.planner.bodies} == {"plan-1"}
+
+
 async def test_aliases_are_names_of_the_default_route(team: Team) -> None:
     answer = await ask(team.gateway(default_route="coder", model_aliases=["o1"]), "o1")
     assert (answer.status_code, len(team.coder.ends)) == (200, 1)
@@ -198,7 +205,8 @@ async def test_a_name_that_a_silent_server_may_serve_is_not_said_to_be_unknown(t
     [
         ({"routes": [{"name": "a"}, {"name": "a"}]}, "'a' is given more than once"),
         ({"routes": [{"name": "a", "models": ["m"]}, {"name": "b", "models": ["m"]}]}, "'m' is given more than once"),
-        ({"routes": [{"name": "a"}], "default_route": "b"}, "there is no route named 'b'"),
+        ({"routes": [{"name": "a"}], "default_route": "b"}, "there is no route named 'b'; there is 'a'"),
+        ({"default_route": "b"}, "there is no route named 'b'; there is 'default'"),
         ({"routes": [{"name": "a", "swarm_url": None}]}, "set swarm_url, upstream or both"),
         ({"routes": [{"name": "a", "hook": "x"}]}, "routes: 0: unknown key 'hook'"),
         # it is there before the route of a request is known
