@@ -8,6 +8,7 @@ SwarmGatewayError
 │   ├── NotFoundError        404
 │   ├── ConflictError        409
 │   ├── PayloadTooLargeError 413
+│   ├── UnsupportedEncodingError  415
 │   └── RelayedError         4xx of an upstream, passed on as it came
 ├── UnavailableError         503 with ``retry-after``: not now, later
 │   └── OverloadedError      429 with ``retry-after``: too many at once
@@ -108,6 +109,13 @@ class PayloadTooLargeError(RequestError):
 
     status = 413
     default_code = "payload_too_large"
+
+
+class UnsupportedEncodingError(RequestError):
+    """The body is compressed."""
+
+    status = 415
+    default_code = "unsupported_content_encoding"
 
 
 class RelayedError(RequestError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import httpx
@@ -58,6 +60,16 @@ async def test_an_oversized_body_is_413(swarm: Swarm, open_gateway: OpenGateway,
         response = await http.post(CHAT, content=content if declared else in_parts(), headers=JSON)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
     assert "2048" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/feedback"]
+)
+async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: httpx.AsyncClient, path: str) -> None:
+    headers = {**JSON, "content-encoding": "gzip"}
+    response = await gateway.post(path, content=gzip.compress(json.dumps(BODY).encode()), headers=headers)
+    assert (response.status_code, response.headers["x-should-retry"]) == (415, "false")
+    assert response.json()["error"]["message"] == "content-encoding: gzip is not read here; send the body plain"
 
 
 @pytest.mark.parametrize(
