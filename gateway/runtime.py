@@ -25,7 +25,7 @@ from gateway.seeing.eyes import Eyes
 from gateway.seeing.request import failed
 from gateway.sessions import Sessions
 from gateway.stats import Stats
-from swarm.errors import ConfigError, ConflictError, SwarmGatewayError
+from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,8 @@ class Gateway:
         code = error.code or error.type
         self.door.errors[code] += 1
         failed(code)
+        if isinstance(error, RelayedError):
+            logger.warning("a request is refused: %s", error)
 
     async def reload(self) -> list[str]:
         """Read the configuration again and serve by it from the next request on.

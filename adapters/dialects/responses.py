@@ -15,7 +15,7 @@ from adapters.dialects.fields import Fields, check_depth, objects, refuse
 from adapters.dialects.forms import LLMRequest
 from adapters.dialects.response_answers import ResponseEvents, response_of
 from adapters.dialects.sse import COMMENT
-from swarm.errors import SwarmGatewayError
+from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _STATUSES = ("completed", "incomplete", "in_progress")
@@ -99,7 +99,8 @@ class ResponsesDialect:
 
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
         """The error body for ``exc``."""
-        return exc.body()
+        body = exc.body()
+        return {"error": {**body["error"], "param": "input"}} if exc.code == CONTEXT_LENGTH else body
 
 
 def _without_effect(top: Fields) -> None:

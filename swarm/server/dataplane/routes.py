@@ -30,6 +30,7 @@ from swarm.server.controller import Controller
 from swarm.server.dataplane import replicas
 from swarm.server.dataplane.calls import Members, Nobody, Party
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
+from swarm.server.dataplane.failures import UpstreamRefusalError, too_long
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream
 from swarm.server.dataplane.wires import ChatWire, DialectWire, Wire
@@ -106,11 +107,16 @@ class DataPlane:
         """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.
 
         Raises:
-            SwarmGatewayError: why an episode is over, that no engine serves, or that the deadline has passed.
+            SwarmGatewayError: why an episode is over, that no engine serves, that the request is too long for the
+                model, or that the deadline has passed.
         """
         try:
             async with asyncio.timeout(self.config.call_timeout):
                 return await members.while_open(work, engine_gone)
+        except UpstreamRefusalError as exc:
+            if (told := too_long(exc, self.controller.job)) is None:
+                raise
+            raise told from exc
         except TimeoutError as exc:
             error = UpstreamError(
                 f"the call took longer than {self.config.call_timeout:g} s (call_timeout)", code="upstream_timeout"
