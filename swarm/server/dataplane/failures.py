@@ -47,7 +47,7 @@ class UnreachableError(TransientError):
     """No connection to this replica could be made; nothing was sent."""
 
 
-#: what vLLM 0.28 says where prompt and answer do not fit (its ``renderers/params.py``, ``v1/engine/input_processor.py``)
+#: what vLLM 0.28 says where prompt and answer do not fit (``renderers/params.py``, ``v1/engine/input_processor.py``)
 _TOO_LONG = re.compile(
     r"maximum context length is (?P<limit>\d+) tokens\. However, you requested (?P<answer>\d+) output tokens and your "
     r"prompt contains (?:(?P<least>at least )?(?P<prompt>\d+) input tokens|\d+ characters \(more than \d+ characters, "

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
+from swarm.cards import model_card, model_list
 from swarm.errors import RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, header, read_json
 from swarm.protocol import ReplicaStatus
@@ -99,9 +100,12 @@ class DataPlane:
 
     async def models(self, request: Request) -> Response:
         self._open(request)
-        name = self.controller.job.model_name
-        card = {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse(model_list([self.card()]))
+
+    def card(self) -> dict[str, Any]:
+        """The model that is served; raises :class:`SwarmGatewayError` without a job."""
+        job = self.controller.job
+        return model_card(job.model_name, max_model_len=job.max_model_len)
 
     async def while_open(self, members: Party, engine_gone: Once, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.

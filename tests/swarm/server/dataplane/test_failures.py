@@ -100,6 +100,7 @@ def test_other_refusals_are_none() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs the cpu extra")
 def test_these_are_the_words_of_the_vllm_that_is_installed() -> None:
+    from vllm.exceptions import VLLMValidationError
     from vllm.renderers.params import TokenizeParams
 
     class Tokenizer:
@@ -108,7 +109,7 @@ def test_these_are_the_words_of_the_vllm_that_is_installed() -> None:
     def said(answer: int, prompt: Any) -> str:
         params = TokenizeParams(max_total_tokens=100, max_output_tokens=answer)
         check = params._text_len_check if isinstance(prompt, str) else params._token_len_check
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(VLLMValidationError) as caught:
             check(Tokenizer(), prompt)
         return str(caught.value).partition(" (parameter=")[0]
 
