@@ -26,7 +26,7 @@ from gateway.seeing.eyes import Eyes
 from gateway.seeing.request import failed, note_left_out
 from gateway.sessions import Sessions
 from gateway.stats import Stats
-from swarm.errors import ConfigError, ConflictError, SwarmGatewayError
+from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ class Gateway:
         code = error.code or error.type
         self.door.errors[code] += 1
         failed(code)
+        if isinstance(error, RelayedError):
+            logger.warning("a request is refused: %s", error)
 
     def leave_out(self, left_out: Sequence[str]) -> None:
         """A request's answer says what was ``left_out`` of it; the log does so once for each kind."""

@@ -42,9 +42,10 @@ import yaml
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
-from reward_hooks.loader import load_hooks
+from reward_hooks.loader import from_files, load_hooks
 from reward_hooks.runner import HookRunner
 from swarm.errors import ConfigError, HookError
+from swarm.importer import SourceFolder
 from swarm.job import describe_validation
 from swarm.types import Model, Task
 
@@ -210,31 +211,35 @@ def load_blend(path: Path) -> Hooks:
     except ValidationError as exc:
         raise describe_validation(exc, str(path), BlendConfig) from exc
 
+    return from_files(path.parent, lambda folder: _blended(path, config, folder))
+
+
+def _blended(path: Path, config: BlendConfig, folder: SourceFolder) -> Hooks:
     def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
         beside = path.parent / spec
         if beside.resolve() in (path.resolve(), path.parent.resolve()) and not (path.parent / f"{REWARD}.py").is_file():
             raise ConfigError(f"{path} names itself as a part")
         try:
-            return load_hooks(beside if ":" not in spec and beside.exists() else spec, options)
+            return load_hooks(beside if ":" not in spec and beside.exists() else spec, options, beside=folder)
         except ConfigError as exc:
             raise ConfigError(f"{path}: {exc.message}") from exc
 
-    blend = Blend(
-        *(
-            Part(
-                name=part.label,
-                hooks=load(part.hook, part.options),
-                gate=part.gate,
-                weight=part.weight,
-                scale=part.scale,
-            )
-            for part in config.parts
-        ),
-        otherwise=config.otherwise,
-    )
+    parts = [
+        Part(
+            name=part.label,
+            hooks=load(part.hook, part.options),
+            gate=part.gate,
+            weight=part.weight,
+            scale=part.scale,
+        )
+        for part in config.parts
+    ]
+    submit = load(config.submit) if config.submit else None
+    session_end = load(config.session_end) if config.session_end else None
     return Hooks(
-        blend.on_compute_relative_reward,
-        submit=load(config.submit).submit if config.submit else None,
+        Blend(*parts, otherwise=config.otherwise).on_compute_relative_reward,
+        submit=submit.submit if submit else None,
         source=str(path),
-        session_end=load(config.session_end).session_end if config.session_end else None,
+        session_end=session_end.session_end if session_end else None,
+        parts=tuple(hooks for hooks in (submit, session_end) if hooks is not None),
     )

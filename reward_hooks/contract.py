@@ -195,9 +195,13 @@ SessionHook = Callable[[Session, HookContext], RewardResult | Awaitable[RewardRe
 
 @dataclass(frozen=True)
 class Hooks:
-    """The functions in use; ``source`` says where they came from, for messages. Only ``reward`` must be there."""
+    """The functions in use, for as long as this is held. Only ``reward`` must be there.
+
+    ``source`` says where they came from, for messages; ``parts`` are the hooks that these call.
+    """
 
     reward: RewardHook
     submit: SubmitHook | None = None
     source: str = "hooks"
     session_end: SessionHook | None = None
+    parts: tuple[Hooks, ...] = ()

@@ -6,27 +6,29 @@ Invariant: whatever is wrong with hooks is a ``ConfigError`` before anything sta
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from reward_hooks.catalog import find_hook
 from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks, RewardHook, SessionHook, SubmitHook
 from swarm.errors import ConfigError
-from swarm.importer import load_attribute, load_file
+from swarm.importer import SourceFolder, load_attribute
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 #: A folder without a reward file may hold this one instead.
 BLEND_FILE = "hooks.yaml"
 
 
-def load_hooks(spec: str | Path, options: Mapping[str, Any] | None = None) -> Hooks:
+def load_hooks(
+    spec: str | Path, options: Mapping[str, Any] | None = None, *, beside: SourceFolder | None = None
+) -> Hooks:
     """The hooks that ``spec`` names.
 
-    Files beside the hooks can be imported by their names (``from helper import grade``): the folder stays on
-    ``sys.path``, at its end, so an installed module of the same name goes first. They are modules of the process like
-    any other: two hook folders in one process share those of the same name.
+    Files beside the hooks can be imported by their names (``from helper import grade``). They belong to these hooks
+    alone, so loading a folder again runs all of its files again, and hooks that were loaded before keep theirs (see
+    :class:`swarm.importer.SourceFolder`).
 
     Args:
         spec: one of
@@ -38,6 +40,8 @@ def load_hooks(spec: str | Path, options: Mapping[str, Any] | None = None) -> Ho
               names, or a class or function that makes one of these;
             * the name of a built-in or of an entry point in the group ``swarm_gateway.reward_hooks``.
         options: keyword arguments for the class or function named.
+        beside: where the module of ``module:attribute`` is looked for first; other modules are imported once in the
+            life of the process.
 
     Raises:
         ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters, options
@@ -54,7 +58,7 @@ def load_hooks(spec: str | Path, options: Mapping[str, Any] | None = None) -> Ho
             "like reward_hooks.rules.concise:hooks"
         )
     place = text if ":" in text else find_hook(text)
-    return _from_object(_made(load_attribute(place), place, options), text)
+    return _from_object(_made(load_attribute(place, beside), place, options), text)
 
 
 def _from_file(path: Path) -> Hooks:
@@ -83,21 +87,34 @@ def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
         raise ConfigError(f"{place} failed to be made: {type(exc).__name__}: {exc}") from exc
 
 
-def _from_folder(folder: Path) -> Hooks:
-    # for good, because a hook may import when it is called; last, because a sibling named like a module that this
-    # process has yet to import must not take its place
-    if (siblings := str(folder.resolve())) not in sys.path:
-        sys.path.append(siblings)
-    if not (folder / f"{REWARD}.py").is_file():
-        if (folder / BLEND_FILE).is_file():
-            return _from_file(folder / BLEND_FILE)
-        raise ConfigError(f"{folder} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
-    found = {
-        name: _function(load_file(file), name, str(file))
-        for name in PARAMETERS
-        if (file := folder / f"{name}.py").is_file()
-    }
-    return _hooks(found, str(folder))
+def _from_folder(path: Path) -> Hooks:
+    if not (path / f"{REWARD}.py").is_file():
+        if (path / BLEND_FILE).is_file():
+            return _from_file(path / BLEND_FILE)
+        raise ConfigError(f"{path} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
+    return from_files(
+        path,
+        lambda folder: _hooks(
+            {
+                name: _function(folder.module(name), name, str(path / f"{name}.py"))
+                for name in PARAMETERS
+                if folder.holds(name)
+            },
+            str(path),
+        ),
+    )
+
+
+def from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
+    """What ``load`` makes of the files of the folder ``path``, which are forgotten with it, or at once if it raises."""
+    folder = SourceFolder(path)
+    try:
+        hooks = load(folder)
+    except BaseException:
+        folder.forget()
+        raise
+    weakref.finalize(hooks, folder.forget).atexit = False
+    return hooks
 
 
 def _from_object(target: object, spec: str) -> Hooks:

@@ -8,6 +8,8 @@ SwarmGatewayError
 │   ├── NotFoundError        404
 │   ├── ConflictError        409
 │   ├── PayloadTooLargeError 413
+│   ├── UnsupportedEncodingError  415
+│   ├── ContextLengthError   400: prompt and answer are too long for the model
 │   └── RelayedError         4xx of an upstream, passed on as it came
 ├── UnavailableError         503 with ``retry-after``: not now, later
 │   └── OverloadedError      429 with ``retry-after``: too many at once
@@ -110,6 +112,60 @@ class PayloadTooLargeError(RequestError):
     default_code = "payload_too_large"
 
 
+class UnsupportedEncodingError(RequestError):
+    """The body is compressed."""
+
+    status = 415
+    default_code = "unsupported_content_encoding"
+
+
+#: the code of a request that is too long for the model, of ours as of OpenAI's
+CONTEXT_LENGTH = "context_length_exceeded"
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or it and the answer that is asked for, has more tokens than the model takes; in OpenAI's words.
+
+    The numbers are in the body as well (``prompt_tokens``, ``max_tokens``, ``max_model_len``), for who says it in other
+    words.
+
+    Args:
+        limit: tokens that the model takes, prompt and answer together.
+        prompt_tokens: of the request.
+        answer_tokens: asked for, where the prompt alone would fit; 0: it would not.
+        at_least: whether the prompt may be longer than that.
+        param: where the prompt stands: ``messages``, ``prompt`` or ``input``.
+        hint: a sentence on what else can be done.
+    """
+
+    default_code = CONTEXT_LENGTH
+
+    def __init__(
+        self,
+        *,
+        limit: int,
+        prompt_tokens: int,
+        answer_tokens: int = 0,
+        at_least: bool = False,
+        param: str = "messages",
+        hint: str = "",
+    ) -> None:
+        more = "at least " if at_least else ""
+        if answer_tokens:
+            said = (
+                f"you requested {more}{prompt_tokens + answer_tokens} tokens ({more}{prompt_tokens} in the {param}, "
+                f"{answer_tokens} in the completion). Please reduce the length of the {param} or completion."
+            )
+        else:
+            said = f"your {param} resulted in {more}{prompt_tokens} tokens. Please reduce the length of the {param}."
+        words = f"This model's maximum context length is {limit} tokens. However, {said} {hint}"
+        super().__init__(words.rstrip(), param=param)
+        self._numbers = {"prompt_tokens": prompt_tokens, "max_tokens": answer_tokens, "max_model_len": limit}
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {**super().body()["error"], **self._numbers}}
+
+
 class RelayedError(RequestError):
     """An upstream found fault with the caller's request; the caller gets its words and its status.
 
@@ -119,7 +175,8 @@ class RelayedError(RequestError):
     """
 
     def __init__(self, status: int, error: dict[str, Any]) -> None:
-        super().__init__(str(error.get("message") or f"the upstream answered {status}"))
+        code = CONTEXT_LENGTH if error.get("code") == CONTEXT_LENGTH else None
+        super().__init__(str(error.get("message") or f"the upstream answered {status}"), code=code)
         self.status = status
         self._error = error
 

@@ -1,19 +1,28 @@
-"""Load an attribute by ``"module:attribute"`` or a Python file by path, with an error that says what is wrong; and the
-``PYTHONPATH`` with which a Python child imports what this process runs."""
+"""Load user code, by ``"module:attribute"`` or from the files of a folder, with an error that says what is wrong; and
+the ``PYTHONPATH`` with which a Python child imports what this process runs.
+
+Invariant: files of a folder are modules of that load alone. Another load has them as they are then, whatever their
+names, and code that was loaded before goes on with its own.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import builtins
 import importlib
-import importlib.util
+import itertools
 import os
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from swarm.errors import ConfigError
+
+_numbers = itertools.count(1)
 
 
 def python_path(*first: Path) -> str:
@@ -30,8 +39,125 @@ def python_path(*first: Path) -> str:
     return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in (*map(str, first), *own, checkout) if path))
 
 
-def load_attribute(spec: str) -> Any:
+class SourceFolder:
+    """One load of the Python files of ``path``.
+
+    An ``import helper`` in any of them, at the top or in a function, finds ``helper.py`` or the package ``helper`` of
+    the folder first, as in a script; what is installed comes second, and folders without ``__init__.py`` last. Nobody
+    else's imports see these modules. ``importlib.import_module("helper")`` does not find them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+        self._name = f"_swarm_folder_{next(_numbers)}"
+        # functions look `__import__` up here, whenever they are called
+        self._builtins = {**vars(builtins), "__import__": self._import}
+        sys.modules[self._name] = _Package(self._name, self._path, self._builtins)
+        if _Finder not in sys.meta_path:
+            sys.meta_path.insert(0, _Finder)
+
+    def holds(self, name: str) -> bool:
+        """Whether ``name`` is a Python file or a package in the folder."""
+        return f"{self._name}.{name}" in sys.modules or _source(self._path / name) is not None
+
+    def module(self, name: str) -> ModuleType:
+        """The module ``name`` (dots descend into packages), executed unless it was before.
+
+        Raises:
+            ConfigError: it, or what it imports, has a syntax error or raises on import; says the file and the line.
+        """
+        file = self._path / f"{name}.py"
+        try:
+            return importlib.import_module(f"{self._name}.{name}")
+        except SyntaxError as exc:
+            raise ConfigError(f"{exc.filename or file}, line {exc.lineno}: {exc.msg}") from exc
+        except (Exception, SystemExit) as exc:
+            frames = [
+                frame
+                for frame in traceback.extract_tb(exc.__traceback__)
+                if Path(frame.filename).is_relative_to(self._path)
+            ]
+            where = f"{frames[-1].filename}, line {frames[-1].lineno}," if frames else str(file)
+            raise ConfigError(f"{where} failed on import: {type(exc).__name__}: {exc}") from exc
+
+    def forget(self) -> None:
+        """Let go of the modules; call it once nothing runs them any more."""
+        for name in list(sys.modules):
+            if f"{name}.".startswith(f"{self._name}."):
+                del sys.modules[name]
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or not self.holds(top):
+            try:
+                return builtins.__import__(name, globals, locals, fromlist or (), level)
+            except ModuleNotFoundError as exc:
+                if level or exc.name != top or not (self._path / top).is_dir():
+                    raise
+        ours = f"{self._name}.{name}"
+        if fromlist:
+            return builtins.__import__(ours, globals, locals, fromlist)
+        importlib.import_module(ours)
+        return sys.modules[f"{self._name}.{top}"]
+
+
+class _Package(ModuleType):
+    """Stands for a :class:`SourceFolder` among the modules."""
+
+    def __init__(self, name: str, path: Path, builtins_of_folder: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.__path__ = [str(path)]
+        self.builtins_of_folder = builtins_of_folder
+
+
+class _Finder:
+    """Finds the modules of every :class:`SourceFolder`, but for folders without ``__init__.py``."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package = sys.modules.get(fullname.partition(".")[0])
+        if not isinstance(package, _Package):
+            return None
+        for folder in path or ():
+            place = Path(folder) / fullname.rpartition(".")[2]
+            if (file := _source(place)) is not None:
+                loader = _Loader(fullname, str(file), package.builtins_of_folder)
+                inside = [str(place)] if file.parent == place else None
+                return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
+        return None
+
+
+class _Loader(SourceFileLoader):
+    """Runs a file of a :class:`SourceFolder`."""
+
+    def __init__(self, fullname: str, path: str, builtins_of_folder: Mapping[str, Any]) -> None:
+        super().__init__(fullname, path)
+        self._builtins = builtins_of_folder
+
+    def get_code(self, fullname: str) -> CodeType:
+        # no bytecode cache: it takes a file of the same size and second for the one that it knows
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = self._builtins
+        super().exec_module(module)
+
+
+def load_attribute(spec: str, beside: SourceFolder | None = None) -> Any:
     """Import ``module`` and return ``attribute`` of ``"module:attribute"`` (dots descend into attributes).
+
+    Args:
+        spec: what to load.
+        beside: where the module is looked for before it is imported as any other.
 
     Raises:
         ConfigError: the form is wrong, the module does not exist or does not import, or the attribute is missing.
@@ -40,7 +166,10 @@ def load_attribute(spec: str) -> Any:
     if not module_name or not path:
         raise ConfigError(f"{spec!r} must have the form 'module:attribute'")
     try:
-        target: Any = importlib.import_module(module_name)
+        ours = beside is not None and beside.holds(module_name.partition(".")[0])
+        target: Any = beside.module(module_name) if beside and ours else importlib.import_module(module_name)
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as exc:
         raise ConfigError(f"cannot import {module_name!r} of {spec!r}: {type(exc).__name__}: {exc}") from exc
     for name in path.split("."):
@@ -51,30 +180,6 @@ def load_attribute(spec: str) -> Any:
     return target
 
 
-def load_file(path: Path) -> ModuleType:
-    """Execute the Python file at ``path`` as a module of its own name and return it.
-
-    Raises:
-        ConfigError: the file is missing, has a syntax error (with its line) or raises on import.
-    """
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    name = f"_swarm_file_{digest}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    # pickling and dataclasses look a module up by name while it executes
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as exc:
-        del sys.modules[name]
-        raise ConfigError(f"{exc.filename or path}, line {exc.lineno}: {exc.msg}") from exc
-    except (Exception, SystemExit) as exc:
-        del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == str(path)]
-        where = f"{path}, line {lines[-1]}," if lines else str(path)
-        raise ConfigError(f"{where} failed on import: {type(exc).__name__}: {exc}") from exc
-    return module
+def _source(place: Path) -> Path | None:
+    """The file of the package or module at ``place``, where there is one."""
+    return next((file for file in (place / "__init__.py", Path(f"{place}.py")) if file.is_file()), None)

@@ -120,6 +120,12 @@ class TrainJob(Model):
         return self
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens that the model takes, prompt and answer together."""
+        given = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
+        return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
+
+    @property
     def model_name(self) -> str:
         """The name clients use for the served model."""
         return self.served_model_name or Path(self.model.rstrip("/")).name

@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.dialects.conversation import as_object
 from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
-from swarm.errors import SwarmGatewayError
+from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
 Event = dict[str, Any]
 
@@ -83,8 +83,25 @@ class MessageEvents:
 def error_body(exc: SwarmGatewayError) -> dict[str, Any]:
     """``exc`` in Anthropic's shape; our ``code`` and ``param`` stay, for programs."""
     error: dict[str, Any] = exc.body()["error"]
+    if exc.code == CONTEXT_LENGTH:
+        error = {**error, "message": _too_long(error)}
     default = "invalid_request_error" if exc.status < 500 else "api_error"
     return {"type": "error", "error": {**error, "type": _ERROR_TYPES.get(exc.status, default)}}
+
+
+def _too_long(error: Mapping[str, Any]) -> str:
+    """Before the other words those that Anthropic's clients look for, in order to compact the conversation or ask for a
+    shorter answer."""
+    prompt, answer, limit = (error.get(name) for name in ("prompt_tokens", "max_tokens", "max_model_len"))
+    if not prompt or not limit:
+        return f"prompt is too long. {error.get('message')}"
+    if answer:
+        said = (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}, decrease input length"
+        )
+        return f"{said} or `max_tokens` and try again. {error.get('message')}"
+    # a prompt that leaves no room for one token of an answer is too long as well
+    return f"prompt is too long: {max(prompt, limit + 1)} tokens > {limit} maximum. {error.get('message')}"
 
 
 def _envelope(head: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from adapters.dialects.response_answers import SEALED, ResponseEvents, response_
 from adapters.dialects.response_items import conversation_of
 from adapters.dialects.response_tools import tools_of
 from adapters.dialects.sse import COMMENT
-from swarm.errors import SwarmGatewayError
+from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
 
 class ResponseStream(NamedEventStream):
@@ -94,7 +94,8 @@ class ResponsesDialect:
 
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
         """The error body for ``exc``."""
-        return exc.body()
+        body = exc.body()
+        return {"error": {**body["error"], "param": "input"}} if exc.code == CONTEXT_LENGTH else body
 
 
 def _without_effect(top: Fields) -> None:

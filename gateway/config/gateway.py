@@ -81,7 +81,9 @@ class GatewayConfig(RouteSettings):
     )
     routes: list[RouteConfig] = []
     default_route: str | None = Field(
-        default=None, description="name of the route for requests that name no model or an unknown one; default: refuse"
+        default=None,
+        description="name of the route for requests that name no model or an unknown one (without routes: 'default'); "
+        "default: refuse",
     )
 
     @property
@@ -115,6 +117,7 @@ class GatewayConfig(RouteSettings):
         twice += [name for name, count in Counter(m for route in routes for m in route.models).items() if count > 1]
         if twice:
             raise ValueError(f"routes: {', '.join(map(repr, twice))} is given more than once")
-        if self.default_route is not None and self.default_route not in {route.name for route in routes}:
-            raise ValueError(f"default_route: there is no route named {self.default_route!r}")
+        if self.default_route is not None and self.default_route not in self.route_names:
+            names = ", ".join(map(repr, self.route_names))
+            raise ValueError(f"default_route: there is no route named {self.default_route!r}; there is {names}")
         return self

@@ -108,12 +108,15 @@ class RouteSettings(Model):
         default=0.0, ge=0, description="how long a group stays open for the user's feedback before it is submitted"
     )
     session_window_seconds: float = Field(
-        default=600.0,
+        default=1200.0,
         ge=0,
         description="with a hook on_session_end: how long a group stays open at most for the end of its session",
     )
     session_idle_seconds: float = Field(
-        default=1800.0, gt=0, description="a conversation without a new turn for so long is over"
+        default=300.0,
+        gt=0,
+        description="a conversation without a new turn for so long is over; with a hook on_session_end: below "
+        "session_window_seconds, for their difference is how long a conversation may last with credit for all of it",
     )
 
     @model_validator(mode="after")

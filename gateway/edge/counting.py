@@ -20,7 +20,7 @@ from gateway.edge.seen import caller_of, public_headers
 from gateway.fanout.straight import passed
 from gateway.forms import Caller, Outcome, Relayed
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.http.asgi import parse_json
+from swarm.http.asgi import check_encoding, parse_json
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway
@@ -43,6 +43,7 @@ class CountTokens:
     async def _answer(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         more_headers = {"request-id": scope["state"]["request_id"]}
         try:
+            check_encoding(scope["headers"])
             raw = await gateway.read_body(scope, receive)
             data, caller = parse_json(raw), caller_of(scope)
         except SwarmGatewayError as exc:

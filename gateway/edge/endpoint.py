@@ -24,7 +24,7 @@ from gateway.edge.rendering import Rendering, refusal
 from gateway.edge.seen import caller_of, public_headers
 from gateway.forms import Caller, Incoming, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
-from swarm.http.asgi import parse_json
+from swarm.http.asgi import check_encoding, parse_json
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway
@@ -50,6 +50,7 @@ class Endpoint:
         door.in_flight += 1
         try:
             try:
+                check_encoding(scope["headers"])
                 raw = await gateway.read_body(scope, receive)
                 produce, rendering = await self._read(gateway, scope, raw, more_headers)
             except SwarmGatewayError as exc:

@@ -48,7 +48,7 @@ _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {En
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the swarm server serves; ``num_repeat`` is ``None`` while it has no job.
+    """What the swarm server serves; ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
 
     ``failure`` tells what the engine last died of, while it has not done a step since; ``keeps_sampling`` that episodes
     sample as the application asks, greedily if it likes; ``takes_partial`` that groups which lack answers are trained.
@@ -61,6 +61,7 @@ class Serving:
     failure: EngineFailure | None = None
     keeps_sampling: bool = False
     takes_partial: bool = False
+    max_model_len: int | None = None
 
 
 class Episodes:
@@ -198,7 +199,7 @@ class Episodes:
                 "the swarm server at %s does not tell its status: %s", self._client.server_url, exc or "timeout"
             )
             known = self._serving
-            now = Serving(model=known.model, num_repeat=known.num_repeat)
+            now = Serving(model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len)
             self.down_since = self.down_since or datetime.now(UTC)
         else:
             self.down_since = None
@@ -211,6 +212,7 @@ class Episodes:
                 failure=status.engine_failure,
                 keeps_sampling=job is not None and job.sampling == "app",
                 takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
+                max_model_len=job.max_model_len if job is not None else None,
             )
         if now != self._serving:
             # they have given way, or will, to other weights or another job

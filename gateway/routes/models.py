@@ -7,13 +7,14 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.forms import Caller
 from gateway.runtime import Gateway
+from swarm.cards import model_list
 
 
 async def list_models(request: Request) -> Response:
-    """The names that lead to a route, in OpenAI's form."""
+    """The names that lead to a route."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
-        return JSONResponse({"object": "list", "data": await table.models(_caller(request))})
+        return JSONResponse(model_list(await table.models(_caller(request))))
 
 
 async def get_model(request: Request) -> Response:

@@ -99,6 +99,7 @@ _REFUSALS = (
     (404, "no route has the model"),
     (409, "an idempotency key of another request"),
     (413, "the body is larger than the gateway takes"),
+    (415, "the body is compressed"),
     (422, "the engine refuses the request"),
     (429, "too many requests at once; `retry-after` says when to come back"),
     (502, "the engine or the upstream failed, and there is no other"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gateway.config import ONLY_ROUTE, GatewayConfig, RouteConfig, RouteSettings
 from reward_hooks import Hooks, load_hooks
+from swarm.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Plan:
         """The plan of ``config``; loads the hooks, which runs code of theirs.
 
         Raises:
-            ConfigError: hooks do not load.
+            ConfigError: hooks do not load, or sessions would end after the groups that they are to credit.
         """
         loaded: dict[str, Hooks] = {}
 
@@ -44,6 +45,7 @@ class Plan:
                 return None
             if settings.hooks not in loaded:
                 loaded[settings.hooks] = load_hooks(settings.hooks)
+            _check_sessions(settings, loaded[settings.hooks])
             return loaded[settings.hooks]
 
         if not config.routes:
@@ -53,7 +55,7 @@ class Plan:
                 names=tuple(config.model_aliases),
                 answers_to_served=True,
                 # what a plain upstream has is its own to say
-                is_default=config.swarm_url is None,
+                is_default=config.swarm_url is None or config.default_route is not None,
                 hooks=hooks_of(config),
             )
             return cls(config, (only,))
@@ -71,3 +73,13 @@ def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> 
         is_default=is_default,
         hooks=hooks,
     )
+
+
+def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:
+    idle, window = settings.session_idle_seconds, settings.session_window_seconds
+    if hooks.session_end is not None and 0 < window <= idle:
+        raise ConfigError(
+            f"session_idle_seconds ({idle:g}) is not below session_window_seconds ({window:g}): a session that falls "
+            f"silent would end after its groups are submitted, and on_session_end of {hooks.source} would credit none; "
+            "lower the first or raise the second (0: no group waits for it)"
+        )

@@ -15,6 +15,7 @@ from typing import Any, cast
 from gateway.forms import Caller
 from gateway.guarding import Upstream
 from gateway.routing.route import Route
+from swarm.cards import model_card
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -85,16 +86,11 @@ class RouteTable:
             UnavailableError: nothing is known yet.
         """
         await self._hear()
-        cards = {
-            name: _card(name, route.served or name)
-            for route in self.routes
-            if _opens(caller, route)
-            for name in route.all_names
-        }
+        cards = {name: _card(name, route) for route in self.routes if _opens(caller, route) for name in route.all_names}
         default = self._default
         if default is not None and default.swarm is None and default.upstream is not None and _opens(caller, default):
             for card in await _models_of(default.upstream):
-                cards.setdefault(str(card.get("id")), card)
+                cards.setdefault(str(card["id"]), {**model_card(str(card["id"])), **card})
         if not cards and any(_opens(caller, route) for route in self._by_served):
             raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
         return list(cards.values())
@@ -105,7 +101,7 @@ class RouteTable:
             if card["id"] == name:
                 return card
         route = await self.find(name, caller)
-        return _card(name, route.served or name)
+        return _card(name, route)
 
     async def _find_served(self, model: str | None) -> Route | None:
         if not model:
@@ -174,8 +170,9 @@ async def _models_of(upstream: Upstream) -> list[dict[str, Any]]:
     return [card for card in cast("list[Any]", cards) if isinstance(card, dict) and "id" in card]
 
 
-def _card(name: str, root: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway", "root": root}
+def _card(name: str, route: Route) -> dict[str, Any]:
+    known = route.swarm.episodes.known.max_model_len if route.swarm is not None else None
+    return model_card(name, root=route.served or name, max_model_len=known)
 
 
 def _listed(names: Sequence[str] | frozenset[str]) -> str:

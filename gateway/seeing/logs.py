@@ -18,10 +18,12 @@ from urllib.parse import quote
 from gateway.seeing.observed import Observed
 from gateway.seeing.request import current, trace_id
 from gateway.seeing.scrubbing import text_without_secrets
-from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
+from swarm.errors import CONTEXT_LENGTH, ConfigError, SwarmGatewayError, UnavailableError
 
 access = logging.getLogger("gateway.access")
 
+#: characters of what is told of an error amid a line
+_LONGEST = 1000
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -112,10 +114,13 @@ class AccessLog:
 def _told(exc: BaseException) -> str:
     """What may be said of ``exc``: its words where they cannot be a user's, else its kind, and that of what led to
     it."""
-    return str(exc) if _quotes_nobody(exc) else " from ".join(map(_kind, _chain(exc)))
+    return str(exc)[:_LONGEST] if _quotes_nobody(exc) else " from ".join(map(_kind, _chain(exc)))
 
 
 def _quotes_nobody(exc: BaseException) -> bool:
+    if isinstance(exc, SwarmGatewayError) and exc.code == CONTEXT_LENGTH:
+        # it tells lengths and settings
+        return True
     # what the system says names files, and a hook's files may be named by a prompt
     return isinstance(exc, ConfigError | UnavailableError) or (isinstance(exc, OSError) and current() is None)
 

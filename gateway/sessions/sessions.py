@@ -68,7 +68,8 @@ class Sessions:
         if place is not None:
             self.counts.linked[place.known] += 1
             self.counts.signals.update(observe(place, said.digest, messages))
-            self._goes_on(place.conversation)
+            # a request under way is no silence
+            self._goes_on(place.conversation, route.settings.sample_timeout_seconds)
         return SessionLink(self, incoming, route, scope, said, place)
 
     def remember(
@@ -154,13 +155,11 @@ class Sessions:
         """For ``/status``."""
         return {"open": len(self._memory), "bytes": self._memory.size, **self.counts.as_dict()}
 
-    def _goes_on(self, conversation: Conversation) -> None:
+    def _goes_on(self, conversation: Conversation, more: float = 0.0) -> None:
         if conversation.over:
             return
         self._memory.touch(conversation)
-        settings = conversation.route.settings
-        # what is said of an answer while its group is open must find it
-        seconds = max(settings.session_idle_seconds, settings.feedback_window_seconds)
+        seconds = conversation.route.settings.session_idle_seconds + more
         if conversation.ending is not None:
             conversation.ending.cancel()
         conversation.ending = asyncio.get_running_loop().call_later(seconds, self._end, conversation, "idle")

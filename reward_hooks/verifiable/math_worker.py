@@ -13,6 +13,8 @@ import resource
 import sys
 from typing import Any
 
+from reward_hooks.verifiable.math_text import answer_forms, reference_forms
+
 #: Seconds for reading one expression, and for comparing two.
 STEP_SECONDS = 2
 _MEMORY_BYTES = 4 << 30
@@ -20,11 +22,9 @@ _MEMORY_BYTES = 4 << 30
 
 def judge(accepted: list[str], answers: list[str]) -> dict[str, Any]:
     """``{"verdicts": [[value, reason], ...]}``, or ``{"unreadable": reference}``."""
-    from math_verify import parse  # pyright: ignore[reportMissingImports]
-
     golds: list[Any] = []
     for text in accepted:
-        gold = parse(_as_latex(text), parsing_timeout=STEP_SECONDS)
+        gold = _first_read(reference_forms(text))
         if not gold:
             return {"unreadable": text}
         golds.append(gold)
@@ -32,22 +32,35 @@ def judge(accepted: list[str], answers: list[str]) -> dict[str, Any]:
 
 
 def _verdict(golds: list[Any], answer: str) -> tuple[float, str]:
-    from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+    from math_verify import verify  # pyright: ignore[reportMissingImports]
 
     try:
-        said = parse(answer, parsing_timeout=STEP_SECONDS)
-        if not said:
+        forms, each = answer_forms(answer)
+        readings = [said for form in forms if (said := _read(form))] if each else [_first_read(forms)]
+        if not any(readings):
             return 0.0, "no mathematical expression found"
-        if any(verify(gold, said, timeout_seconds=STEP_SECONDS) for gold in golds):
+        if any(verify(gold, said, timeout_seconds=STEP_SECONDS) for said in readings for gold in golds):
             return 1.0, ""
     except Exception as exc:  # sympy raises anything at all on what models write; such an answer is not verified
         return 0.0, f"cannot be compared: {type(exc).__name__}"
-    return 0.0, f"says {str(said[-1])[:80]}"
+    return 0.0, f"says {str(readings[0][-1])[:80]}"
 
 
-def _as_latex(text: str) -> str:
-    # math-verify reads LaTeX only between its marks
-    return f"${text}$" if "\\" in text and "$" not in text and "\\boxed" not in text else text
+def _read(text: str) -> list[Any]:
+    """The expression and its text; the text alone where that is marked as mathematics and is none; or nothing."""
+    from math_verify import parse  # pyright: ignore[reportMissingImports]
+
+    return parse(text, parsing_timeout=STEP_SECONDS)
+
+
+def _first_read(forms: list[str]) -> list[Any]:
+    """The first of ``forms`` that is an expression, else what the last is."""
+    said: list[Any] = []
+    for form in forms:
+        said = _read(form)
+        if said and not isinstance(said[0], str):
+            break
+    return said
 
 
 def main() -> None:

@@ -23,7 +23,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.entropy import random_bytes
-from swarm.errors import NotFoundError, PayloadTooLargeError, RequestError, SwarmGatewayError
+from swarm.errors import (
+    NotFoundError,
+    PayloadTooLargeError,
+    RequestError,
+    SwarmGatewayError,
+    UnsupportedEncodingError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +40,7 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ENCODING_SHOWN = 64
 _STATUS_CLASSES: dict[int, type[RequestError]] = {404: NotFoundError}
 
 
@@ -140,9 +147,19 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
 
     Raises:
         PayloadTooLargeError: the body is longer; raised before the rest is read.
+        UnsupportedEncodingError: it is compressed.
         RequestError: no JSON (NaN, infinities and lone surrogates are none), or not an object.
     """
+    check_encoding(request.scope["headers"])
     return parse_json(await read_body(request.scope, request.receive, limit))
+
+
+def check_encoding(headers: RawHeaders) -> None:
+    """Raise :class:`UnsupportedEncodingError` for a compressed body: nothing here unpacks one."""
+    encoding = header(headers, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        name = encoding.decode("latin-1")[:_ENCODING_SHOWN]
+        raise UnsupportedEncodingError(f"content-encoding: {name} is not read here; send the body plain")
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from gateway.app import create_app
@@ -61,6 +65,16 @@ async def test_an_oversized_body_is_413(swarm: Swarm, open_gateway: OpenGateway,
 
 
 @pytest.mark.parametrize(
+    "path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/feedback"]
+)
+async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: httpx.AsyncClient, path: str) -> None:
+    headers = {**JSON, "content-encoding": "gzip"}
+    response = await gateway.post(path, content=gzip.compress(json.dumps(BODY).encode()), headers=headers)
+    assert (response.status_code, response.headers["x-should-retry"]) == (415, "false")
+    assert response.json()["error"]["message"] == "content-encoding: gzip is not read here; send the body plain"
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [("GET", "/nowhere", 404, "route_not_found"), ("GET", CHAT, 405, "method_not_allowed")],
 )
@@ -102,13 +116,31 @@ async def test_web_pages_of_other_hosts_need_a_key(
         assert (await http.post(CHAT, json=BODY, headers=keyed)).status_code == 200
 
 
-async def test_models(gateway: httpx.AsyncClient) -> None:
+async def test_models(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
     listed = (await gateway.get("/v1/models")).json()
     assert (listed["object"], [card["id"] for card in listed["data"]]) == ("list", ["tiny"])
-    assert (await gateway.get("/v1/models/tiny")).json()["object"] == "model"
+    card = (await gateway.get("/v1/models/tiny")).json()
+    assert card == listed["data"][0]
+    assert (card["object"], card["max_model_len"]) == ("model", swarm.job.max_model_len)
     missing = await gateway.get("/v1/models/org/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     assert "`tiny`" in missing.json()["error"]["message"]
+
+
+async def test_the_sdks_read_the_list_of_models(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(model_aliases=["alias"]) as http:
+        url = str(http.base_url).rstrip("/")
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as sdk:
+            assert [model.id async for model in sdk.models.list()] == ["tiny", "alias"]
+            assert (await sdk.models.retrieve("alias")).id == "alias"
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="k") as claude:
+            page = await claude.models.list()
+            assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "alias")
+            assert [(model.id, model.type, model.display_name, model.created_at.year) for model in page.data] == [
+                ("tiny", "model", "tiny", 1970),
+                ("alias", "model", "alias", 1970),
+            ]
+            assert (await claude.models.retrieve("alias")).display_name == "alias"
 
 
 async def test_an_alias_is_the_model(swarm: Swarm, open_gateway: OpenGateway) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
+from gateway.seeing.logs import TextFormatter
 from tests.gateway.conftest import write_hooks
 from tests.gateway.stand_in import listening
 from tests.swarm.server import conftest as server
@@ -161,6 +162,48 @@ async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig
     rig.vllm.default = status(400, {"error": refusal})
     response = await gateway.post(CHAT, json=BODY)
     assert (response.status_code, response.json()["error"]) == (400, refusal)
+    await none_running(rig)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, "messages"),
+        ("/v1/completions", {"prompt": [5, 6, 7]}, "prompt"),
+        ("/v1/responses", {"input": "hi"}, "input"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}, None),
+    ],
+)
+@pytest.mark.parametrize(
+    "headers", [{"x-swarm-policy": "best"}, {"x-swarm-policy": "first"}, {"x-swarm-train": "false"}]
+)
+async def test_too_long_a_prompt_is_told_to_the_caller_and_in_the_log(
+    rig: server.Rig,
+    gateway: httpx.AsyncClient,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    asked: dict[str, Any],
+    param: str | None,
+    headers: dict[str, str],
+) -> None:
+    said = (
+        "This model's maximum context length is 2048 tokens. However, you requested 0 output tokens and your prompt "
+        "contains at least 2049 input tokens, for a total of at least 2049 tokens. Please reduce the length of the "
+        "input prompt or the number of requested output tokens."
+    )
+    rig.vllm.default = status(400, {"error": {"message": said, "type": "BadRequestError", "param": None, "code": 400}})
+    caplog.handler.setFormatter(TextFormatter())
+    response = await gateway.post(path, json={"model": "tiny", **asked}, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "job.max_prompt_length" in error["message"]
+    if param is None:
+        assert error["message"].startswith("prompt is too long: 2049 tokens > 2048 maximum")
+    else:
+        assert error["param"] == param
+        assert error["message"].startswith("This model's maximum context length is 2048 tokens. However, your ")
+    assert "maximum context length is 2048 tokens" in caplog.text and "job.max_prompt_length" in caplog.text
+    assert (await gateway.get("/status")).json()["errors"] == {"context_length_exceeded": 1}
     await none_running(rig)
 
 

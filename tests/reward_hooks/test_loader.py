@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -47,21 +49,92 @@ def test_two_folders_do_not_share_their_modules(tmp_path: Path) -> None:
     assert first.reward.__globals__["X"] != second.reward.__globals__["X"]
 
 
-def test_a_hook_imports_files_beside_it_at_load_and_when_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "sibling_of_the_hook.py").write_text("REWARD = 0.25\n")
-    (tmp_path / "another_sibling_of_the_hook.py").write_text("REWARD = 0.75\n")
-    text = (
-        "from sibling_of_the_hook import REWARD\n"
-        "def on_compute_relative_reward(task, candidates, context):\n"
-        "    import another_sibling_of_the_hook\n"
-        "    return [REWARD, another_sibling_of_the_hook.REWARD]\n"
-    )
-    hooks = load_hooks(folder(tmp_path, text))
-    assert hooks.reward(Task(task_id="t"), [], HookContext(num_repeat=2)) == [0.25, 0.75]
-    assert sys.path.index(str(tmp_path)) == len(sys.path) - 1
+#: Asks two helpers for rewards: one imported with the hook, one when it is called.
+ASKS_HELPERS = """
+import helper
+from parts.early import REWARD
+def on_compute_relative_reward(task, candidates, context):
+    import late
+    from parts import inner
+    return [REWARD, late.REWARD, helper.PARTS.early.REWARD, inner.ALSO]
+"""
+
+
+def write_helpers(path: Path, reward: float) -> Path:
+    """Helpers of every form beside a hook: files, a package, a folder without ``__init__.py``."""
+    (path / "parts").mkdir(parents=True, exist_ok=True)
+    (path / "plain").mkdir(exist_ok=True)
+    (path / "plain" / "number.py").write_text(f"REWARD = {reward}\n")
+    (path / "parts" / "__init__.py").touch()
+    (path / "parts" / "early.py").write_text("from plain.number import REWARD\n")
+    (path / "parts" / "inner.py").write_text("from .early import REWARD as ALSO\n")
+    (path / "late.py").write_text(f"REWARD = {reward}\n")
+    (path / "helper.py").write_text("import parts.early\nPARTS = parts\n")
+    return folder(path, ASKS_HELPERS)
+
+
+def rewards_of(hooks: Hooks) -> object:
+    return hooks.reward(Task(task_id="t"), [], HookContext(num_repeat=2))
+
+
+def test_a_hook_imports_files_beside_it_at_load_and_when_called(tmp_path: Path) -> None:
+    path, modules = [*sys.path], {*sys.modules}
+    assert rewards_of(load_hooks(write_helpers(tmp_path, 0.25))) == [0.25] * 4
+    assert sys.path == path and not {"helper", "late", "parts", "plain"} & ({*sys.modules} - modules)
+
+
+def test_loading_again_takes_changed_helpers_and_leaves_the_old_hooks_as_they_were(tmp_path: Path) -> None:
+    old = load_hooks(write_helpers(tmp_path, 0.25))
+    assert rewards_of(old) == [0.25] * 4
+    # as long as before, within the same second
+    new = load_hooks(write_helpers(tmp_path, 0.75))
+    assert rewards_of(new) == [0.75] * 4
+    assert rewards_of(old) == [0.25] * 4
+
+
+def test_helpers_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    hooks = [load_hooks(write_helpers(tmp_path / str(reward), reward)) for reward in (0.25, 0.75)]
+    assert [rewards_of(one) for one in hooks] == [[0.25] * 4, [0.75] * 4]
+
+
+def test_a_blend_takes_an_attribute_of_a_module_beside_it_anew(tmp_path: Path) -> None:
+    (tmp_path / "hooks.yaml").write_text("parts: [{hook: 'mine:Mine', options: {}}]\nsubmit: 'mine:Mine'\n")
+    for version in (1, 2):
+        (tmp_path / "mine.py").write_text(
+            "class Mine:\n"
+            f"    def {REWARD}(self, task, candidates, context):\n        ...\n"
+            f"    def {SUBMIT}(self, request, context):\n        return [{version}]\n"
+        )
+        submit: Any = load_hooks(tmp_path / "hooks.yaml").submit
+        assert submit(None, None) == [version]
+
+
+def test_what_replaced_hooks_held_is_let_go(tmp_path: Path) -> None:
+    write_helpers(tmp_path, 0.25)
+    before = {*sys.modules}
+    hooks = load_hooks(tmp_path)
+    assert {*sys.modules} - before
+    del hooks
+    gc.collect()
+    assert {*sys.modules} == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ndef f(:\n", "late.py, line 2: invalid syntax"),
+        ("x = 1\nraise ValueError('no')\n", "late.py, line 2, failed on import: ValueError: no"),
+        ("import no_such_module_at_all\n", "late.py, line 1, failed on import: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_wrong_helper_is_told_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+    before = {*sys.modules}
+    folder(tmp_path, f"import late\n{GOOD}")
+    (tmp_path / "late.py").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_hooks(tmp_path)
+    assert f"{tmp_path}/{said}" in caught.value.message
+    assert {*sys.modules} == before
 
 
 def test_a_hook_may_be_a_callable_object(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """User code loads by name or path, and every way to get it wrong has its own message."""
 
+import pickle
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.importer import load_attribute, load_file
+from swarm.importer import SourceFolder, load_attribute
 
 
 def test_attribute() -> None:
@@ -26,20 +28,11 @@ def test_bad_attribute(spec: str, message: str) -> None:
         load_attribute(spec)
 
 
-def test_file(tmp_path: Path) -> None:
-    path = tmp_path / "hook.py"
-    path.write_text("answer = 42\n")
-    assert load_file(path).answer == 42
-
-
 def test_two_files_of_one_name_do_not_shadow_each_other(tmp_path: Path) -> None:
-    values: list[int] = []
     for n in (1, 2):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        (folder / "hook.py").write_text(f"answer = {n}\n")
-    values = [load_file(tmp_path / str(n) / "hook.py").answer for n in (1, 2)]
-    assert values == [1, 2]
+        (tmp_path / str(n)).mkdir()
+        (tmp_path / str(n) / "hook.py").write_text(f"answer = {n}\n")
+    assert [SourceFolder(tmp_path / str(n)).module("hook").answer for n in (1, 2)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -47,12 +40,20 @@ def test_two_files_of_one_name_do_not_shadow_each_other(tmp_path: Path) -> None:
     [("def f(:\n", "line 1"), ("x = 1\nraise ValueError('no')\n", "failed on import: ValueError: no")],
 )
 def test_bad_file(tmp_path: Path, source: str, message: str) -> None:
-    path = tmp_path / "hook.py"
-    path.write_text(source)
+    (tmp_path / "hook.py").write_text(source)
     with pytest.raises(ConfigError, match=message):
-        load_file(path)
+        SourceFolder(tmp_path).module("hook")
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no file"):
-        load_file(tmp_path / "nope.py")
+def test_classes_of_a_file_pickle_and_say_their_types(tmp_path: Path) -> None:
+    (tmp_path / "shapes.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from pydantic import BaseModel\n"
+        "@dataclass\nclass Point:\n    x: int\n"
+        "class Shape(BaseModel):\n    points: list[Point]\n"
+    )
+    shapes = SourceFolder(tmp_path).module("shapes")
+    shape = shapes.Shape(points=[{"x": 1}])
+    assert pickle.loads(pickle.dumps(shape)) == shape
+    assert get_type_hints(shapes.Point) == {"x": int}

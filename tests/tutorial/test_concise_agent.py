@@ -24,7 +24,7 @@ from gateway.replay.report import StepPoint
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
 from swarm.data import read_tasks
-from swarm.importer import load_file
+from swarm.importer import SourceFolder
 from swarm.job import parse_job
 
 pytestmark = pytest.mark.slow
@@ -177,7 +177,10 @@ async def test_the_hooks_judge_the_question_without_the_apps_instruction() -> No
 
 
 def test_the_hook_and_the_app_agree_on_the_instruction() -> None:
-    assert load_file(FOLDER / "app.py").STYLE == load_file(FOLDER / "on_user_submit_new_requests.py").INSTRUCTION
+    assert (
+        SourceFolder(FOLDER).module("app").STYLE
+        == SourceFolder(FOLDER).module("on_user_submit_new_requests").INSTRUCTION
+    )
 
 
 def test_the_configuration_is_valid() -> None:
@@ -197,7 +200,7 @@ def test_every_question_names_its_source_and_licence() -> None:
 
 @pytest.fixture
 def demo() -> ModuleType:
-    return load_file(FOLDER / "demo.py")
+    return SourceFolder(FOLDER).module("demo")
 
 
 def report(*rewards: float) -> Report:

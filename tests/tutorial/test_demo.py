@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from gateway.replay import read_report
-from swarm.importer import load_file
+from swarm.importer import SourceFolder
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def test_the_demo_trains_reports_and_leaves_nothing(
     before = set(psutil.Process().children(recursive=True))
     arguments = ["demo.py", "--steps", "2", "--no-control", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", arguments)
-    code = load_file(DEMO).main()
+    code = SourceFolder(DEMO.parent).module(DEMO.stem).main()
     out, err = capfd.readouterr()
     assert code == 0, out + err
     assert out.rstrip().splitlines()[-1].startswith("Mean reward went from ")

@@ -16,7 +16,7 @@ from reward_hooks import HookRunner, load_hooks
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from swarm.data import read_tasks
 from swarm.errors import HookError
-from swarm.importer import load_file
+from swarm.importer import SourceFolder
 from swarm.job import parse_job
 from swarm.types import Task
 
@@ -32,7 +32,7 @@ def hooks() -> HookRunner:
 
 
 def test_the_prompts_are_what_the_script_writes_and_share_no_word() -> None:
-    script = load_file(FOLDER / "make_prompts.py")
+    script = SourceFolder(FOLDER).module("make_prompts")
     people: dict[str, list[dict[str, Any]]] = {}
     for part in ("train", "held_out"):
         rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -77,7 +77,7 @@ async def test_the_task_says_who_it_is_about_and_strangers_are_refused(hooks: Ho
 
 
 def test_a_control_is_added_to_what_is_there_and_to_nothing_else(tmp_path: Path) -> None:
-    script = load_file(FOLDER / "experiment.py")
+    script = SourceFolder(FOLDER).module("experiment")
     with pytest.raises(ExperimentError, match="run without --only-control first"):
         script.trained(tmp_path)
     score = HeldOutScore(

@@ -39,6 +39,7 @@ ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
         "/v1/completions": "claim",
         "/v1/embeddings": "claim",
         "/v1/models": "read",
+        "/v1/models/{name}": "read",
         "/tokenize": "claim",
         "/detokenize": "claim",
         # it tells the ids of everyone's episodes, and whoever knows an episode's id may end it
@@ -62,4 +63,6 @@ WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
 
 def needed_scope(path: str) -> TokenScope:
     """The scope that ``path`` needs."""
+    if path.startswith("/v1/models/"):
+        path = "/v1/models/{name}"
     return ROUTE_SCOPES.get(path, "admin")

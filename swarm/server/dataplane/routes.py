@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
+from swarm.cards import model_card, model_list
 from swarm.errors import RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, header, read_json
 from swarm.protocol import ReplicaStatus
@@ -30,6 +31,7 @@ from swarm.server.controller import Controller
 from swarm.server.dataplane import replicas
 from swarm.server.dataplane.calls import Members, Nobody, Party
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
+from swarm.server.dataplane.failures import UpstreamRefusalError, too_long
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream
 from swarm.server.dataplane.wires import ChatWire, DialectWire, Wire
@@ -98,19 +100,27 @@ class DataPlane:
 
     async def models(self, request: Request) -> Response:
         self._open(request)
-        name = self.controller.job.model_name
-        card = {"id": name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse(model_list([self.card()]))
+
+    def card(self) -> dict[str, Any]:
+        """The model that is served; raises :class:`SwarmGatewayError` without a job."""
+        job = self.controller.job
+        return model_card(job.model_name, max_model_len=job.max_model_len)
 
     async def while_open(self, members: Party, engine_gone: Once, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.
 
         Raises:
-            SwarmGatewayError: why an episode is over, that no engine serves, or that the deadline has passed.
+            SwarmGatewayError: why an episode is over, that no engine serves, that the request is too long for the
+                model, or that the deadline has passed.
         """
         try:
             async with asyncio.timeout(self.config.call_timeout):
                 return await members.while_open(work, engine_gone)
+        except UpstreamRefusalError as exc:
+            if (told := too_long(exc, self.controller.job)) is None:
+                raise
+            raise told from exc
         except TimeoutError as exc:
             error = UpstreamError(
                 f"the call took longer than {self.config.call_timeout:g} s (call_timeout)", code="upstream_timeout"

@@ -6,7 +6,7 @@ something a retry may cure.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -72,7 +72,7 @@ class Upstream:
         except ConnectionBrokenError as exc:
             raise _broken(exc) from exc
         if answer.status != 200:
-            raise _failure(answer.status, answer.content)
+            raise _failure(answer.status, answer.content, body)
         try:
             return read(answer.content)
         except ValueError as exc:
@@ -93,7 +93,7 @@ class Upstream:
                 chunks: list[dict[str, Any]] = []
                 try:
                     for event in events[: events.index("[DONE]")] if done else events:
-                        chunks.append(_chunk(event))
+                        chunks.append(_chunk(event, body))
                 except UpstreamError:
                     if chunks:
                         yield chunks
@@ -114,7 +114,7 @@ class Upstream:
         try:
             async with self._http.posted(url, encode(body), _JSON) as response:
                 if response.status != 200:
-                    raise _failure(response.status, await response.read())
+                    raise _failure(response.status, await response.read(), body)
                 yield response
         except ConnectionBrokenError as exc:
             raise _broken(exc) from exc
@@ -138,7 +138,7 @@ def decoded(content: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", answer)
 
 
-def _chunk(event: str) -> dict[str, Any]:
+def _chunk(event: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
         chunk: Any = decode(event)
     except ValueError as exc:
@@ -149,7 +149,7 @@ def _chunk(event: str) -> dict[str, Any]:
     if "error" in shaped:
         code: Any = shaped["error"].get("code") if isinstance(shaped["error"], dict) else None
         if isinstance(code, int) and 400 <= code < 500:
-            raise UpstreamRefusalError(code, {"error": shaped["error"]})
+            raise UpstreamRefusalError(code, {"error": shaped["error"]}, _prompt_of(asked))
         raise TransientError(f"vLLM failed: {event[:500]}")
     return shaped
 
@@ -159,7 +159,7 @@ def _broken(exc: ConnectionBrokenError) -> TransientError:
     return kind(f"the connection to vLLM failed: {exc}")
 
 
-def _failure(status: int, content: bytes) -> UpstreamError:
+def _failure(status: int, content: bytes, asked: Mapping[str, Any]) -> UpstreamError:
     text = _text(content)
     if status in _RETRIED_STATUSES:
         return TransientError(f"vLLM answered {status}: {text[:500]}")
@@ -172,7 +172,12 @@ def _failure(status: int, content: bytes) -> UpstreamError:
     error: Any = cast("dict[str, Any]", payload)["error"]
     if isinstance(error, dict) and str(cast("dict[str, Any]", error).get("message")).endswith(_NO_PARSER):
         return UpstreamRefusalError(status, _NO_TOOLS.body())
-    return UpstreamRefusalError(status, payload)
+    return UpstreamRefusalError(status, payload, _prompt_of(asked))
+
+
+def _prompt_of(asked: Mapping[str, Any]) -> str:
+    """Where the prompt of a request stands."""
+    return next((name for name in ("prompt", "input") if name in asked), "messages")
 
 
 def _text(content: bytes) -> str:

@@ -33,7 +33,7 @@ _COMMON = {
     401: "no token, an unknown token, or the key of an episode that is over",
     403: "the token lacks the scope, or a page of another site asks",
     413: "the body is larger than the server's limit",
-    415: "the body does not say that it is of the right type",
+    415: "the body is compressed, or does not say that it is of the right type",
     421: "without a token the server must be addressed by a loopback name",
 }
 

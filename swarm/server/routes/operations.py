@@ -250,6 +250,13 @@ CONTROL: tuple[Operation, ...] = (
     Operation(
         "GET", "/v1/models", "The model that is served", answer=ModelList, refusals=((503, "there is no training job"),)
     ),
+    Operation(
+        "GET",
+        "/v1/models/{name}",
+        "The same by its name",
+        answer=OpenAIBody,
+        refusals=((404, "another is served"), (503, "there is no training job")),
+    ),
 )
 
 DATA: tuple[Operation, ...] = (

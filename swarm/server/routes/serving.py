@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects.jsons import encode
 from adapters.dialects.sse import DONE, encode_event
-from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.cards import model_list
+from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError
 from swarm.http.asgi import error_response, read_json
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.dataplane import replicas
@@ -40,15 +41,24 @@ class ServingRoutes:
         return [
             Route("/v1/chat/completions", self.plane.unrecorded_chat_completions, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             *(Route(path, self.relay, methods=["POST"]) for path in RELAYED_PATHS),
         ]
 
     async def models(self, request: Request) -> Response:
-        controller = self.plane.controller
-        if not controller.has_job:
+        return JSONResponse(model_list([self._card()]))
+
+    async def model(self, request: Request) -> Response:
+        card, name = self._card(), request.path_params["name"]
+        if name != card["id"]:
+            text = f"The model `{name[:200]}` does not exist; `{card['id']}` is served"
+            raise NotFoundError(text, code="model_not_found", param="model")
+        return JSONResponse(card)
+
+    def _card(self) -> dict[str, Any]:
+        if not self.plane.controller.has_job:
             raise UnavailableError("there is no training job yet", code="engine_offline")
-        card = {"id": controller.job.model_name, "object": "model", "created": 0, "owned_by": "swarm-gateway"}
-        return JSONResponse({"object": "list", "data": [card]})
+        return self.plane.card()
 
     async def relay(self, request: Request) -> Response:
         plane, controller = self.plane, self.plane.controller

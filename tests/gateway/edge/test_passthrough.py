@@ -67,17 +67,21 @@ async def test_embeddings_and_the_rest_go_to_the_upstream_as_they_came(
         await http.post(
             "/v1/audio/transcriptions", content=body, headers={"content-type": sent.headers["content-type"]}
         )
+        packed = {"content-type": "application/json", "content-encoding": "gzip"}
+        await http.post("/v1/embeddings", content=b"\x1f\x8bpacked", headers=packed)
         await http.get("/v1/files?limit=2")
         missing = await http.delete("/v1/missing")
         assert (missing.status_code, missing.json()) == (404, {"error": {"message": "no such thing"}})
     assert [seen[:2] for seen in upstream.seen] == [
         ("POST", "/v1/embeddings"),
         ("POST", "/v1/audio/transcriptions"),
+        ("POST", "/v1/embeddings"),
         ("GET", "/v1/files?limit=2"),
         ("DELETE", "/v1/missing"),
     ]
     assert upstream.seen[0][3] == raw
     assert upstream.seen[1][2:] == (sent.headers["content-type"], body)
+    assert upstream.seen[2][3] == b"\x1f\x8bpacked"
 
 
 async def test_without_an_upstream_the_404_says_so(gateway: httpx.AsyncClient) -> None:

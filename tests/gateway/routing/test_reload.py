@@ -88,3 +88,34 @@ async def test_a_hangup_reads_the_file_again(swarm: Swarm, tmp_path: Path) -> No
             while (await http.post(CHAT, json=asking("new"))).status_code != 200:
                 pass
         assert (await http.post(CHAT, json=asking("old"))).status_code == 404
+
+
+async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_the_old(
+    swarm: Swarm, tmp_path: Path
+) -> None:
+    config = Config(tmp_path, swarm)
+    config.write("m")
+    folder = write_hooks(
+        tmp_path / "hooks",
+        "from worth import of\n"
+        "def on_compute_relative_reward(task, candidates, context):\n"
+        "    return [of(one.text) for one in candidates]\n",
+    )
+    (folder / "worth.py").write_text("def of(text):\n    return +len(text)\n")
+    app = create_app(load_config(config.path), lambda: load_config(config.path))
+    async with (
+        listening(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http,
+    ):
+
+        async def best() -> str:
+            return (await http.post(CHAT, json=asking("m"))).json()["choices"][0]["message"]["content"]
+
+        longest = await best()
+        (folder / "worth.py").write_text("def of(text:\n    return -len(text)\n")
+        refused = await http.post("/admin/reload")
+        assert (refused.status_code, "worth.py, line 1" in refused.json()["error"]["message"]) == (400, True)
+        assert await best() == longest
+        (folder / "worth.py").write_text("def of(text):\n    return -len(text)\n")
+        assert (await http.post("/admin/reload")).status_code == 200
+        assert len(await best()) < len(longest)

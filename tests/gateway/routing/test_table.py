@@ -141,6 +141,13 @@ async def test_the_default_route_takes_what_has_no_other(team: Team, model: str 
     assert (answer.status_code, team.asked) == (200, [model])
 
 
+@pytest.mark.parametrize("model", ["unheard-of", "plan-1", None])
+async def test_the_only_route_may_be_the_default_too(team: Team, model: str | None) -> None:
+    answer = await ask(team.gateway(routes=[], swarm_url=team.planner.url, default_route="default"), model)
+    assert (answer.status_code, len(team.planner.ends)) == (200, 1)
+    assert {body["model"] for body in team.planner.bodies} == {"plan-1"}
+
+
 async def test_aliases_are_names_of_the_default_route(team: Team) -> None:
     answer = await ask(team.gateway(default_route="coder", model_aliases=["o1"]), "o1")
     assert (answer.status_code, len(team.coder.ends)) == (200, 1)
@@ -198,7 +205,8 @@ async def test_a_name_that_a_silent_server_may_serve_is_not_said_to_be_unknown(t
     [
         ({"routes": [{"name": "a"}, {"name": "a"}]}, "'a' is given more than once"),
         ({"routes": [{"name": "a", "models": ["m"]}, {"name": "b", "models": ["m"]}]}, "'m' is given more than once"),
-        ({"routes": [{"name": "a"}], "default_route": "b"}, "there is no route named 'b'"),
+        ({"routes": [{"name": "a"}], "default_route": "b"}, "there is no route named 'b'; there is 'a'"),
+        ({"default_route": "b"}, "there is no route named 'b'; there is 'default'"),
         ({"routes": [{"name": "a", "swarm_url": None}]}, "set swarm_url, upstream or both"),
         ({"routes": [{"name": "a", "hook": "x"}]}, "routes: 0: unknown key 'hook'"),
         # it is there before the route of a request is known
@@ -209,3 +217,27 @@ def test_routes_that_cannot_be_are_refused(settings: dict[str, Any], message: st
     with pytest.raises(ConfigError) as refused:
         parse_config(yaml.safe_dump({"hooks": "h", **settings}))
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({}, False),
+        ({"session_idle_seconds": 1800}, True),
+        ({"session_window_seconds": 300}, True),
+        ({"session_window_seconds": 30, "session_idle_seconds": 20}, False),
+        # nothing is to be credited
+        ({"session_window_seconds": 0}, False),
+    ],
+)
+def test_a_session_has_to_end_before_its_groups(tmp_path: Path, settings: dict[str, Any], refused: bool) -> None:
+    folder = write_hooks(tmp_path / "hooks")
+    config = yaml.safe_dump({"hooks": str(folder), **settings})
+    # without a hook for sessions these settings mean nothing
+    create_app(parse_config(config))
+    (folder / "on_session_end.py").write_text("def on_session_end(session, context):\n    return []\n")
+    if not refused:
+        create_app(parse_config(config))
+        return
+    with pytest.raises(ConfigError, match=r"session_idle_seconds .* is not below session_window_seconds"):
+        create_app(parse_config(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -259,6 +260,64 @@ async def test_an_idle_session_is_over_and_its_reward_reaches_the_open_groups(se
     [session] = hook.sessions
     assert [turn.reward for turn in session.turns] == [0.25, None]
     assert (sessions.counts.ended, sessions.counts.credited) == ({"idle": 1}, 2)
+
+
+class Clock:
+    """The event loop's time, which passes when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self._ahead, began = 0.0, loop.time()
+        monkeypatch.setattr(loop, "time", lambda: began + self._ahead)
+
+    async def passes(self, seconds: float) -> None:
+        end = self._ahead + seconds
+        while self._ahead < end:
+            self._ahead = min(end, self._ahead + 5.0)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_by_default_every_answer_of_a_conversation_that_falls_silent_gets_its_credit(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, to, talk = Clock(monkeypatch), route(Ended()), [user("hi")]
+    closing: list[asyncio.Task[float]] = []
+    for _ in range(4):
+        link = ask(sessions, to, talk)
+        # an answer that takes long is no silence
+        await clock.passes(200)
+        answer = assistant(f"answer {len(talk)}")
+        link.delivered(f"chatcmpl-{len(talk)}", answer, 0.5)
+        closing.append(asyncio.create_task(credits(link)))
+        talk += [answer, user("go on")]
+    await clock.passes(310)
+    # the hook runs in a thread
+    ends = time.monotonic() + 10
+    while not all(task.done() for task in closing) and time.monotonic() < ends:
+        await anyio.lowlevel.checkpoint()
+    assert [task.done() and task.result() for task in closing] == [1.0, 2.0, 3.0, 4.0]
+    assert (sessions.counts.credited, sessions.counts.credit_dropped) == (4, 0)
+
+
+async def test_a_request_under_way_keeps_its_session(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, to, talk = Clock(monkeypatch), route(), [user("hi")]
+    say(sessions, to, talk, "Hello.")
+    link = ask(sessions, to, [*talk, user("and?")])
+    await clock.passes(to.settings.claim_wait_seconds + to.settings.sample_timeout_seconds)
+    link.delivered("chatcmpl-late", assistant("Well."), 0.5)
+    assert (sessions.as_dict()["open"], sessions.as_dict()["ended"]) == (1, {})
+
+
+async def test_feedback_finds_an_answer_whose_session_is_over_while_its_group_is_open(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, to = Clock(monkeypatch), route(feedback_window_seconds=3600)
+    ask(sessions, to, [user("hi")]).delivered("chatcmpl-one", assistant("Hello."), 0.5)
+    await clock.passes(3500)
+    turn = sessions.turn("chatcmpl-one", "app")
+    assert sessions.counts.ended == {"idle": 1}
+    assert turn is not None and turn.open
 
 
 async def test_a_header_ends_the_session(sessions: Sessions) -> None:

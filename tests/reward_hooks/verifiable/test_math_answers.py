@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - signs that look like others are what is tested
 """Mathematical answers, and a worker that hangs, dies or is busy."""
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from tests.reward_hooks.making import answered, values
 SERVES = "import sys\nfor line in sys.stdin: print('{\"verdicts\": []}', flush=True)"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
+needs_math_verify = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
+)
+
+
+@needs_math_verify
 def test_equal_expressions_are_equal_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # the worker is ours, whatever packages there are where the gateway is started
     monkeypatch.chdir(tmp_path)
@@ -30,6 +36,72 @@ def test_equal_expressions_are_equal_and_others_are_not(tmp_path: Path, monkeypa
     assert caught.value.code == "bad_reference"
     with pytest.raises(HookError, match="metadata"):
         values(hook, ["1"], answered(None))
+
+
+@pytest.fixture(scope="module")
+def hook() -> Math:
+    return Math()
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        # algebra without dollar signs
+        ("x^2-1", ["x^2-1", "$x^2-1$", "x²-1", "It is x^2 - 1.", "f(x) = x^2 - 1"], ["x^2+1", "1", "2"]),
+        ("x**2 - 1", ["x^2-1", "**x^2-1**", "`x^2-1`", "so we get:\n- x^2 - 1"], ["x^2", "-1"]),
+        ("x = 3", ["x = 3", "3", "$x=3$", "so x = 3."], ["x = 4", "4"]),
+        ("2xy", ["2xy", "$2xy$", "2*x*y"], ["2", "2x"]),
+        ("|x|", ["|x|", "$|x|$"], ["x"]),
+        ("x₁ + 1", ["x_1 + 1", "$1 + x_{1}$"], ["1"]),
+        # pairs, intervals, sets
+        (
+            "(2, 3)",
+            ["(2,3)", "(2, 3)", "$(2,3)$", "$\\left(2, 3\\right)$", "\\left(2, 3\\right)", "\\boxed{(2,3)}"],
+            ["(3, 2)", "3", "2", "[2, 3]"],
+        ),
+        ("$(2, 3)$", ["so the point (2,3) lies on it", "The answer is (2, 3), as claimed."], ["(2, 4)"]),
+        ("(1, 2, 3)", ["(1,2,3)", "$(1,2,3)$"], ["(1, 3, 2)"]),
+        ("[0, 1)", ["[0,1)", "$[0, 1)$", "the interval [0, 1)"], ["(0, 1)", "1", "[0, 1]"]),
+        ("(-∞, 3]", ["(-\\infty, 3]", "$(-\\infty,3]$", "(−∞, 3]", "(-inf, 3]"], ["3", "(-∞, 3)"]),
+        ("{1, 2}", ["{2, 1}", "\\{1,2\\}", "$\\{1,2\\}$", "{1,2}"], ["{1, 3}", "2"]),
+        # signs and digits of other alphabets
+        ("-7", ["−7", "$−7$", "-7", "–7", "－7", "the answer is −7", "−７"], ["7", "−8"]),
+        ("−7", ["-7", "−7"], ["7"]),
+        ("37", ["３７", "٣٧", "𝟑𝟕"], ["3", "7"]),
+        ("1/2", ["½", "1⁄2", "0.5", "１／２", "$\\frac12$"], ["1", "2"]),
+        ("3½", ["3.5", "7/2", "3 ½", "3½"], ["3", "1/2"]),
+        ("6", ["2×3", "2 × 3", "2·3", "12÷2", "6"], ["2", "3"]),
+        ("√2", ["sqrt(2)", "\\sqrt{2}", "$\\sqrt{2}$", "√2", "√(2)", "2^(1/2)"], ["2"]),
+        ("2√3", ["2*sqrt(3)", "2\\sqrt{3}", "sqrt(12)"], ["2", "3"]),
+        ("2π", ["2pi", "2*pi", "$2\\pi$", "2π", "6.283185307"], ["2"]),
+        ("x ≤ 3", ["x <= 3", "$x \\le 3$", "3 ≥ x"], ["x ≥ 3"]),
+        # numbers
+        ("50%", ["50%", "50 %", "0.5", "$50\\%$", "50％", "1/2"], ["5", "5%"]),
+        ("1,000", ["1000", "1 000", "1\u202f000", "1,000", "$1{,}000$", "1e3", "10^3"], ["1", "100"]),
+        ("1e6", ["1000000", "10^6", "1,000,000", "1E+6"], ["1"]),
+        ("1.5e-3", ["0.0015", "1.5E-3", "$1.5 \\times 10^{-3}$"], ["1.5"]),
+        (
+            "5",
+            ["5 m/s", "5m/s", "5 apples", "It is 5!", "100m, no: 5m", "the point (2, 3) has distance 5 of it"],
+            ["6 m"],
+        ),
+        ("42", ["x is 6 by 7: 42", "f(6) = 42", "I have a 42", "A = 42", "The answer: 42\nI hope that helps."], ["24"]),
+        ("\\boxed{7}", ["7", "\\boxed{7}"], ["8"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mathematics_is_read_as_people_write_it(hook: Math, reference: str, right: list[str], wrong: list[str]) -> None:
+    given = dict(zip(right + wrong, values(hook, right + wrong, answered(reference)), strict=True))
+    assert given == dict.fromkeys(right, 1) | dict.fromkeys(wrong, 0)
+
+
+@needs_math_verify
+@pytest.mark.parametrize("reference", ["no mathematics at all", "Paris", "so it is"])
+def test_what_is_no_mathematics_is_no_reference(hook: Math, reference: str) -> None:
+    with pytest.raises(HookError) as caught:
+        values(hook, ["1"], answered(reference))
+    assert caught.value.code == "bad_reference"
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,23 @@ async def test_good_bodies(client: httpx.AsyncClient, pad: bytes) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("encoding", "status"), [("gzip", 415), ("gzip, br", 415), ("Zstd", 415), ("identity", 200), ("", 200)]
+)
+async def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(
+    client: httpx.AsyncClient, encoding: str, status: int
+) -> None:
+    async with client:
+        body = b'{"number": 1}'
+        answer = await client.post("/echo", content=body, headers={"content-encoding": encoding})
+    assert answer.status_code == status, answer.text
+    if status == 415:
+        error = answer.json()["error"]
+        assert error["code"] == "unsupported_content_encoding"
+        assert error["message"] == f"content-encoding: {encoding} is not read here; send the body plain"
+
+
+@pytest.mark.anyio
 async def test_a_body_without_declared_length_is_bounded(client: httpx.AsyncClient) -> None:
     async def chunks():
         for _ in range(10):

@@ -64,7 +64,7 @@ def control_routes(app: Starlette) -> list[tuple[str, str]]:
     for route in routes_of(app):
         assert isinstance(route, Route), f"{route} is not held by the middleware's rules"
         if not route.path.startswith(WITHOUT_TOKEN):
-            found += [(method, route.path) for method in sorted(route.methods or ()) if method != "HEAD"]
+            found += [(method, route.path_format) for method in sorted(route.methods or ()) if method != "HEAD"]
     return found
 
 
@@ -87,7 +87,7 @@ def may(scope: TokenScope, path: str) -> bool:
     ):
         return scope == "claim" and path != "/prepared_group_ends"
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
-        return scope == "claim" or path == "/v1/models"
+        return scope == "claim" or path.startswith("/v1/models")
     return path in ("/status", "/metrics", "/openapi.json") or path.startswith(
         ("/get_engine", "/get_cur", "/get_server", "/get_verbose")
     )

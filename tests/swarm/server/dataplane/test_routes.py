@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import gzip
 from typing import Any
 
 import httpx
@@ -281,6 +282,9 @@ async def test_malformed_and_oversized_bodies(rig: Rig) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_json")
     response = await rig.client.post(url, content=b"[" * 5000, headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
+    packed = {**headers, "content-encoding": "gzip"}
+    response = await rig.client.post(url, content=gzip.compress(b'{"messages": []}'), headers=packed)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_content_encoding")
 
 
 async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:

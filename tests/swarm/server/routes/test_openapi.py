@@ -26,7 +26,7 @@ def served(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
         if isinstance(route, Mount):
             yield from served(route.routes)
         elif isinstance(route, Route):
-            yield from ((method, route.path) for method in (route.methods or set()) - {"HEAD"})
+            yield from ((method, route.path_format) for method in (route.methods or set()) - {"HEAD"})
 
 
 def test_every_route_of_the_app_is_in_the_table(tmp_path: Path) -> None:

@@ -108,6 +108,18 @@ async def test_without_an_engine_it_says_when_to_come_back(rig: Rig) -> None:
     assert (await rig.client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
 
 
+async def test_the_model_tells_its_context_and_what_sdks_ask_of_it(rig: Rig) -> None:
+    listed = (await rig.client.get("/v1/models")).json()
+    (card,) = listed["data"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "tiny", "tiny")
+    job = rig.controller.job
+    assert card["max_model_len"] == job.max_prompt_length + job.max_response_length
+    assert (card["type"], card["display_name"], card["created_at"]) == ("model", "tiny", "1970-01-01T00:00:00Z")
+    assert (await rig.client.get("/v1/models/tiny")).json() == card
+    other = await rig.client.get("/v1/models/org/other")
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"])
 async def test_the_engines_other_addresses_are_passed_on(rig: Rig, path: str) -> None:
     rig.vllm.script.append(status(200, {"model": ENGINE_MODEL, "odd": [1, 2], "choices": []}))
