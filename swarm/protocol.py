@@ -234,50 +234,6 @@ class EndGroupRequest(WireRequest):
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
-class GroupEndRequest(WireRequest):
-    """``POST /commit_group_end`` and ``/cancel_group_end``: what becomes of an end that was prepared. Repeatable."""
-
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
-    transaction: str = Field(min_length=1, max_length=MAX_NAME)
-
-
-class PrepareGroupEndRequest(EndGroupRequest):
-    """``POST /prepare_group_end``: this server's part in an end on several servers, all or none.
-
-    The episodes are kept as they are until the transaction is committed or cancelled. After ``hold_seconds`` without
-    either, the server at ``coordinator`` knows which; the coordinator itself (empty) then cancels.
-    """
-
-    transaction: str = Field(min_length=1, max_length=MAX_NAME)
-    hold_seconds: float = Field(default=60.0, gt=0, le=3600)
-    coordinator: str = Field(default="", max_length=2048, description="address of the first participant's server")
-
-
-class GroupEndDecision(Model):
-    """``GET /group_end_decision?transaction=``: what the first participant has decided. One that it does not know is
-    cancelled: the others must be asked to prepare only after it has."""
-
-    decision: Literal["pending", "committed", "cancelled"]
-
-
-class PreparedGroupEnd(Model):
-    """One end that is prepared and not decided; ``in_doubt`` once its time is over and its coordinator has not said."""
-
-    transaction: str
-    client_uuid: str
-    task_id: str
-    episodes: int
-    coordinator: str
-    seconds_left: float
-    in_doubt: str = Field(default="", description="why the coordinator's decision is not known")
-
-
-class PreparedGroupEnds(Model):
-    """``GET /prepared_group_ends``: oldest first."""
-
-    prepared: list[PreparedGroupEnd]
-
-
 class CanContinueResponse(Model):
     """Whether the episode is still this client's to run."""
 

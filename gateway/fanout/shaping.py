@@ -6,6 +6,7 @@ Invariant: where the submit hook fails, the request is sampled as it came and ne
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ from gateway.forms import Incoming
 from gateway.seeing.request import phase
 from gateway.stats import DropReason
 from reward_hooks import HookContext, Submission, UserRequest
-from swarm.entropy import random_bytes
 from swarm.errors import HookError, RequestError
 from swarm.types import Task
 
@@ -68,7 +68,7 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
     size = route.settings.num_repeat or serving.num_repeat or 1
     if call.choices > size:
         raise RequestError(f"n is {call.choices}, but this gateway samples {size} answers", param="n")
-    group_id = random_bytes(16).hex()
+    group_id = secrets.token_hex(16)
     context = HookContext(
         num_repeat=size,
         policy_version=serving.policy_version,

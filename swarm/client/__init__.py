@@ -2,7 +2,6 @@
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.executors import BoundedThreadPoolExecutor, PeriodicDrainThreadPoolExecutor
-from swarm.client.groups import end_groups, end_groups_async
 from swarm.client.handles import AsyncEpisode, AsyncGroup, Episode, Group
 from swarm.client.policy import RetryPolicy
 from swarm.client.sync import SwarmClient
@@ -28,6 +27,4 @@ __all__ = [
     "TrainReport",
     "auto_train_with_dataset",
     "auto_train_with_dataset_async",
-    "end_groups",
-    "end_groups_async",
 ]

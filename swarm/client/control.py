@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from swarm.client import commands, wire
 from swarm.client.flows import Flow, Flows
-from swarm.client.policy import RetryPolicy
 from swarm.client.report import rollout_lines
 from swarm.job import TrainJob
 from swarm.protocol import AgreeSyncWeightResponse, BufferedEpisode, EngineStatus, PoolInformation, ServerStatus
@@ -46,10 +45,6 @@ class EngineControl(ABC):
     def server_url(self) -> str:
         """The address of the server."""
         return wire.at_server(self._flows.server_url, "")
-
-    def send(self, call: wire.Call[AnswerT], policy: RetryPolicy | None = None) -> AnswerT:
-        """The answer to one call of the wire, repeated by ``policy`` (default the client's)."""
-        return self._run(self._flows.perform(call, policy=policy))
 
     def get_engine_status(self) -> EngineStatus:
         """State of the engine."""
@@ -172,10 +167,6 @@ class AsyncEngineControl(ABC):
     def server_url(self) -> str:
         """The address of the server."""
         return wire.at_server(self._flows.server_url, "")
-
-    async def send(self, call: wire.Call[AnswerT], policy: RetryPolicy | None = None) -> AnswerT:
-        """The answer to one call of the wire, repeated by ``policy`` (default the client's)."""
-        return await self._run(self._flows.perform(call, policy=policy))
 
     async def get_engine_status(self) -> EngineStatus:
         """State of the engine."""

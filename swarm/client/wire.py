@@ -206,34 +206,6 @@ def end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
     return hashlib.sha256(json.dumps([task_id, content]).encode()).hexdigest()
 
 
-def prepare_group_end_call(
-    client_uuid: str,
-    task_id: str,
-    outputs: Mapping[str, WorkflowOutput],
-    transaction: str,
-    hold_seconds: float,
-    coordinator: str,
-) -> Call[protocol.SuccessResponse]:
-    """Have a server promise its part in an end on several servers."""
-    ends = [protocol.EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()]
-    fields = {
-        "client_uuid": client_uuid,
-        "task_id": task_id,
-        "ends": ends,
-        "transaction": transaction,
-        "hold_seconds": hold_seconds,
-        "coordinator": coordinator,
-    }
-    body = checked(protocol.PrepareGroupEndRequest, fields)
-    return Call("POST", "/prepare_group_end", protocol.SuccessResponse, body)
-
-
-def decide_group_end_call(client_uuid: str, transaction: str, commit: bool) -> Call[protocol.SuccessResponse]:
-    """Commit or cancel what a server has promised."""
-    body = protocol.GroupEndRequest(client_uuid=client_uuid, transaction=transaction)
-    return Call("POST", "/commit_group_end" if commit else "/cancel_group_end", protocol.SuccessResponse, body)
-
-
 def withdraw_call(client_uuid: str, idempotency_key: str) -> Call[protocol.SuccessResponse]:
     """Let a claim that waits go."""
     body = protocol.WithdrawClaimRequest(client_uuid=client_uuid, idempotency_key=idempotency_key)

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import re
-from binascii import hexlify
+import secrets
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -22,7 +22,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.entropy import random_bytes
 from swarm.errors import (
     NotFoundError,
     PayloadTooLargeError,
@@ -83,7 +82,7 @@ def given_request_id(headers: RawHeaders) -> bytes | None:
 
 
 def new_request_id() -> bytes:
-    return b"req_" + hexlify(random_bytes(16))
+    return b"req_" + secrets.token_hex(16).encode()
 
 
 def header(headers: RawHeaders, name: bytes) -> bytes | None:

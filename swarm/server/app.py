@@ -30,14 +30,12 @@ from swarm.server.journal.journal import Journal
 from swarm.server.metering import MeteredJournal, RequestMeter
 from swarm.server.meters import Meters
 from swarm.server.monitor import Monitor
-from swarm.server.prepared import PreparedGroups
 from swarm.server.routes.agentjet import AgentJetRoutes, StateShown
 from swarm.server.routes.code import CodeRoutes
 from swarm.server.routes.engine import EngineRoutes
 from swarm.server.routes.episodes import EpisodeRoutes
 from swarm.server.routes.metrics import MetricsRoutes
 from swarm.server.routes.openapi import OpenApiRoutes
-from swarm.server.routes.prepared import PreparedRoutes
 from swarm.server.routes.serving import ServingRoutes
 from swarm.server.routes.shortcuts import EpisodeShortcuts
 from swarm.server.routes.status import StatusRoutes
@@ -67,7 +65,6 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     supervisor = Supervisor(config, controller, engine_command)
     upstream = Upstream()
     data_plane = DataPlane(config, controller, upstream)
-    prepared = PreparedGroups(config, controller)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # a look at the file for each request would cost a busy server a tenth of its time
@@ -81,7 +78,6 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 # last: what happens while the rest goes down is written as well
                 stack.push_async_callback(journal.close)
                 controller.open(MeteredJournal(journal, meters))
-                await stack.enter_async_context(prepared.running())
                 monitor.journal = journal.stats
             except ConfigError as exc:
                 app.state.startup_error = exc
@@ -100,7 +96,6 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     control = [
         *EngineRoutes(config, controller, supervisor, StateShown(controller)).routes(),
         *EpisodeRoutes(config, controller, meters, names).routes(),
-        *PreparedRoutes(config, prepared, names).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *StatusRoutes(controller, monitor).routes(),
         *MetricsRoutes(monitor).routes(),
@@ -134,7 +129,6 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     app.state.controller = controller
     app.state.supervisor = supervisor
     app.state.data_plane = data_plane
-    app.state.prepared = prepared
     return app
 
 

@@ -36,11 +36,6 @@ class ServerConfig(Model):
         default=False, description="let admins send code that the engine runs (POST /sync_train_code)"
     )
     run_dir: Path = Field(default=Path("runs/default"), description="journal, engine log, job, checkpoints")
-    peers: dict[str, str] = Field(
-        default={},
-        repr=False,
-        description="address -> token (may be empty) of servers that may decide on ends which several servers share",
-    )
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
     boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
     heartbeat_timeout: float = Field(default=5.0, gt=0, description="silence after which the engine counts as dead")

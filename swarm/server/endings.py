@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.protocol import EpisodeEnd
-from swarm.server.episodes import Episode
 from swarm.server.journal.records import EndedHow, PastEnding
 
 #: ended episodes remembered, so that a repeated end is answered like the first without asking the journal
@@ -68,14 +67,6 @@ class Endings:
 def check_unique(ends: Sequence[EpisodeEnd]) -> None:
     if len({end.episode_uuid for end in ends}) != len(ends):
         raise RequestError("an episode is named twice", param="ends")
-
-
-def promised_error(episode: Episode) -> ConflictError:
-    return ConflictError(
-        f"the end of episode {episode.episode_uuid} is promised to transaction {episode.promised_to}: commit or cancel "
-        "that",
-        code="episode_promised",
-    )
 
 
 def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:

@@ -6,15 +6,13 @@ of keys are written anywhere; the key of a claim that may be repeated stays in m
 
 from __future__ import annotations
 
-import base64
 import hmac
-import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from swarm.entropy import random_bytes
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.auth.token import digest
@@ -26,7 +24,7 @@ from swarm.types import ModelCall
 
 def new_key() -> str:
     """A random key of 256 bits."""
-    return "sk-swarm-" + base64.urlsafe_b64encode(random_bytes(32)).rstrip(b"=").decode()
+    return "sk-swarm-" + secrets.token_urlsafe(32)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -47,8 +45,6 @@ class Episode:
     in_flight: int = 0
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     quarantine_reason: str = ""
-    #: the transaction by which alone it may end, see :mod:`swarm.server.prepared`
-    promised_to: str = ""
     over: Once = field(default_factory=Once)
     _why_over: Callable[[], SwarmGatewayError] | None = field(default=None, init=False, repr=False)
 
@@ -70,10 +66,7 @@ class Episode:
         return None if self._why_over is None else self._why_over()
 
     def deadline(self) -> float:
-        """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap; never
-        while its end is promised."""
-        if self.promised_to:
-            return math.inf
+        """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap."""
         return self.cap if self.in_flight else min(self.cap, self.last_active + self.claim.idle_timeout)
 
     def opens(self, key_digest: bytes) -> bool:
@@ -152,7 +145,7 @@ class Refusal:
 def new_uuid() -> str:
     """A fresh name: 48 bits of the time in milliseconds, as in UUIDv7, so that an index of names grows at its end
     (names in no order touch a page each), and 80 random bits."""
-    return f"{time.time_ns() // 1_000_000:012x}{random_bytes(10).hex()}"
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 def group_uuid_of(key: str) -> str:

@@ -25,7 +25,6 @@ from swarm.server.endings import (
     Endings,
     check_unique,
     earlier_end,
-    promised_error,
     unknown_error,
 )
 from swarm.server.episodes import ClaimWish, Episode, EpisodeGroup, Grant, Refusal
@@ -46,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: what calls in flight are told
 _ENDED = partial(ConflictError, "the episode has ended", code="episode_ended")
-_PROMISED = partial(ConflictError, "the episode's end is being agreed on", code="episode_ended")
-_CANCELLED = partial(ConflictError, "its end was cancelled", code="episode_aborted")
 _ABORTED = partial(ConflictError, "the episode was aborted by its client", code="episode_aborted")
 _GAVE_WAY = partial(ConflictError, "the episode was on standby and had to give way", code="episode_aborted")
 
@@ -98,7 +95,7 @@ class EpisodePool:
         if engine is EngineState.ROLLING_POST:
             self._relieve(len(self._standby))
         if engine is EngineState.WEIGHT_SYNCING:
-            self._release("the batch left without the episode", promised=False)
+            self._release("the batch left without the episode")
 
     def begin_run(self, job: TrainJob, reason: str) -> int:
         """Another run, under ``job``: what waits is dropped, what runs is released; how many episodes were dropped."""
@@ -269,8 +266,6 @@ class EpisodePool:
         for end in ends:
             episode = self._running.of(client_uuid, end.episode_uuid)
             if episode is not None:
-                if episode.promised_to not in ("", end_key):
-                    raise promised_error(episode)
                 self._wake(episode)
                 fresh.append((episode, end))
             else:
@@ -295,43 +290,6 @@ class EpisodePool:
                     self.batches.add(client_uuid, outcome)
         return failures[0] if failures else ""
 
-    def promise(self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], transaction: str) -> str:
-        """Keep episodes as they are until :meth:`end` with ``transaction`` as its key, or :meth:`break_promise`.
-
-        Returns why their end would not be trained (then nothing is promised), or an empty string.
-
-        Raises:
-            NotFoundError, ConflictError, RequestError: as for :meth:`end`.
-        """
-        check_unique(ends)
-        episodes: list[Episode] = []
-        for end in ends:
-            episode = self._running.of(client_uuid, end.episode_uuid)
-            if episode is None:
-                earlier_end(self._endings.get(end.episode_uuid), client_uuid, end.episode_uuid, "")
-                raise ConflictError(f"episode {end.episode_uuid} has ended already", code="episode_ended")
-            if episode.promised_to not in ("", transaction):
-                raise promised_error(episode)
-            episodes.append(episode)
-        for episode, end in zip(episodes, ends, strict=True):
-            outcome = trajectory_of(episode, task_id, end.workflow_output) if episode.episode_type != "eval" else ""
-            if isinstance(outcome, str) and outcome:
-                return outcome
-        for episode in episodes:
-            self._wake(episode)
-            episode.promised_to = transaction
-            # what another server is about to be told must stay true: no call changes it any more
-            episode.finish_calls(_PROMISED)
-        return ""
-
-    def break_promise(self, episode_uuids: Iterable[str], transaction: str) -> None:
-        """Let the episodes go that are promised to ``transaction``."""
-        for episode_uuid in episode_uuids:
-            episode = self._running.get(episode_uuid)
-            if episode is not None and episode.promised_to == transaction:
-                episode.promised_to = ""
-                self._free(episode, EpisodeEvent.ABORT, "aborted", _CANCELLED)
-
     def abort(
         self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
     ) -> str:
@@ -344,8 +302,6 @@ class EpisodePool:
             NotFoundError: it is another client's.
         """
         if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
-            if episode.promised_to:
-                return promised_error(episode).message
             ended = EpisodeEnded(
                 episode_uuid, client_uuid, "aborted", self._wall(), drop_reason=reason, metadata=metadata or {}
             )
@@ -463,9 +419,8 @@ class EpisodePool:
                     self._free(episode, EpisodeEvent.ABORT, "aborted", _GAVE_WAY)
                     count -= 1
 
-    def _release(self, reason: str, *, promised: bool = True) -> None:
-        """Delete what runs, because the engine goes on without it; ``promised``: also what another server waits for."""
+    def _release(self, reason: str) -> None:
+        """Delete what runs, because the engine goes on without it."""
         error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self._running.values()):
-            if promised or not episode.promised_to:
-                self._free(episode, EpisodeEvent.ENGINE, "engine", error)
+            self._free(episode, EpisodeEvent.ENGINE, "engine", error)

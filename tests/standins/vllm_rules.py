@@ -107,6 +107,8 @@ class VllmRules:
             if message["role"] == "user" and content is None:
                 return "19 validation errors: Input should be a valid string"
             for part in content if isinstance(content, list) else ():
+                if isinstance(part, str):
+                    continue
                 if part.get("type") == "file":
                     return "Unsupported chat content part type: 'file'."
                 if part.get("type") == "image_url" and not self.eyes:

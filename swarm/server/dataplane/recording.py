@@ -6,11 +6,11 @@ Invariant: a :class:`ModelCall` comes out only if token ids, log-probabilities a
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swarm.entropy import random_bytes
 from swarm.errors import TokenTruthError, UpstreamError
 from swarm.types import ModelCall
 
@@ -214,7 +214,7 @@ class Recorder:
     def _call(self, choice: Choice, max_version: int) -> ModelCall:
         make = ModelCall.model_construct if choice.typed else ModelCall
         return make(
-            call_id=f"call-{random_bytes(16).hex()}",
+            call_id=f"call-{secrets.token_hex(16)}",
             prompt_ids=self.prompt_ids or [],
             response_ids=choice.response_ids,
             logprobs=choice.logprobs,

@@ -20,8 +20,6 @@ from swarm.protocol import (
     EndEpisodeRequest,
     EndGroupRequest,
     EpisodeRequest,
-    GroupEndRequest,
-    PrepareGroupEndRequest,
     WithdrawClaimRequest,
 )
 from swarm.server.auth import ClientNames
@@ -37,8 +35,6 @@ OfClientT = TypeVar(
     EndGroupRequest,
     EpisodeRequest,
     AgreeSyncWeightRequest,
-    GroupEndRequest,
-    PrepareGroupEndRequest,
 )
 
 

@@ -135,41 +135,6 @@ CONTROL: tuple[Operation, ...] = (
     ),
     Operation(
         "POST",
-        "/prepare_group_end",
-        "Promise this server's part in an end on several servers",
-        request=protocol.PrepareGroupEndRequest,
-        answer=protocol.SuccessResponse,
-        refusals=(_NOT_YOURS, (409, "too late, not trainable, or promised otherwise: the code says"), _BACKLOG),
-    ),
-    Operation(
-        "POST",
-        "/commit_group_end",
-        "Carry a prepared end out; at the first participant this is the decision",
-        request=protocol.GroupEndRequest,
-        answer=protocol.SuccessResponse,
-        refusals=((404, "it is not prepared here"), (409, "it was cancelled, or its run is over"), _BACKLOG),
-    ),
-    Operation(
-        "POST",
-        "/cancel_group_end",
-        "Give a prepared end up, and its episodes with it",
-        request=protocol.GroupEndRequest,
-        answer=protocol.SuccessResponse,
-        refusals=((404, "it is another client's"), (409, "it was committed"), _BACKLOG),
-    ),
-    Operation(
-        "GET",
-        "/group_end_decision",
-        "What the first participant decided, for the others",
-        answer=protocol.GroupEndDecision,
-        query=(Query("transaction", "its name", {"type": "string", "minLength": 1, "maxLength": protocol.MAX_NAME}),),
-        refusals=(_BACKLOG,),
-    ),
-    Operation(
-        "GET", "/prepared_group_ends", "Ends that are prepared and not decided", answer=protocol.PreparedGroupEnds
-    ),
-    Operation(
-        "POST",
         "/withdraw_claim",
         "Let a claim that waits go; always succeeds",
         request=protocol.WithdrawClaimRequest,

@@ -153,8 +153,6 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
         "POST /sync_train_config",
         "POST /sync_train_code",
         "POST /start_engine",
-        "POST /prepare_group_end",
-        "POST /commit_group_end",
         "POST /register_episode",
         "POST /update_engine_status",
         "POST /update_current_batch_rollout_pool_information",

@@ -81,11 +81,8 @@ def may(scope: TokenScope, path: str) -> bool:
     """What the contract says, in other words than the table's."""
     if scope == "admin":
         return True
-    if (
-        path.startswith(("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_"))
-        or "group_end" in path
-    ):
-        return scope == "claim" and path != "/prepared_group_ends"
+    if path.startswith(("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_")):
+        return scope == "claim"
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return scope == "claim" or path.startswith("/v1/models")
     return path in ("/status", "/metrics", "/openapi.json") or path.startswith(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import gzip
+import json
 from typing import Any
 
 import httpx
