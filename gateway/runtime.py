@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ from gateway.keys import KeyRing
 from gateway.pipeline import Pipeline
 from gateway.routing import LiveRoutes, Plan
 from gateway.seeing.eyes import Eyes
-from gateway.seeing.request import failed
+from gateway.seeing.request import failed, note_left_out
 from gateway.sessions import Sessions
 from gateway.stats import Stats
 from swarm.errors import ConfigError, ConflictError, SwarmGatewayError
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Reads the configuration anew.
 ConfigSource = Callable[[], GatewayConfig]
+#: Of an item in a list, in the path of what was left out; and how many kinds of that the log tells.
+_INDEX, _MOST_KINDS = re.compile(r"\.\d+"), 200
 #: What only a new process can change.
 _FIXED = (
     "host",
@@ -78,6 +81,7 @@ class Gateway:
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
         self.eyes = Eyes(plan.config)
         self._held = AsyncExitStack()
+        self._left_out: set[str] = set()
 
     @property
     def config(self) -> GatewayConfig:
@@ -100,6 +104,15 @@ class Gateway:
         code = error.code or error.type
         self.door.errors[code] += 1
         failed(code)
+
+    def leave_out(self, left_out: Sequence[str]) -> None:
+        """A request's answer says what was ``left_out`` of it; the log does so once for each kind."""
+        note_left_out(left_out)
+        for note in left_out:
+            kind = _INDEX.sub(".*", note)
+            if kind not in self._left_out and len(self._left_out) < _MOST_KINDS:
+                self._left_out.add(kind)
+                logger.warning("left out of a request, and of others like it without another line here: %s", note)
 
     async def reload(self) -> list[str]:
         """Read the configuration again and serve by it from the next request on.

@@ -1,17 +1,41 @@
-"""Take a request apart field by field, so that what nobody took is refused by name.
+"""Take a request apart field by field, and note what of it is left out.
 
-Invariant: after :meth:`Fields.done` every field of the object was either taken or refused; ``null`` is as good as
-absent.
+Invariant: after :meth:`Fields.done` every field of the object was either taken or noted; ``null`` is as good as absent.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn, cast
 
 from swarm.errors import RequestError
 
 #: Levels of objects and lists; JSON may nest deeper than what copies it and writes it again can follow.
 _DEEPEST = 100
+_INDEX = re.compile(r"\.\d+(?=\.|$)")
+_UNPRINTABLE = re.compile(r"[^ -~]|;")
+_NOTE_LENGTH, _MOST_NOTES = 120, 20
+
+
+class Notes:
+    """What of one request is left out."""
+
+    def __init__(self) -> None:
+        self._paths: dict[tuple[str, str], set[str]] = {}
+
+    def add(self, path: str, reason: str) -> None:
+        """Note that what stands at ``path`` is left out."""
+        self._paths.setdefault((_INDEX.sub(".*", path), reason), set()).add(path)
+
+    def told(self) -> tuple[str, ...]:
+        """One short line of ASCII per kind, without ``;``: ``tools.8: web_search is not run here``; at most 21 of
+        them. What occurs at several places of a list has ``*`` for the index."""
+        lines = [
+            _UNPRINTABLE.sub("?", f"{kind if len(paths) > 1 else next(iter(paths))}: {reason}")[:_NOTE_LENGTH]
+            for (kind, reason), paths in self._paths.items()
+        ]
+        more = len(lines) - _MOST_NOTES
+        return (*lines[:_MOST_NOTES], f"and {more} more") if more > 0 else tuple(lines)
 
 
 class Fields:
@@ -20,18 +44,20 @@ class Fields:
     Args:
         data: the object.
         path: where it stands in the request, as errors name it; empty for the request itself.
+        notes: those of the request; default: new ones.
 
     Raises:
         RequestError: ``data`` is no object. All methods raise it for a field of the wrong type; ``param`` is its path.
     """
 
-    def __init__(self, data: object, path: str = "") -> None:
+    def __init__(self, data: object, path: str = "", notes: Notes | None = None) -> None:
         if not isinstance(data, dict):
             refuse(path, "must be an object")
         #: the object as it came
         self.data = cast("dict[str, Any]", data)
         self._left = {key: value for key, value in self.data.items() if value is not None}
         self.path = path
+        self.notes = notes or Notes()
 
     def at(self, name: str) -> str:
         """The path of field ``name``."""
@@ -75,12 +101,19 @@ class Fields:
     def inner(self, name: str) -> Fields | None:
         """The object in field ``name``."""
         value = self.take(name)
-        return None if value is None else Fields(value, self.at(name))
+        return None if value is None else Fields(value, self.at(name), self.notes)
 
     def objects(self, name: str) -> list[Fields] | None:
         """The objects of a list."""
         value = self.take(name)
-        return None if value is None else objects(value, self.at(name))
+        return None if value is None else self.listed(value, name)
+
+    def listed(self, value: object, name: str) -> list[Fields]:
+        """The objects of ``value``, a list that was taken from field ``name``."""
+        if not isinstance(value, list):
+            refuse(self.at(name), "must be a list")
+        items = enumerate(cast("list[object]", value))
+        return [Fields(item, f"{self.at(name)}.{index}", self.notes) for index, item in items]
 
     def whole(self, name: str) -> dict[str, Any] | None:
         """The object in field ``name`` as it is, for someone else to judge."""
@@ -93,25 +126,29 @@ class Fields:
         if value is not None and value not in harmless:
             refuse(self.at(name), f"{value!r:.60} cannot be carried to this model")
 
+    def drop(self, *names: str) -> None:
+        """Take fields that have no bearing on any answer."""
+        for name in names:
+            self.take(name)
+
+    def leave(self, name: str, reason: str, *harmless: Any) -> None:
+        """Take a field that is left out; noted unless its value is one of ``harmless``, which ask for nothing."""
+        value = self.take(name)
+        if value is not None and value not in harmless:
+            self.note(reason, name)
+
+    def note(self, reason: str, name: str = "") -> None:
+        """Note that field ``name``, or all of the object, is left out; ``reason`` takes a few words."""
+        self.notes.add(self.at(name) if name else self.path, reason)
+
     def left(self) -> dict[str, Any]:
         """What nobody took."""
         return dict(self._left)
 
     def done(self) -> None:
-        """Refuse what is left."""
+        """Note what is left."""
         for name in self._left:
-            refuse(self.at(name), "is not a field that can be carried to this model; leave it out")
-
-
-def objects(value: object, path: str) -> list[Fields]:
-    """The objects of the list at ``path``.
-
-    Raises:
-        RequestError: it is no list of objects.
-    """
-    if not isinstance(value, list):
-        refuse(path, "must be a list")
-    return [Fields(item, f"{path}.{index}") for index, item in enumerate(cast("list[object]", value))]
+            self.note("not known here", name)
 
 
 def refuse(path: str, problem: str) -> NoReturn:

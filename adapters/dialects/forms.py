@@ -16,6 +16,9 @@ from swarm.errors import RequestError, UpstreamError
 
 #: leaves what JSON has no form for to the encoder that refuses it
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+#: header of an answer: what of its request was left out
+LEFT_OUT = "x-swarm-left-out"
+_MOST_TOLD = 1000
 _KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _KNOWN_IN_CHOICE = frozenset({"index", "message", "finish_reason", "logprobs"})
 
@@ -33,6 +36,7 @@ class LLMRequest:
         include_usage: whether a stream ends with a usage chunk.
         body: the whole request in Chat Completions form, unknown fields included; a raw prompt stands in it as
             ``prompt`` (a text, or token ids) in place of ``messages``.
+        left_out: what of the request the body does not say, one short line of ASCII each.
     """
 
     model: str | None
@@ -41,16 +45,35 @@ class LLMRequest:
     stream: bool
     include_usage: bool
     body: dict[str, Any]
+    left_out: tuple[str, ...] = ()
 
     @classmethod
-    def for_one_answer(cls, body: dict[str, Any], model: str | None, stream: bool) -> LLMRequest:
+    def for_one_answer(
+        cls, body: dict[str, Any], model: str | None, stream: bool, left_out: tuple[str, ...]
+    ) -> LLMRequest:
         """The request of a dialect that knows one answer and always tells its usage; ``body`` is completed."""
         if model is not None:
             body["model"] = model
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         messages: list[dict[str, Any]] = body["messages"]
-        return cls(model=model, messages=messages, choices=1, stream=stream, include_usage=stream, body=body)
+        return cls(
+            model=model,
+            messages=messages,
+            choices=1,
+            stream=stream,
+            include_usage=stream,
+            body=body,
+            left_out=left_out,
+        )
+
+    @property
+    def answer_headers(self) -> dict[str, str]:
+        """Headers of its answer, which tell what was left out."""
+        if not self.left_out:
+            return {}
+        told = "; ".join(self.left_out)
+        return {LEFT_OUT: told if len(told) <= _MOST_TOLD else told[: _MOST_TOLD - 3] + "..."}
 
 
 @dataclass(frozen=True, slots=True)

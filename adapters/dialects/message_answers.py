@@ -6,11 +6,11 @@ Invariant: the events, put together as Anthropic's SDKs do, give exactly the pla
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
+from adapters.dialects.conversation import as_object
 from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
 from swarm.errors import SwarmGatewayError
 
@@ -26,8 +26,6 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-#: What Anthropic's documentation wraps arguments in that are no JSON object.
-_NO_JSON = "INVALID_JSON"
 
 
 def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,17 +113,7 @@ def _block(part: Part) -> dict[str, Any]:
         case "text":
             return {"type": "text", "text": part.text}
         case "call":
-            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _input(part.text)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object; what the model wrote as none is wrapped in one."""
-    try:
-        value: object = json.loads(arguments or "{}")
-        json.dumps(value, allow_nan=False)  # Python reads NaN and infinities, which JSON does not have
-    except (ValueError, RecursionError):
-        return {_NO_JSON: arguments}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {_NO_JSON: arguments}
+            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": as_object(part.text)}
 
 
 def _stop(finish: object, stop: object, parts: list[Part]) -> dict[str, Any]:

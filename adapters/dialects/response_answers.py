@@ -13,10 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
+from adapters.dialects.response_items import sealed
+from adapters.dialects.response_tools import input_of, tools_by_function
 from swarm.errors import SwarmGatewayError
 
 Event = dict[str, Any]
 
+#: of ``include``: reasoning is to come in a form that can be sent back where nothing is stored
+SEALED = "reasoning.encrypted_content"
 #: Settings of the request that a response repeats, and what they are when the request does not say.
 _REPEATED: dict[str, Any] = {
     "instructions": None,
@@ -47,9 +51,8 @@ def response_of(data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[
         UpstreamError: it is none.
     """
     choice = only_choice(completion)
-    envelope = _envelope(data, completion)
-    parts = parts_of(choice["message"])
-    return _ended(envelope, parts, choice.get("finish_reason"), completion.get("usage") or {})
+    items = _Items(data, completion)
+    return items.ended(parts_of(choice["message"]), choice.get("finish_reason"), completion.get("usage") or {})
 
 
 class ResponseEvents:
@@ -58,7 +61,7 @@ class ResponseEvents:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self._unfolding = Unfolding()
-        self._envelope: dict[str, Any] = {}
+        self._items: _Items | None = None
         self._count = 0
         #: the whole response, once the stream has ended
         self.response: dict[str, Any] = {}
@@ -69,10 +72,9 @@ class ResponseEvents:
         Raises:
             UpstreamError: it makes no sense after those before it.
         """
-        events = self._begun(chunk)
-        seen = self._unfolding
-        for step in seen.take(chunk):
-            events += self._events(step)
+        events, items = self._begun(chunk)
+        for step in self._unfolding.take(chunk):
+            events += self._events(items, step)
         return self._numbered(events)
 
     def end(self) -> list[Event]:
@@ -82,27 +84,31 @@ class ResponseEvents:
             UpstreamError: no chunk told a finish reason.
         """
         seen = self._unfolding
-        self.response = _ended(self._envelope, seen.parts, seen.end(), seen.usage)
-        return self._numbered([{"type": f"response.{self.response['status']}", "response": self.response}])
+        finish = seen.end()
+        events, items = self._begun({})
+        self.response = items.ended(seen.parts, finish, seen.usage)
+        return self._numbered([*events, {"type": f"response.{self.response['status']}", "response": self.response}])
 
     def fail(self, exc: SwarmGatewayError) -> list[Event]:
         """The events that end a stream which cannot go on."""
-        events = self._begun({})
+        events, items = self._begun({})
         parts = self._unfolding.parts
         code = "server_error" if exc.status >= 500 else _FAULTS.get(exc.status, "invalid_prompt")
-        response = self._envelope | {
+        response = items.envelope | {
             "status": "failed",
             "error": {"code": code, "message": exc.message},
-            "output": [_item(self._envelope, part, "incomplete" if part is parts[-1] else None) for part in parts],
+            "output": [items.item(part, "incomplete" if part is parts[-1] else None) for part in parts],
         }
         return self._numbered([*events, {"type": "response.failed", "response": response}])
 
-    def _begun(self, head: Mapping[str, Any]) -> list[Event]:
+    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], _Items]:
         """The first events, unless they were given out; SDKs take no other before them."""
-        if self._envelope:
-            return []
-        self._envelope = _envelope(self._data, head)
-        return [{"type": f"response.{state}", "response": self._envelope} for state in ("created", "in_progress")]
+        if self._items is not None:
+            return [], self._items
+        self._items = items = _Items(self._data, head)
+        return [
+            {"type": f"response.{state}", "response": items.envelope} for state in ("created", "in_progress")
+        ], items
 
     def _numbered(self, events: list[Event]) -> list[Event]:
         for event in events:
@@ -110,13 +116,13 @@ class ResponseEvents:
             self._count += 1
         return events
 
-    def _events(self, step: Step) -> list[Event]:
+    def _events(self, items: _Items, step: Step) -> list[Event]:
         """The events of one step; the part may have gone on since an earlier one."""
         part, where = step.part, {"output_index": step.part.index}
-        item_id = _item_id(self._envelope, part)
-        inside = where | {"item_id": item_id} | ({} if part.kind == "call" else {"content_index": 0})
+        inside = where | {"item_id": items.id_of(part)} | ({} if part.kind == "call" else {"content_index": 0})
+        custom = items.is_custom(part)
         if step.what == "open":
-            item = _item(self._envelope, replace(part, pieces=[]), "in_progress") | (
+            item = items.item(replace(part, pieces=[]), "in_progress") | (
                 {} if part.kind == "call" else {"content": []}
             )
             opened: list[Event] = [{"type": "response.output_item.added", **where, "item": item}]
@@ -132,21 +138,93 @@ class ResponseEvents:
                 case "text":
                     return [{"type": "response.output_text.delta", **delta, "logprobs": []}]
                 case "call":
-                    return [{"type": "response.function_call_arguments.delta", **delta}]
+                    # of a custom tool the input is told once the arguments around it are whole
+                    return [] if custom else [{"type": "response.function_call_arguments.delta", **delta}]
         cut = "incomplete" if self._unfolding.finish_reason in _CUT and part is self._unfolding.parts[-1] else None
+        done = items.item(part, cut)
         closed: list[Event]
         match part.kind:
             case "reasoning":
                 closed = [{"type": "response.reasoning_text.done", **inside, "text": part.text}]
             case "text":
                 closed = [{"type": "response.output_text.done", **inside, "text": part.text, "logprobs": []}]
+            case "call" if custom:
+                closed = [
+                    {"type": "response.custom_tool_call_input.delta", **inside, "delta": done["input"]},
+                    {"type": "response.custom_tool_call_input.done", **inside, "input": done["input"]},
+                ]
             case "call":
-                said = {"name": part.name, "arguments": part.text}
+                said = {"name": done["name"], "arguments": part.text}
                 closed = [{"type": "response.function_call_arguments.done", **inside, **said}]
         if part.kind != "call":
             closed.append({"type": "response.content_part.done", **inside, "part": _content(part)})
-        done = _item(self._envelope, part, cut)
         return [*closed, {"type": "response.output_item.done", **where, "item": done}]
+
+
+class _Items:
+    """Makes the items of one response.
+
+    Args:
+        data: the request.
+        head: ``id``, ``created`` and ``model`` of the answer.
+
+    Attributes:
+        envelope: the response before anything is answered.
+    """
+
+    def __init__(self, data: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        self.envelope = _envelope(data, head)
+        self._tools = tools_by_function(data)
+        self._sealed = SEALED in (data.get("include") or ())
+
+    def ended(self, parts: Sequence[Part], finish: object, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole response."""
+        cut = _CUT.get(str(finish))
+        last = len(parts) - 1
+        return {
+            **self.envelope,
+            "status": "completed" if cut is None else "incomplete",
+            "incomplete_details": None if cut is None else {"reason": cut},
+            "output": [self.item(part, "incomplete" if cut and part.index == last else None) for part in parts],
+            "usage": _usage(usage),
+        }
+
+    def is_custom(self, part: Part) -> bool:
+        """Whether it calls a custom tool."""
+        return part.kind == "call" and part.name in self._tools and self._tools[part.name].custom
+
+    def id_of(self, part: Part) -> str:
+        """See :func:`response_id`."""
+        prefix = {"reasoning": "rs", "text": "msg", "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
+        return f"{prefix}_{self.envelope['id'].removeprefix('resp_')}_{part.index}"
+
+    def item(self, part: Part, status: str | None) -> dict[str, Any]:
+        """``status``: ``None`` when the part is whole."""
+        item = {"id": self.id_of(part), "status": status or "completed"}
+        match part.kind:
+            case "reasoning":
+                seal = {"encrypted_content": sealed(part.text)} if self._sealed else {}
+                return {**item, "type": "reasoning", "summary": [], "content": [_content(part)], **seal}
+            case "text":
+                return {**item, "type": "message", "role": "assistant", "content": [_content(part)]}
+            case "call":
+                return {**item, **self._call(part)}
+
+    def _call(self, part: Part) -> dict[str, Any]:
+        call: dict[str, Any] = {"call_id": part.call_id, "name": part.name}
+        if (tool := self._tools.get(part.name)) is not None:
+            call["name"] = tool.name
+            if tool.namespace is not None:
+                call["namespace"] = tool.namespace
+            if tool.custom:
+                # an item that has just begun has no arguments
+                return {**call, "type": "custom_tool_call", "input": input_of(part.text) if part.text else ""}
+        return {**call, "type": "function_call", "arguments": part.text}
+
+
+def response_id(item_id: str) -> str:
+    """The id of the response that holds the item ``item_id``, if we gave it out."""
+    return "resp_" + item_id.partition("_")[2].rpartition("_")[0]
 
 
 def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,38 +245,6 @@ def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any
         "truncation": "disabled",
         **repeated,
     }
-
-
-def _ended(
-    envelope: Mapping[str, Any], parts: Sequence[Part], finish: object, usage: Mapping[str, Any]
-) -> dict[str, Any]:
-    cut = _CUT.get(str(finish))
-    last = len(parts) - 1
-    return {
-        **envelope,
-        "status": "completed" if cut is None else "incomplete",
-        "incomplete_details": None if cut is None else {"reason": cut},
-        "output": [_item(envelope, part, "incomplete" if cut and part.index == last else None) for part in parts],
-        "usage": _usage(usage),
-    }
-
-
-def _item_id(envelope: Mapping[str, Any], part: Part) -> str:
-    prefix = {"reasoning": "rs", "text": "msg", "call": "fc"}[part.kind]
-    return f"{prefix}_{envelope['id'].removeprefix('resp_')}_{part.index}"
-
-
-def _item(envelope: Mapping[str, Any], part: Part, status: str | None) -> dict[str, Any]:
-    """``status``: ``None`` when the part is whole."""
-    item = {"id": _item_id(envelope, part), "status": status or "completed"}
-    match part.kind:
-        case "reasoning":
-            return {**item, "type": "reasoning", "summary": [], "content": [_content(part)]}
-        case "text":
-            return {**item, "type": "message", "role": "assistant", "content": [_content(part)]}
-        case "call":
-            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
-            return {**item, "type": "function_call", **call}
 
 
 def _content(part: Part) -> dict[str, Any]:

@@ -6,7 +6,8 @@ What became of the request's group is told in headers of a plain answer (``x-swa
 ``x-swarm-reward-mean``, ``x-swarm-trained``: ``true``, ``false``, or ``pending`` while the swarm server has not yet
 acknowledged, and ``x-swarm-drop-reason``). A chat's stream says it in the ``swarm`` object of the chunk that carries
 the last ``finish_reason`` (clients skip a field that they do not know), and every stream in the same headers when the
-group was done before they had to leave, which they do with the first keep-alive.
+group was done before they had to leave, which they do with the first keep-alive. What of the request could not be
+carried to the model is told in ``x-swarm-left-out`` of every answer.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class Endpoint:
             passed = Passed("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
             return lambda: pass_on(gateway, passed), rendering
+        if call.left_out and not await is_plain(gateway, call.model, caller):
+            gateway.leave_out(call.left_out)
+            more_headers = {**more_headers, **call.answer_headers}
         incoming = Incoming(
             call=call,
             headers=headers,

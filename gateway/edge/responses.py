@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode
+from adapters.dialects.response_answers import response_id
 from adapters.dialects.responses import ResponseStream
 from gateway.edge.endpoint import Endpoint
 from gateway.edge.passthrough import Passthrough
@@ -39,6 +40,10 @@ class ResponsesEndpoint(Endpoint):
         """``data`` with the whole conversation as its input; ``store`` is on unless it is off, as at OpenAI."""
         if data.get("store") is None:
             data = {**data, "store": True}
+        given = data.get("input")
+        if isinstance(given, list):
+            items = cast("list[Any]", given)
+            data = {**data, "input": [_referred(gateway, caller, item) for item in items]}
         previous = data.get("previous_response_id")
         if not isinstance(previous, str):
             return data
@@ -50,7 +55,7 @@ class ResponsesEndpoint(Endpoint):
 
     def raw(self, data: Mapping[str, Any], raw: bytes) -> bytes:
         """What an upstream gets: it does not know our responses."""
-        if data.get("previous_response_id") is None:
+        if data.get("previous_response_id") is None and b"item_reference" not in raw:
             return raw
         return encode({name: value for name, value in data.items() if name != "previous_response_id"})
 
@@ -130,6 +135,21 @@ class KeptResponse:
         elif QueryParams(scope["query_string"]).get("stream") == "true":
             raise RequestError("a kept response is given whole, not as a stream", param="stream")
         await JSONResponse(kept)(scope, receive, send)
+
+
+def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:
+    """The item of a kept response that ``item`` refers to; any other as it is, and one that is not kept too: the
+    dialect refuses that."""
+    match item:
+        case {"type": "item_reference", "id": str() as item_id}:
+            pass
+        case _:
+            return item
+    try:
+        output: list[Any] = gateway.responses.get(caller.key_id, response_id(item_id)).response["output"]
+    except NotFoundError:
+        return item
+    return next((kept for kept in output if kept["id"] == item_id), item)
 
 
 def _items(given: Any) -> list[Any]:

@@ -101,6 +101,8 @@ class AccessLog:
             fields["first_token_seconds"] = round(observed.first_seconds, 4)
         if seen.failed:
             fields["error_code"] = seen.failed
+        if seen.left_out:
+            fields["left_out"] = seen.left_out
         access.info(
             "%s %s %d %s %.3f s", observed.method, path, observed.status, observed.outcome, observed.seconds,
             extra={"fields": fields},

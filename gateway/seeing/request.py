@@ -7,6 +7,7 @@ never fails. What goes on behind an answer (stragglers, submission) belongs to t
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
@@ -60,6 +61,7 @@ class Seen:
         route: name of the route, once it is known.
         policy: how it was answered in fact: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
         failed: the code of the error that the caller got to see; or ``""``.
+        left_out: what of the request could not be carried to the model.
         tracer: ``None``: nobody traces it, or this one is not sampled.
         traceparent: what other servers are told where there is no tracer.
         away: seconds in which at least one phase was under way, until the answer was out.
@@ -70,6 +72,7 @@ class Seen:
         "_since",
         "away",
         "failed",
+        "left_out",
         "meter",
         "over",
         "policy",
@@ -89,6 +92,7 @@ class Seen:
         self.route = ""
         self.policy = ""
         self.failed = ""
+        self.left_out: Sequence[str] = ()
         self.away = 0.0
         self.over = False
         self._at_once = 0
@@ -144,6 +148,12 @@ def failed(code: str) -> None:
     """Note an error that the caller gets to see."""
     if (seen := _current.get()) is not None:
         seen.failed = code
+
+
+def note_left_out(left_out: Sequence[str]) -> None:
+    """Note what of the request could not be carried to the model."""
+    if (seen := _current.get()) is not None:
+        seen.left_out = left_out
 
 
 class phase(AbstractContextManager["phase"]):

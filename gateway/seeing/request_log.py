@@ -67,6 +67,7 @@ class RequestLog:
                 "status": observed.status,
                 "outcome": observed.outcome,
                 "error": seen.failed,
+                "left_out": seen.left_out,
                 "seconds": round(observed.seconds, 4),
                 "request": bytes(observed.asked),
                 "answer": bytes(observed.answer),

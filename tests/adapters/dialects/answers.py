@@ -72,3 +72,65 @@ def chunks(draw: st.DrawFn, message: dict[str, Any], finish: str, stop: int | st
     else:
         choices.append({"index": 0, "delta": {}, **ending})
     return [*({**HEAD, "choices": [choice]} for choice in choices), {**HEAD, "choices": [], "usage": USAGE}]
+
+
+_BROKEN = st.sampled_from(["", "{", '{"a', "[1]", "null", "NaN", '{"a": NaN}', '{"input": "x"}', '{"input": 3}'])
+
+
+_NAMES = st.text("abc", min_size=1, max_size=4)
+
+
+@st.composite
+def deltas(draw: st.DrawFn, names: st.SearchStrategy[str] = _NAMES) -> list[Any]:
+    """What a stream may bring, in any order: reasoning, text, and calls in pieces, broken ones among them."""
+    found: list[dict[str, Any]] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=6)):
+        if kind != "call":
+            found.append({kind: draw(st.text(max_size=6))})
+            continue
+        arguments = draw(_BROKEN | _ARGUMENTS.map(json.dumps))
+        opening = {"id": f"call-{calls}", "type": "function", "function": {"name": draw(names), "arguments": ""}}
+        found.append({"tool_calls": [{**opening, "index": calls}]})
+        found += [
+            {"tool_calls": [{"index": calls, "function": {"arguments": piece}}]} for piece in draw(pieces(arguments))
+        ]
+        calls += 1
+    return found
+
+
+def streamed(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chunks that bring ``deltas``."""
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+    return [{**HEAD, "choices": [choice]} for choice in choices]
+
+
+def joined(deltas: list[dict[str, Any]], free: str = "-") -> tuple[str, str, list[Any]]:
+    """The reasoning, the text and the calls that deltas, or a message, say; arguments by what they mean. Tools whose
+    name ends with ``free`` take free input."""
+    reasoning, text, calls = "", "", dict[int, list[Any]]()
+    for delta in deltas:
+        reasoning += delta.get("reasoning") or ""
+        text += delta.get("content") or ""
+        for place, call in enumerate(delta.get("tool_calls") or []):
+            function = call["function"]
+            known = calls.setdefault(call.get("index", place), [call.get("id"), function.get("name"), ""])
+            known[2] += function["arguments"]
+    for call in calls.values():
+        value = meant(call[2])
+        if call[1].endswith(free) and not isinstance(value.get("input"), str):
+            value = {"input": call[2]}
+        call[2] = {"input": value["input"]} if call[1].endswith(free) else value
+    return reasoning, text, list(calls.values())
+
+
+def meant(arguments: str) -> Any:
+    """Arguments as an object; what is none is wrapped in one, which vLLM takes back."""
+    try:
+        value = json.loads(arguments or "{}")
+        value = {} if value is None else value
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from adapters.dialects import Answer, ChatDialect
 from swarm.errors import RequestError, UpstreamError
+from tests.adapters.dialects import answers
 
 CHAT = ChatDialect()
 HELLO = {"role": "user", "content": "hello"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+FILE = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBE"}}
 USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
 
 
@@ -90,11 +93,7 @@ def test_parse_fills_in_what_openai_leaves_optional() -> None:
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"store": True}, "store"),
-        ({"service_tier": "flex"}, "service_tier"),
-        ({"verbosity": "low"}, "verbosity"),
+        ({"function_call": {"name": "f"}}, "function_call"),
     ],
 )
 def test_parse_names_the_wrong_field(change: dict[str, Any], param: str) -> None:
@@ -102,6 +101,63 @@ def test_parse_names_the_wrong_field(change: dict[str, Any], param: str) -> None
         CHAT.parse({"messages": [HELLO], **change})
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"store": True}, "store"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"tools": [TOOL, {"type": "custom", "custom": {"name": "x"}}]}, "tools.1"),
+        ({"messages": [{"role": "user", "content": [FILE]}]}, "messages.0.content.0"),
+    ],
+)
+def test_parse_tells_what_is_left_out(change: dict[str, Any], path: str) -> None:
+    (note,) = CHAT.parse({"messages": [HELLO], **change}).left_out
+    assert note.startswith(f"{path}: ")
+
+
+def test_parse_spares_vllm_what_it_would_refuse_without_need() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a'}}
+    request = CHAT.parse(
+        {
+            "messages": [
+                HELLO,
+                {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": None},
+                {"role": "user", "content": [{"type": "text", "text": "see"}, FILE]},
+            ],
+            "tools": [],
+            "tool_choice": "auto",
+            "function_call": "none",
+            "service_tier": "flex",
+            "prediction": {"type": "content", "content": "x"},
+        }
+    )
+    fit = {**call, "function": {"name": "f", "arguments": '{"INVALID_JSON": "{\\"a"}'}}
+    told = {"type": "text", "text": "[A file 'a.pdf' was here; this model cannot read it.]"}
+    assert (
+        request.messages
+        == request.body["messages"]
+        == [
+            HELLO,
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [fit]},
+            {"role": "tool", "tool_call_id": "c", "content": ""},
+            {"role": "user", "content": [{"type": "text", "text": "see"}, told]},
+        ]
+    )
+    assert not {"tools", "tool_choice"} & request.body.keys()
+
+
+@given(answers.deltas())
+def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> None:
+    message = {"role": "assistant", "content": None, **joined(answers.streamed(deltas))}
+    body = CHAT.parse({"messages": [HELLO, message, HELLO]}).body
+    assert answers.joined([body["messages"][1]]) == answers.joined(deltas)
+    for call in body["messages"][1].get("tool_calls", []):
+        # as vLLM reads them
+        assert isinstance(json.loads(call["function"]["arguments"] or "{}") or {}, dict)
 
 
 def test_parse_missing_messages() -> None:

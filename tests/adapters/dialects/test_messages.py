@@ -19,11 +19,14 @@ from swarm.errors import (
     UnavailableError,
     UpstreamError,
 )
+from tests.adapters.dialects import answers
 from tests.adapters.dialects.answers import HEAD, chunks, completion, messages
 
 DIALECT = MessagesDialect()
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 
 
 def parsed(*turns: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -153,27 +156,24 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [3]}, "messages.0"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{**HI, "name": "x"}]}, "messages.0.name"),
-        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.source"),
+        ({"messages": [HI, {"role": "assistant", "content": [USE]}]}, "messages.1"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
-        ({"messages": [HI, {"role": "assistant", "content": ""}]}, "messages.1"),
         ({"system": [{"type": "image"}]}, "system.0.type"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"stop_sequences": [1]}, "stop_sequences"),
         ({"stream": "yes"}, "stream"),
         ({"temperature": "hot"}, "temperature"),
-        ({"metadata": {"app": 1}}, "metadata.app"),
-        ({"service_tier": "priority"}, "service_tier"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
-        ({"mcp_servers": []}, "mcp_servers"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
 )
 def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> None:
@@ -184,25 +184,166 @@ def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("blocks", "param"),
+    ("given", "carried"),
+    [("{", {"INVALID_JSON": "{"}), ([1], {"INVALID_JSON": "[1]"}), (None, {}), ('{"a": 1}', {"a": 1})],
+)
+def test_arguments_that_a_client_could_not_read_are_taken_back(given: Any, carried: Any) -> None:
+    (turn,) = said({**USE, "input": given}, role="assistant")
+    assert answers.meant(turn["tool_calls"][0]["function"]["arguments"]) == carried
+
+
+@pytest.mark.parametrize(
+    "change",
     [
-        ([{"type": "redacted_thinking", "data": "x"}], "type"),
-        ([{"type": "thinking", "thinking": "hm", "signature": "Ex"}], "signature"),
-        ([{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "hm"}], ""),
-        ([{"type": "tool_use", "id": "1", "name": "f", "input": {}}, {"type": "text", "text": "a"}], ""),
-        ([{"type": "tool_use", "id": "1", "name": "f", "input": "x"}], "input"),
-        ([{"type": "text", "text": "a", "citations": [{}]}], "citations"),
+        {"metadata": {"user_id": "u", "app": 1}},
+        {"service_tier": "priority", "inference_geo": "us", "betas": ["x"]},
+        {"speed": "standard", "container": None, "mcp_servers": [], "context_management": None},
+        {"thinking": {"type": "adaptive", "display": "summarized"}},
+        {"tools": [{**TOOL, "eager_input_streaming": True, "defer_loading": True, "allowed_callers": ["direct"]}]},
+        {"tools": [], "tool_choice": {"type": "auto"}},
+        {"messages": [HI, {"role": "assistant", "content": ""}]},
+        {"messages": [{"role": "user", "content": []}]},
+        {
+            "messages": [
+                HI,
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": "E"}]},
+                HI,
+            ]
+        },
     ],
 )
-def test_turns_that_the_chat_form_cannot_say_are_refused(blocks: list[dict[str, Any]], param: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        said(*blocks, role="assistant")
-    assert caught.value.param == f"messages.1.content.{len(blocks) - 1}" + (param and f".{param}")
+def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> None:
+    assert DIALECT.parse({"max_tokens": 9, "messages": [HI], **change}).left_out == ()
 
 
-def test_text_before_a_tools_result_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"messages\.1\.content\.1"):
-        said({"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "1"})
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"diagnostics": {"previous": 1}}, "diagnostics"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
+        ({"speed": "fast"}, "speed"),
+        ({"messages": [{**HI, "name": "x"}]}, "messages.0.name"),
+        ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
+        ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
+        ({"tools": [TOOL, SEARCH]}, "tools.1"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "auto"}}, "tools.0"),
+        ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools.0.input_examples"),
+        ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "tools.0.allowed_callers"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+            "messages.0.content.0.x",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "messages.0.content.0"),
+    ],
+)
+def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], path: str) -> None:
+    request = DIALECT.parse({"max_tokens": 9, "messages": [HI], **change})
+    (note,) = request.left_out
+    assert note.startswith(f"{path}: ")
+    assert request.answer_headers == {"x-swarm-left-out": note}
+
+
+def test_tools_of_anthropic_are_left_out_beside_others() -> None:
+    body = parsed(tools=[SEARCH, TOOL, {"type": "bash_20250124", "name": "bash"}], tool_choice={"type": "any"})
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["look"]
+    assert body["tool_choice"] == "required"
+    # vLLM refuses an empty list of tools, and a choice among none
+    assert not {"tools", "tool_choice"} & parsed(tools=[SEARCH], tool_choice={"type": "auto"}).keys()
+
+
+def test_notes_are_short_and_printable() -> None:
+    unknown = {f"\r\nx-evil: {k}; \u20ac" * 99: 1 for k in range(99)}
+    turns = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}] * 5
+    request = DIALECT.parse({"max_tokens": 9, "messages": turns, **unknown})
+    (told,) = request.answer_headers.values()
+    assert len(told) <= 1000 and told.isascii() and told.isprintable()
+    assert request.left_out[0].startswith("messages.*.content.0.x: ") or "*" in request.left_out[0]
+    assert (len(request.left_out), request.left_out[-1]) == (21, "and 80 more")
+
+
+def test_instructions_amid_a_conversation_are_told_by_the_user() -> None:
+    turns = [HI, {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "a"}]
+    reminder = "<system-reminder>\nBe brief.\n</system-reminder>"
+    told = [{"type": "text", "text": "hi"}, {"type": "text", "text": reminder}]
+    assert parsed(*turns, HI)["messages"][:2] == [{"role": "user", "content": told}, turns[2]]
+    blocks = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert parsed(HI, turns[2], blocks, HI)["messages"][2:] == [{"role": "user", "content": told[::-1]}]
+    assert parsed(HI, turns[2], blocks)["messages"][2:] == [{"role": "user", "content": reminder}]
+    assert parsed(blocks, HI, system="You.")["messages"][0] == {
+        "role": "system",
+        "content": [{"type": "text", "text": "You."}, {"type": "text", "text": "Be brief."}],
+    }
+
+
+def test_what_an_assistant_did_elsewhere_is_left_out() -> None:
+    turn = [
+        {"type": "thinking", "thinking": "hm", "signature": "Ex"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "It is ", "citations": [{}]},
+        {"type": "text", "text": "sunny."},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}, "caller": {"type": "code_execution_20250825"}},
+    ]
+    request = DIALECT.parse({"max_tokens": 9, "messages": [HI, {"role": "assistant", "content": turn}, HI]})
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert request.messages[1] == {
+        "role": "assistant",
+        "reasoning": "hm",
+        "content": "It is sunny.",
+        "tool_calls": [call],
+    }
+    assert [note.partition(":")[0] for note in request.left_out] == [
+        *(f"messages.1.content.{k}" for k in (1, 2, 3)),
+        "messages.1.content.4.citations",
+        "messages.1.content.6.caller",
+    ]
+
+
+def test_documents_are_carried_as_far_as_they_are_text() -> None:
+    text = {"type": "text", "media_type": "text/plain", "data": "Once."}
+    parts = {"type": "content", "content": [{"type": "text", "text": "upon"}]}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}
+    found = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "a time"}]}
+    (turn,) = said(
+        {"type": "document", "title": "T", "source": text},
+        {"type": "document", "source": parts, "citations": {"enabled": False}},
+        {"type": "document", "title": "a.pdf", "source": pdf},
+        {"type": "image", "source": {"type": "file", "file_id": "f"}},
+        found,
+    )
+    assert [part["text"] for part in turn["content"]] == [
+        *("T", "Once.", "upon"),
+        "[A PDF document 'a.pdf' was here; this model cannot read it.]",
+        "[An image was here; this model cannot read it.]",
+        "t (s)\na time",
+    ]
+    (result,) = said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": pdf}]})
+    assert result["content"] == "[A PDF document was here; this model cannot read it.]"
+
+
+def test_results_of_tools_go_before_what_the_user_says() -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "x"}
+    assert said({"type": "text", "text": "a"}, result, {"type": "text", "text": "b"}) == [
+        {"role": "tool", "tool_call_id": "1", "content": "x"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+
+
+@given(answers.deltas())
+def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> None:
+    stream = DIALECT.events()
+    events = [event for chunk in answers.streamed(deltas) for event in stream.take(chunk)]
+    turn = assembled([*events, *stream.end()])
+    (back,) = said(*turn["content"], role="assistant")
+    assert answers.joined([back]) == answers.joined(deltas)
+
+
+def test_any_turn_can_be_counted() -> None:
+    turns = [HI, {"role": "assistant", "content": [USE]}]
+    counted = DIALECT.counted({"model": "m", "messages": turns, "tools": [SEARCH], "context_management": {"edits": []}})
+    assert counted.keys() == {"model", "messages", "add_generation_prompt"}
+    assert counted["add_generation_prompt"] is False
 
 
 @pytest.mark.parametrize(
@@ -235,6 +376,16 @@ def test_a_forced_call_and_its_arguments(arguments: str, given: dict[str, Any]) 
     assert message["stop_reason"] == "tool_use"
 
 
+def read(arguments: str) -> Any:
+    """As a client reads them that keeps what it cannot read."""
+    try:
+        value = json.loads(arguments)
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return arguments
+    return value
+
+
 def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that an SDK puts together; asserts the order of events."""
     start, ping, *middle, delta, stop = events
@@ -253,7 +404,7 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
         if event["type"] == "content_block_stop":
             is_open = False
             if arguments:
-                blocks[-1]["input"] = json.loads(arguments)
+                blocks[-1]["input"] = read(arguments)
         elif event["delta"]["type"] == "input_json_delta":
             arguments += event["delta"]["partial_json"]
         else:

@@ -9,11 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects import ResponsesDialect
-from swarm.errors import RequestError, UpstreamError
+from swarm.errors import NotFoundError, RequestError, UpstreamError
+from tests.adapters.dialects import answers
 from tests.adapters.dialects.answers import HEAD, chunks, completion, messages
 
 DIALECT = ResponsesDialect()
 HI = {"role": "user", "content": "hi"}
+TOOL: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+SEARCH = {"type": "web_search", "external_web_access": True}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+SPACE = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [TOOL, PATCH]}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 
 
@@ -94,8 +104,13 @@ def test_a_developer_speaks_as_the_system() -> None:
     body = parsed({"role": "developer", "content": "b"}, HI, {"role": "developer", "content": "c"}, instructions="a")
     assert body["messages"] == [
         {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        HI,
-        {"role": "system", "content": "c"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "hi"},
+                {"type": "text", "text": "<system-reminder>\nc\n</system-reminder>"},
+            ],
+        },
     ]
 
 
@@ -125,27 +140,17 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"input": [3]}, "input.0"),
         ({"input": [{"role": "user"}]}, "input.0.content"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
-        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input.0.encrypted_content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0.type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
-            "input.0.content.0.file_id",
-        ),
         ({"input": [{**CALL, "arguments": {}}]}, "input.0.arguments"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
+        ({"tools": [SEARCH, TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "swarm-gateway:!"}]}, "input.0.encrypted_content"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"max_tool_calls": 3}, "max_tool_calls"),
         ({"conversation": "c"}, "conversation"),
         ({"max_output_tokens": "9"}, "max_output_tokens"),
     ],
@@ -155,6 +160,150 @@ def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> 
         DIALECT.parse({"input": "hi", **change})
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in DIALECT.error(caught.value)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client_metadata": {"a": "b"}, "prompt_cache_key": "k", "service_tier": "flex", "max_tool_calls": 3},
+        {"stream_options": {"include_obfuscation": True}, "text": {"verbosity": "medium"}},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"input": [HI, {"type": "message", "role": "assistant", "phase": "commentary", "content": "a"}]},
+        {"input": [HI, {"type": "reasoning", "summary": [], "encrypted_content": None}]},
+    ],
+)
+def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> None:
+    assert DIALECT.parse({"input": "hi", **change}).left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"anything": 1}, "anything"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.summary"),
+        ({"store": True}, "store"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["web_search_call.action.sources"]}, "include"),
+        ({"tools": [TOOL, SEARCH], "tool_choice": "auto"}, "tools.1"),
+        ({"tools": [SEARCH], "tool_choice": "auto"}, "tools.0"),
+        ({"tools": [{**TOOL, "output_schema": {}}]}, "tools.0.output_schema"),
+        ({"input": [HI, {"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input.1.encrypted_content"),
+        ({"input": [HI, {"type": "web_search_call", "id": "ws_1", "action": {}}]}, "input.1"),
+        ({"input": [HI, {"type": "compaction", "encrypted_content": "x"}]}, "input.1"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input.0.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input.0.content.0"),
+        ({"input": [{**HI, "name": "x"}]}, "input.0.name"),
+    ],
+)
+def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], path: str) -> None:
+    request = DIALECT.parse({"input": "hi", **change})
+    (note,) = request.left_out
+    assert note.startswith(f"{path}: ")
+    assert request.answer_headers == {"x-swarm-left-out": note}
+
+
+def test_files_are_told_in_words() -> None:
+    parts = [{"type": "input_file", "filename": "a.pdf", "file_data": "x"}, {"type": "input_image", "file_id": "f"}]
+    (turn,) = parsed({"role": "user", "content": parts})["messages"]
+    assert [part["text"] for part in turn["content"]] == [
+        "[A file 'a.pdf' was here; this model cannot read it.]",
+        "[An image was here; this model cannot read it.]",
+    ]
+
+
+def test_an_unknown_item_reference_is_refused_in_openais_words() -> None:
+    for item in ({"type": "item_reference", "id": "rs_1"}, {"id": "rs_1"}):
+        with pytest.raises(NotFoundError, match="Item with id 'rs_1' not found") as caught:
+            parsed(item)
+        assert (caught.value.status, caught.value.param) == (404, "input")
+
+
+def test_another_models_thoughts_are_carried_as_far_as_they_were_told() -> None:
+    summary = [{"type": "summary_text", "text": text} for text in ("First.", "Then.")]
+    (turn, _) = parsed({"type": "reasoning", "id": "rs", "summary": summary, "encrypted_content": "gAAA"}, HI)[
+        "messages"
+    ]
+    assert turn == {"role": "assistant", "content": None, "reasoning": "First.\n\nThen."}
+
+
+def test_messages_in_a_row_are_two_and_around_a_call_one() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+    assert [turn["content"] for turn in parsed(HI, said, said)["messages"]] == ["hi", "a", "a"]
+    assert [turn["content"] for turn in parsed(HI, said, CALL, said)["messages"]] == ["hi", "aa"]
+
+
+def test_tools_of_a_namespace_and_of_free_input_are_functions() -> None:
+    body = parsed(tools=[SPACE, PATCH], tool_choice={"type": "custom", "name": "apply_patch"})
+    functions = [tool["function"] for tool in body["tools"]]
+    assert [function["name"] for function in functions] == ["agents__look", "agents__apply_patch", "apply_patch"]
+    assert functions[0]["parameters"] == {"type": "object"}
+    assert functions[2]["parameters"]["required"] == ["input"]
+    assert functions[2]["description"] == "Edit.\n\nThe input follows this grammar:\nstart: /.+/"
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "apply_patch"}}
+
+
+def test_a_choice_among_some_tools_leaves_the_others_out() -> None:
+    allowed = [{"type": "function", "name": "look"}, {"type": "web_search"}]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}
+    body = parsed(tools=[TOOL, PATCH, SEARCH], tool_choice=choice)
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["look"]
+    assert body["tool_choice"] == "required"
+
+
+def test_a_call_comes_out_as_the_request_names_its_tool() -> None:
+    calls = [
+        {"id": f"c{k}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for k, (name, arguments) in enumerate(
+            [
+                ("agents__look", "{}"),
+                ("agents__apply_patch", '{"input": "a\\nb"}'),
+                ("apply_patch", '{"a'),
+                ("new", "{}"),
+            ]
+        )
+    ]
+    request = {"input": "hi", "tools": [SPACE, PATCH]}
+    output = DIALECT.answer(request, completion({"role": "assistant", "content": None, "tool_calls": calls}))["output"]
+    told = [{name: item[name] for name in item if name not in ("id", "status", "call_id")} for item in output]
+    assert told == [
+        {"type": "function_call", "name": "look", "namespace": "agents", "arguments": "{}"},
+        {"type": "custom_tool_call", "name": "apply_patch", "namespace": "agents", "input": "a\nb"},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": '{"a'},
+        {"type": "function_call", "name": "new", "arguments": "{}"},
+    ]
+    outputs = [
+        {"type": item["type"] + "_output", "call_id": item["call_id"], "name": item["name"], "output": "done"}
+        for item in output
+    ]
+    _, turn, *results = parsed(HI, *output, *outputs, tools=[SPACE, PATCH])["messages"]
+    assert [call["function"]["name"] for call in turn["tool_calls"]] == [call["function"]["name"] for call in calls]
+    assert [result["tool_call_id"] for result in results] == ["c0", "c1", "c2", "c3"]
+
+
+@given(answers.deltas(st.sampled_from(["look", "agents__look", "apply_patch", "agents__apply_patch"])))
+def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> None:
+    request = {"input": "hi", "tools": [SPACE, TOOL, PATCH]}
+    stream = DIALECT.events(request)
+    events = [event for chunk in answers.streamed(deltas) for event in stream.take(chunk)]
+    (last,) = stream.end()
+    output = assembled([event for event in events if "output_index" in event])
+    assert output == last["response"]["output"]
+    back = parsed(HI, *output, HI)["messages"][1:-1]
+    assert len(back) <= 1
+    assert answers.joined(back, free="apply_patch") == answers.joined(deltas, free="apply_patch")
+
+
+@given(st.text())
+def test_thoughts_travel_in_encrypted_content_where_nothing_else_is_sent_back(thought: str) -> None:
+    request = {"input": "hi", "include": ["reasoning.encrypted_content"]}
+    message = {"role": "assistant", "content": "a", "reasoning": thought}
+    output = DIALECT.answer(request, completion(message))["output"]
+    # as Codex and the AI SDK send it back
+    stripped = [
+        {name: item[name] for name in item if name != "content" or item["type"] != "reasoning"} for item in output
+    ]
+    assert parsed(HI, *stripped)["messages"][1].get("reasoning", "") == thought
 
 
 @pytest.mark.parametrize(
@@ -187,6 +336,10 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             items[-1]["content"] = [{**event["part"]}]
         elif kind in ("output_text.delta", "reasoning_text.delta"):
             items[-1]["content"][event["content_index"]]["text"] += event["delta"]
+        elif kind == "custom_tool_call_input.delta":
+            items[-1]["input"] += event["delta"]
+        elif kind == "custom_tool_call_input.done":
+            assert event["input"] == items[-1]["input"]
         elif kind == "function_call_arguments.delta":
             items[-1]["arguments"] += event["delta"]
         elif kind in ("output_text.done", "reasoning_text.done"):

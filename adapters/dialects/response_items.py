@@ -1,0 +1,180 @@
+"""The input items of a Responses request in the chat form.
+
+Invariant: whatever stands in a conversation, the session goes on. What the chat form cannot say is told to the model in
+words where the user or a tool said it, left out where the model did, and noted either way.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import NoReturn
+
+from adapters.dialects.conversation import (
+    Content,
+    Conversation,
+    Message,
+    Part,
+    call,
+    carried,
+    content_of,
+    say,
+    text_part,
+    think,
+    unread,
+)
+from adapters.dialects.fields import Fields, refuse
+from adapters.dialects.response_tools import Tool, arguments_of
+from swarm.errors import NotFoundError
+
+#: Marks reasoning of ours in ``encrypted_content``, which is the one place where some clients keep it.
+_OURS = "swarm-gateway:"
+
+
+def sealed(thought: str) -> str:
+    """``encrypted_content`` of reasoning that we give out: it is no secret, it only travels there."""
+    return _OURS + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
+
+
+def conversation_of(top: Fields) -> Conversation:
+    """The conversation of a request, its ``instructions`` first.
+
+    Raises:
+        RequestError: see :meth:`adapters.dialects.ResponsesDialect.parse`.
+        NotFoundError: an ``item_reference`` is left in it.
+    """
+    instructions, given = top.text("instructions"), top.take("input")
+    conversation = Conversation()
+    if instructions:
+        conversation.system(instructions)
+    if isinstance(given, str):
+        conversation.user(given)
+        return conversation
+    if not given:
+        refuse("input", "must be a string or a list of at least one item")
+    before = ""
+    for item in top.listed(given, "input"):
+        kind = item.text("type") or ("message" if "role" in item.data else "item_reference")
+        item.drop("id", "status")
+        _add(conversation, item, kind, before)
+        before = kind
+    return conversation
+
+
+def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> None:
+    """Add an item; those that the assistant gave in a row are one message. ``before``: the kind of the one before."""
+    match kind:
+        case "message":
+            _add_message(conversation, item, before)
+        case "reasoning":
+            think(_turn(conversation), _thought(item))
+        case "function_call" | "custom_tool_call":
+            name = Tool(item.needed("name"), item.text("namespace")).function
+            given = item.needed("arguments" if kind == "function_call" else "input")
+            arguments = carried(given) if kind == "function_call" else arguments_of(given)
+            call(_turn(conversation), item.needed("call_id"), name, arguments)
+            item.drop("caller", "async")
+        case "function_call_output" | "custom_tool_call_output":
+            conversation.tool(item.needed("call_id"), _content(item, "output"))
+            item.drop("caller", "name", "namespace")
+        case "item_reference":
+            _unknown(item)
+        case _:
+            item.note(f"{kind} is not carried")
+            return
+    item.done()
+
+
+def _add_message(conversation: Conversation, item: Fields, before: str) -> None:
+    item.drop("phase")
+    role = item.needed("role")
+    if role == "assistant":
+        # two messages in a row are two; with a call or a thought between them they were one answer
+        message = conversation.assistant() if before == "message" else _turn(conversation)
+        value = item.take("content")
+        if value is None:
+            refuse(item.at("content"), "is required")
+        if isinstance(value, str):
+            say(message, value)
+            return
+        for part in item.listed(value, "content"):
+            found = _part(part)
+            if found["type"] == "text" and part.data["type"] in _TEXTS:
+                say(message, found["text"])
+        if not value:
+            say(message, "")
+    elif role == "user":
+        conversation.user(_content(item, "content"))
+    elif role in ("system", "developer"):
+        conversation.system(_content(item, "content"))
+    else:
+        refuse(item.at("role"), "must be 'user', 'assistant', 'system' or 'developer'")
+
+
+def _turn(conversation: Conversation) -> Message:
+    """The assistant's message that goes on."""
+    if conversation.messages and conversation.messages[-1]["role"] == "assistant":
+        return conversation.messages[-1]
+    return conversation.assistant()
+
+
+def _thought(item: Fields) -> str:
+    """The text of a reasoning item: as we gave it out, or what another model told of it."""
+    content, summary = _thoughts(item, "content"), _thoughts(item, "summary")
+    secret = item.text("encrypted_content") or ""
+    if content:
+        return "".join(content)
+    if secret.startswith(_OURS):
+        try:
+            return base64.b64decode(secret.removeprefix(_OURS), validate=True).decode("utf-8", "surrogatepass")
+        except (binascii.Error, UnicodeDecodeError):
+            refuse(item.at("encrypted_content"), "is not what this gateway gave out")
+    if secret:
+        item.note("only its maker can read it", "encrypted_content")
+    return "\n\n".join(summary)
+
+
+def _thoughts(item: Fields, name: str) -> list[str]:
+    return [part.needed("text") for part in item.objects(name) or []]
+
+
+def _content(item: Fields, name: str) -> Content:
+    value = item.take(name)
+    if value is None:
+        refuse(item.at(name), "is required")
+    return value if isinstance(value, str) else content_of([_part(part) for part in item.listed(value, name)])
+
+
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def _part(part: Fields) -> Part:
+    kind = part.needed("type")
+    if kind in _TEXTS:
+        carried_part = text_part(part.needed(_TEXTS[kind]))
+        part.leave("annotations", "not carried", [])
+        part.drop("logprobs", "prompt_cache_breakpoint")
+    elif kind == "input_image" and part.data.get("image_url") is not None:
+        image = {"url": part.needed("image_url")}
+        if (detail := part.text("detail")) is not None:
+            image["detail"] = detail
+        carried_part: Part = {"type": "image_url", "image_url": image}
+    else:
+        part.note(f"{kind} is told in words only")
+        if kind == "input_image":
+            return unread("An image")
+        return (
+            unread("A file", part.text("filename")) if kind == "input_file" else unread(f"A part of type {kind!r:.60}")
+        )
+    part.done()
+    return carried_part
+
+
+def _unknown(item: Fields) -> NoReturn:
+    """In OpenAI's words, which clients know."""
+    raise NotFoundError(
+        f"Item with id '{item.data.get('id')!s:.100}' not found. Items are not persisted when `store` is set to false. "
+        "Try again with `store` set to true, or remove this item from your input.",
+        code="item_not_found",
+        param="input",
+    )
