@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from benchmarks.engine import train
 from swarm.link.engine import EngineEnd
-from tests.clients.model import GIVES_UP, answer, said, text_of
+from tests.clients.model import answer, given_up, text_of
 from tests.swarm.server.vllm import serving
 
 NAME = "/models/of-the-engine"
@@ -64,14 +64,15 @@ class Served:
         good = answer(body)
         # of one alone nobody would see whether the better one is chosen
         messages = [
-            said(GIVES_UP) if index % 2 == 0 and (body.get("n") or 1) > 1 else good
+            given_up(good) if index % 2 == 0 and (body.get("n") or 1) > 1 else good
             for index in range(body.get("n") or 1)
         ]
         return [self._choice(index, message) for index, message in enumerate(messages)]
 
     def _choice(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
         calls = message["tool_calls"]
-        tokens = self._words.tokens(message["content"] or json.dumps([call["function"] for call in calls]))
+        asked = json.dumps([call["function"] for call in calls]) if calls else ""
+        tokens = self._words.tokens((message["content"] or "") + asked)
         return {
             "index": index,
             "message": message,
@@ -137,7 +138,7 @@ async def _events(
         entries = choice["logprobs"]["content"]
         if message["tool_calls"]:
             calls = [{"index": number, **call} for number, call in enumerate(message["tool_calls"])]
-            deltas = [({"tool_calls": calls}, entries, choice["token_ids"])]
+            deltas = [({"content": message["content"], "tool_calls": calls}, entries, choice["token_ids"])]
         else:
             single = zip(entries, choice["token_ids"], strict=True)
             deltas = [({"content": entry["token"]}, [entry], [token]) for entry, token in single]

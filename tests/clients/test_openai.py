@@ -205,8 +205,8 @@ def test_errors_are_the_sdks_own_and_train_nothing(served: Stack, sdk: openai.Op
         with pytest.raises(openai.NotFoundError):
             sdk.chat.completions.create(model="other", messages=[HI])
         with pytest.raises(openai.BadRequestError) as refused:
-            sdk.chat.completions.create(model=MODEL, messages=[HI], store=True)
-    assert refused.value.param == "store"
+            sdk.chat.completions.create(model=MODEL, messages=[HI], modalities=["audio"])
+    assert refused.value.param == "modalities"
 
 
 def test_what_is_not_to_be_trained_is_not(served: Stack, sdk: openai.OpenAI) -> None:

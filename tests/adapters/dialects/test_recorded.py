@@ -1,4 +1,4 @@
-"""What real agents and SDKs send is taken: the bodies in ``recorded/`` are theirs, with long texts and lists of tools cut.
+"""What real agents and SDKs send is taken: the bodies in ``recorded/`` are theirs, with long texts cut.
 
 Recorded from Claude Code 2.1.197, Codex CLI 0.169.0, opencode 1.18.33 and the AI SDK 6.0.326.
 """
@@ -21,10 +21,8 @@ DIALECTS = {dialect.path: dialect for dialect in (ChatDialect(), MessagesDialect
 def test_what_clients_send_is_taken(file: Path) -> None:
     recorded = json.loads(file.read_text())
     path, given = recorded["path"], recorded["body"]
-    if path == "/v1/messages/count_tokens":
-        body = MessagesDialect().counted(given)
-    else:
-        body = DIALECTS[path].parse(given).body
+    counts = path == "/v1/messages/count_tokens"
+    body = MessagesDialect().counted(given) if counts else DIALECTS[path].parse(given).body
     carried = list(_texts(body["messages"]))
     turns: list[Any] = given.get("messages") or given["input"]
     missing = [text for text in _texts(turns) if not any(text in other for other in carried)]
@@ -41,6 +39,8 @@ def _texts(turns: list[Any]) -> list[str]:
             texts.append(content)
         for part in content if isinstance(content, list) else []:
             texts += [part["text"]] if "text" in part else _texts([part])
+        if isinstance(reasoning := turn.get("reasoning"), str):
+            texts.append(reasoning)
     return texts
 
 

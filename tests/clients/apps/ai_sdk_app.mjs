@@ -9,6 +9,7 @@ const { createOpenAI } = require("@ai-sdk/openai");
 const { createAnthropic } = require("@ai-sdk/anthropic");
 const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
 
+globalThis.AI_SDK_LOG_WARNINGS = false;
 const settings = { baseURL: url, apiKey: "any", name: "swarm" };
 const model = {
   responses: () => createOpenAI(settings)("tiny"),
