@@ -28,6 +28,10 @@ _ERROR_TYPES = {
 }
 
 
+#: Clients that read a signature give thinking back only with one; ours proves nothing, and is not asked for.
+_SIGNATURE = "swarm-gateway"
+
+
 def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
     """The message for a ``chat.completion``.
 
@@ -93,12 +97,17 @@ def _events(step: Step) -> list[Event]:
     if step.what == "open":
         # the part may have gone on since
         empty = replace(part, pieces=[])
-        return [{"type": "content_block_start", "index": part.index, "content_block": _block(empty)}]
+        unsigned = {"signature": ""} if part.kind == "reasoning" else {}
+        return [{"type": "content_block_start", "index": part.index, "content_block": _block(empty) | unsigned}]
     if step.what == "close":
-        return [{"type": "content_block_stop", "index": part.index}]
+        stop: Event = {"type": "content_block_stop", "index": part.index}
+        if part.kind != "reasoning":
+            return [stop]
+        signed = {"type": "signature_delta", "signature": _SIGNATURE}
+        return [{"type": "content_block_delta", "index": part.index, "delta": signed}, stop]
     match part.kind:
         case "reasoning":
-            delta = {"type": "thinking_delta", "thinking": step.text}
+            delta: Event = {"type": "thinking_delta", "thinking": step.text}
         case "text":
             delta = {"type": "text_delta", "text": step.text}
         case "call":
@@ -109,7 +118,7 @@ def _events(step: Step) -> list[Event]:
 def _block(part: Part) -> dict[str, Any]:
     match part.kind:
         case "reasoning":
-            return {"type": "thinking", "thinking": part.text, "signature": ""}
+            return {"type": "thinking", "thinking": part.text, "signature": _SIGNATURE}
         case "text":
             return {"type": "text", "text": part.text}
         case "call":

@@ -79,6 +79,9 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
             item.drop("caller", "name", "namespace")
         case "item_reference":
             _unknown(item)
+        case "additional_tools":
+            # see tools_of
+            item.drop("role", "tools")
         case _:
             item.note(f"{kind} is not carried")
             return

@@ -39,7 +39,7 @@ class Tool:
 def tools_by_function(data: Mapping[str, Any]) -> dict[str, Tool]:
     """The tools of a request that was parsed, by the names of their functions."""
     found: dict[str, Tool] = {}
-    for tool in cast("list[dict[str, Any]]", data.get("tools") or []):
+    for tool in (tool.data for tool in _given(Fields(data))):
         namespace = tool.get("name") if tool.get("type") == "namespace" else None
         for one in [tool] if namespace is None else tool.get("tools") or []:
             if one.get("type") in ("function", "custom"):
@@ -65,7 +65,7 @@ def tools_of(top: Fields) -> dict[str, Any]:
     Raises:
         RequestError: one is malformed, or the choice is none that this model has.
     """
-    functions = [function for tool in top.objects("tools") or [] for function in _functions(tool)]
+    functions = [function for tool in _given(top) for function in _functions(tool)]
     choice = _choice(top)
     if isinstance(choice, list):
         mode, *allowed = cast("list[str]", choice)
@@ -80,6 +80,18 @@ def tools_of(top: Fields) -> dict[str, Any]:
     if choice not in (None, "auto", "none"):
         refuse("tool_choice", "there is no tool that this model could call")
     return body
+
+
+def _given(top: Fields) -> list[Fields]:
+    """All tools of a request, those that an input item adds last."""
+    tools, items = top.objects("tools") or [], top.data.get("input")
+    for index, item in enumerate(cast("list[Any]", items) if isinstance(items, list) else []):
+        match item:
+            case {"type": "additional_tools"}:
+                tools += Fields(cast("object", item), f"input.{index}", top.notes).objects("tools") or []
+            case _:
+                pass
+    return tools
 
 
 def _functions(tool: Fields, namespace: str | None = None) -> Iterator[dict[str, Any]]:

@@ -37,8 +37,11 @@ exporter = "none"
 _OPENCODE_LOCK = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
 
 
-def claude(served: Stack, home: Path, prompt: str, *options: str) -> list[dict[str, Any]]:
-    """The messages that ``claude -p`` prints; the last is the result."""
+Command = tuple[list[str], dict[str, str]]
+
+
+def claude_command(served: Stack, prompt: str, *options: str) -> Command:
+    """``claude -p`` and its environment."""
     env = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_API_KEY": "any",
@@ -47,19 +50,29 @@ def claude(served: Stack, home: Path, prompt: str, *options: str) -> list[dict[s
         "DISABLE_ERROR_REPORTING": "1",
         "DISABLE_TELEMETRY": "1",
     }
-    command = [CLAUDE_CODE.command("claude"), "-p", prompt, "--output-format", "stream-json", "--verbose"]
-    tools = ["--allowedTools", "Bash", "Read", "Agent", "WebSearch"]
-    return _lines(run([*command, *options, *tools], home, env))
+    command = [CLAUDE_CODE.command("claude"), "-p", prompt, "--output-format", "stream-json", "--verbose", *options]
+    return [*command, "--allowedTools", "Bash", "Read", "Agent", "WebSearch"], env
+
+
+def claude(served: Stack, home: Path, prompt: str, *options: str) -> list[dict[str, Any]]:
+    """The messages that ``claude -p`` prints; the last is the result."""
+    command, env = claude_command(served, prompt, *options)
+    return _lines(run(command, home, env))
+
+
+def codex_command(served: Stack, home: Path, prompt: str, *options: str, resume: bool = False) -> Command:
+    """``codex exec`` and its environment; its settings are written into ``home``."""
+    (home / ".codex").mkdir(exist_ok=True)
+    (home / ".codex" / "config.toml").write_text(_CODEX.format(model=MODEL, url=served.base_url))
+    command = [CODEX.command("codex"), "exec", *(["resume", "--last"] if resume else []), "--json"]
+    command += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt, *options]
+    return command, {"SWARM_API_KEY": "any"}
 
 
 def codex(served: Stack, home: Path, prompt: str, *options: str, resume: bool = False) -> list[dict[str, Any]]:
     """The events that ``codex exec`` prints."""
-    (home / ".codex").mkdir(exist_ok=True)
-    (home / ".codex" / "config.toml").write_text(_CODEX.format(model=MODEL, url=served.base_url))
-    last = ["resume", "--last"] if resume else []
-    command = [CODEX.command("codex"), "exec", *last, "--json", "--skip-git-repo-check"]
-    command += ["--dangerously-bypass-approvals-and-sandbox", prompt, *options]
-    return _lines(run(command, home, {"SWARM_API_KEY": "any"}))
+    command, env = codex_command(served, home, prompt, *options, resume=resume)
+    return _lines(run(command, home, env))
 
 
 def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str) -> str:

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from benchmarks.engine import train
 from swarm.link.engine import EngineEnd
-from tests.clients.model import answer, given_up, text_of
+from tests.clients.model import answer, given_up, text_of, waits_for
 from tests.swarm.server.vllm import serving
 
 NAME = "/models/of-the-engine"
@@ -70,20 +71,20 @@ class Served:
         return [self._choice(index, message) for index, message in enumerate(messages)]
 
     def _choice(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
-        calls = message["tool_calls"]
-        asked = json.dumps([call["function"] for call in calls]) if calls else ""
-        tokens = self._words.tokens((message["content"] or "") + asked)
+        tokens = [token for _, text in _parts(message) for token in self._words.tokens(text)]
         return {
             "index": index,
             "message": message,
             "logprobs": {"content": [_entry(piece) for _, piece in tokens]},
-            "finish_reason": "tool_calls" if calls else "stop",
+            "finish_reason": "tool_calls" if message["tool_calls"] else "stop",
             "stop_reason": None,
             "token_ids": [token for token, _ in tokens],
         }
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
+        if (path := waits_for(body)) is not None:
+            await _waited(request, Path(path))
         prompt, choices = self._prompt(body), self._choices(body)
         head = {"id": "chatcmpl-1", "created": int(time.time()), "model": NAME}
         usage = _usage(prompt, choices)
@@ -113,6 +114,28 @@ class Served:
         return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
 
 
+async def _waited(request: Request, path: Path) -> None:
+    """Tell beside the file that it is waited for (``.asked``), and whether whoever asks left meanwhile (``.left``)."""
+    path.with_suffix(".asked").touch()
+    while not path.exists():  # noqa: ASYNC240
+        if await request.is_disconnected():
+            path.with_suffix(".left").touch()
+            return
+        await asyncio.sleep(0.02)
+
+
+def _parts(message: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """What the chunks of a streamed message bring, each with the text that its tokens spell."""
+    parts: list[tuple[dict[str, Any], str]] = []
+    if "reasoning" in message:
+        parts.append(({"reasoning": message["reasoning"]}, message["reasoning"]))
+    if calls := message["tool_calls"]:
+        numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+        asked = json.dumps([call["function"] for call in calls])
+        return [*parts, ({"content": message["content"], "tool_calls": numbered}, (message["content"] or "") + asked)]
+    return [*parts, *(({"content": piece}, piece) for piece in _TOKEN.findall(message["content"]))]
+
+
 def _entry(piece: str) -> dict[str, Any]:
     return {"token": piece, "logprob": -0.5, "bytes": list(piece.encode()), "top_logprobs": []}
 
@@ -135,17 +158,14 @@ async def _events(
         index, message = choice["index"], choice["message"]
         role = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         yield event([role], prompt_token_ids=prompt)
-        entries = choice["logprobs"]["content"]
-        if message["tool_calls"]:
-            calls = [{"index": number, **call} for number, call in enumerate(message["tool_calls"])]
-            deltas = [({"content": message["content"], "tool_calls": calls}, entries, choice["token_ids"])]
-        else:
-            single = zip(entries, choice["token_ids"], strict=True)
-            deltas = [({"content": entry["token"]}, [entry], [token]) for entry, token in single]
-        for number, (delta, some, ids) in enumerate(deltas):
-            finish = choice["finish_reason"] if number == len(deltas) - 1 else None
-            part = {"index": index, "delta": delta, "logprobs": {"content": some}, "finish_reason": finish}
-            yield event([{**part, "token_ids": ids}])
+        entries, ids = choice["logprobs"]["content"], choice["token_ids"]
+        parts = _parts(message)
+        for number, (delta, text) in enumerate(parts):
+            length = len(_TOKEN.findall(text))
+            finish = choice["finish_reason"] if number == len(parts) - 1 else None
+            part = {"index": index, "delta": delta, "logprobs": {"content": entries[:length]}, "finish_reason": finish}
+            yield event([{**part, "token_ids": ids[:length]}])
+            entries, ids = entries[length:], ids[length:]
     yield event([], usage=usage)
     yield "data: [DONE]\n\n"
 

@@ -3,8 +3,9 @@
 Every other sample of a group gives up (:data:`GIVES_UP`), so that a user who sees the sensible answer was given the
 better one, and every group has something to learn from.
 
-A user gives orders by lines of a message: ``CALL tool {"its": "arguments"}``, ``SAY this``. Who gives up calls the same
-tools, but with ``other`` for ``chosen`` in their arguments.
+A user gives orders by lines of the last message: ``CALL tool {"its": "arguments"}``, ``SAY this``, ``THINK this``
+before the answer, and ``WAIT path`` until there is such a file. Who gives up calls the same tools, but with ``other``
+for ``chosen`` in their arguments.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 GIVES_UP = "I do not know."
 _CALL = re.compile(r"^CALL (\S+) (\{.*\})$", re.MULTILINE)
+_THINK = re.compile(r"^THINK (.*)$", re.MULTILINE)
+_WAIT = re.compile(r"^WAIT (.*)$", re.MULTILINE)
 _SAY = re.compile(r"^SAY (.*)$", re.MULTILINE)
 #: What fills a field of a schema, by its type.
 _FILL: dict[str, Any] = {"string": "Rome", "integer": 7, "number": 7.5, "boolean": True, "null": None}
@@ -25,11 +28,21 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
     """The message that is worth something, for a chat or a raw prompt in vLLM's form."""
     if "prompt" in body:
         return said(f" goes on after {body['prompt']!r}")
+    thoughts = _THINK.findall(_orders(body["messages"]))
+    return _answer(body) | ({"reasoning": thoughts[-1]} if thoughts else {})
+
+
+def waits_for(body: dict[str, Any]) -> str | None:
+    """The path of the file that the answer is to wait for."""
+    found = _WAIT.findall(_orders(body.get("messages", [])))
+    return found[-1] if found else None
+
+
+def _answer(body: dict[str, Any]) -> dict[str, Any]:
     messages, tools = body["messages"], body.get("tools") and body.get("tool_choice") != "none"
-    last, recent = messages[-1], _since_last_answer(messages)
+    last, orders = messages[-1], _orders(messages)
     form = (body.get("response_format") or {}).get("json_schema")
-    results = [text_of(one) for one in recent if one["role"] == "tool"]
-    orders = "\n".join(text_of(one, "\n") for one in recent if one["role"] == "user")
+    results = [text_of(one) for one in _since_last_answer(messages) if one["role"] == "tool"]
     if results and form is None:
         return said(f"The tools say: {', '.join(results)}.")
     if spoken := _SAY.findall(orders):
@@ -57,6 +70,11 @@ def given_up(message: dict[str, Any]) -> dict[str, Any]:
         for call in message["tool_calls"]
     ]
     return {**said(GIVES_UP), "tool_calls": calls}
+
+
+def _orders(messages: Sequence[dict[str, Any]]) -> str:
+    users = [one for one in _since_last_answer(messages) if one["role"] == "user"]
+    return text_of(users[-1], "\n") if users else ""
 
 
 def _since_last_answer(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.clients import environments
-from tests.clients.agents import CLAUDE_MODELS, claude, codex, opencode
-from tests.clients.running import APPS, needs, run
+from tests.clients.agents import CLAUDE_MODELS, claude, claude_command, codex, codex_command, opencode
+from tests.clients.running import APPS, interrupt, needs, run, until_there
 from tests.clients.stack import Stack, stack
 
 pytestmark = pytest.mark.clients
@@ -74,6 +74,31 @@ def test_claude_code_runs_tools_at_once(served: Stack, tmp_path: Path) -> None:
         result = claude(served, tmp_path, both)[-1]
     assert result["result"] == "The tools say: one chosen, two chosen."
     assert [(tmp_path / f"{name}.txt").read_text() for name in ("one", "two")] == ["one chosen\n", "two chosen\n"]
+
+
+def test_claude_code_goes_on_with_what_was_thought(served: Stack, tmp_path: Path) -> None:
+    needs(environments.CLAUDE_CODE)
+    with served.trains(3):
+        tool = claude(served, tmp_path, "THINK of Rome\n" + call("Bash", **SHELL))
+        again = claude(served, tmp_path, "SAY still here", "-c")[-1]
+    blocks = [block for line in tool if line["type"] == "assistant" for block in line["message"]["content"]]
+    assert [block["thinking"] for block in blocks if block["type"] == "thinking"] == ["of Rome"]
+    assert (tmp_path / "ran.txt").read_text() == "chosen\n"
+    assert again["result"] == "still here"
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex"])
+def test_ctrl_c_ends_the_sampling_and_the_session_goes_on(served: Stack, tmp_path: Path, agent: str) -> None:
+    needs(environments.CLAUDE_CODE if agent == "claude" else environments.CODEX)
+    order = f"WAIT {tmp_path / 'word'}"
+    command, env = claude_command(served, order) if agent == "claude" else codex_command(served, tmp_path, order)
+    with served.trains(1):
+        interrupt(command, tmp_path, env, tmp_path / "word.asked")
+        until_there(tmp_path / "word.left")
+        if agent == "claude":
+            assert claude(served, tmp_path, "SAY still here", "-c")[-1]["result"] == "still here"
+        else:
+            assert _said(codex(served, tmp_path, "SAY still here", resume=True)) == "still here"
 
 
 @pytest.mark.parametrize("kind", ["general-purpose", "Explore"])
@@ -137,6 +162,24 @@ def test_codex_runs_tools_at_once(served: Stack, tmp_path: Path) -> None:
     assert [(tmp_path / f"{name}.txt").read_text() for name in ("one", "two")] == ["one chosen\n", "two chosen\n"]
 
 
+def test_codex_goes_on_with_what_was_thought(served: Stack, tmp_path: Path) -> None:
+    needs(environments.CODEX)
+    with served.trains(3):
+        codex(served, tmp_path, "THINK of Rome\n" + call("exec_command", cmd=SHELL["command"]))
+        again = codex(served, tmp_path, "SAY still here", resume=True)
+    assert (tmp_path / "ran.txt").read_text() == "chosen\n"
+    assert _said(again) == "still here"
+
+
+def test_codex_has_sub_agents(served: Stack, tmp_path: Path) -> None:
+    needs(environments.CODEX)
+    # the call, what comes of it; the sub-agent is on its own and may be cut short by the end
+    before = set(served.rewards())
+    events = codex(served, tmp_path, call("multi_agent_v1__spawn_agent", message="SAY hi from below"))
+    assert "agent_id" in _said(events)
+    assert len(set(served.rewards()) - before) >= 2
+
+
 def test_codex_has_images_and_schemas(served: Stack, tmp_path: Path) -> None:
     needs(environments.CODEX)
     (tmp_path / "a.png").write_bytes(base64.b64decode(PNG))
@@ -183,4 +226,6 @@ def test_ai_sdk(served: Stack, tmp_path: Path, provider: str) -> None:
     assert result["tools"] == ["The tools say: Rome is sunny, Oslo is sunny."] * 2
     assert result["again"] == ["You said: And now?"] * 2
     assert result["ran"] == 4
+    # of a response it shows summaries alone, and reads no reasoning in chats with OpenAI
+    assert result["thought"] == {"responses": "", "chat": None}.get(provider, "of both")
     assert result["object"] == {"city": "Rome"}

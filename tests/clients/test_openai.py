@@ -205,7 +205,7 @@ def test_errors_are_the_sdks_own_and_train_nothing(served: Stack, sdk: openai.Op
         with pytest.raises(openai.NotFoundError):
             sdk.chat.completions.create(model="other", messages=[HI])
         with pytest.raises(openai.BadRequestError) as refused:
-            sdk.chat.completions.create(model=MODEL, messages=[HI], modalities=["audio"])
+            sdk.chat.completions.create(model=MODEL, messages=[HI], modalities=["text", "audio"])
     assert refused.value.param == "modalities"
 
 

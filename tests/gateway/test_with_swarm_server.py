@@ -22,9 +22,11 @@ from tests.swarm.server.vllm import (
     completion_chunk,
     plain,
     plain_choice,
+    role_chunk,
     several,
     status,
     streamed,
+    token_chunk,
     usage_chunk,
 )
 
@@ -177,3 +179,64 @@ async def test_a_request_whose_engine_dies_waits_for_the_next_one(rig: server.Ri
     response = asking.result()
     assert response.status_code == 200
     assert (response.headers["x-swarm-policy-version"], response.headers["x-swarm-trained"]) == ("5", "true")
+
+
+async def test_an_answer_in_any_order_is_taken_back(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    """Of a live stream the blocks come in the order in which vLLM wrote them: text behind a call, too."""
+    function = {"name": "look", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "index": 0, "function": function}
+    deltas: list[dict[str, Any]] = [{"content": "a"}, {"tool_calls": [call]}, {"content": "b"}, {"reasoning": "hm"}]
+    tokens = [token_chunk([5 + k], delta=delta) for k, delta in enumerate(deltas)]
+    live = streamed(role_chunk(), *tokens, token_chunk([99], "tool_calls", {}), usage_chunk(5))
+    rig.vllm.default = lambda sent: live(sent) if sent.get("stream") else plain([1])(sent)
+    hi = {"role": "user", "content": "hi"}
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    ask: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [hi], "tools": [tool]}
+    response = await gateway.post("/v1/messages", json=ask | {"stream": True}, headers={"x-swarm-policy": "first"})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert [block["type"] for block in blocks] == ["text", "tool_use", "text", "thinking"]
+    for event in events:
+        match event:
+            case {"type": "content_block_delta", "index": index, "delta": {"text": text}}:
+                blocks[index]["text"] += text
+            case {"type": "content_block_delta", "index": index, "delta": {"thinking": text}}:
+                blocks[index]["thinking"] += text
+            case _:
+                pass
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "sunny"}
+    turns = [hi, {"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+    assert (await gateway.post("/v1/messages", json=ask | {"messages": turns})).status_code == 200
+    said = {"role": "assistant", "content": "ab", "reasoning": "hm"}
+    del call["index"]
+    sent = next(sent["messages"] for _, sent in rig.vllm.requests if len(sent["messages"]) == 3)
+    assert sent[1] == {**said, "tool_calls": [call]}
+    await none_running(rig)
+
+
+@pytest.mark.parametrize("policy", ["best", "first"])
+async def test_what_is_left_out_is_told(rig: server.Rig, gateway: httpx.AsyncClient, policy: str) -> None:
+    live = streamed(role_chunk(), token_chunk([1], "stop"), usage_chunk(1))
+    rig.vllm.default = lambda sent: live(sent) if sent.get("stream") else plain([1])(sent)
+    hi = {"role": "user", "content": "hi"}
+    for stream in (False, True):
+        response = await gateway.post(
+            "/v1/messages",
+            json={"model": "tiny", "max_tokens": 9, "messages": [hi], "speed": "fast", "stream": stream},
+            headers={"x-swarm-policy": policy},
+        )
+        assert response.headers["x-swarm-left-out"] == "speed: there is one speed"
+    await none_running(rig)
+
+
+async def test_tokens_are_counted_of_what_is_carried(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    rig.vllm.default = status(200, {"count": 7})
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    turns = [{"role": "user", "content": [pdf]}, {"role": "assistant", "content": [use]}]
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    ask = {"model": "tiny", "messages": turns, "tools": [search], "context_management": {"edits": []}}
+    counted = await gateway.post("/v1/messages/count_tokens", json=ask)
+    assert (counted.status_code, counted.json()) == (200, {"input_tokens": 7})
+    [(path, sent)] = rig.vllm.requests
+    assert path.endswith("/tokenize") and sent["messages"][0]["content"].startswith("[A PDF document")

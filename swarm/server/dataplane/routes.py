@@ -155,7 +155,7 @@ class DataPlane:
                 done = await until_gone(request.receive, work)
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        headers = {POLICY_VERSION: str(done.version)}
+        headers = {POLICY_VERSION: str(done.version), **wire.headers}
         if group_size is not None:
             headers[COMPLETION_TOKENS] = ",".join(map(str, done.tokens))
         try:
@@ -230,6 +230,7 @@ class _EventStream(Response):
                         (b"content-type", b"text/event-stream; charset=utf-8"),
                         (b"cache-control", b"no-cache"),
                         (POLICY_VERSION.encode(), str(self._session.version()).encode()),
+                        *((name.encode(), told.encode()) for name, told in self._wire.headers.items()),
                     ]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 for chunk in together:

@@ -5,6 +5,8 @@ Invariant: what is sampled and recorded is a chat call whatever the wire, and a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -21,6 +23,11 @@ Body = dict[str, Any]
 class Wire(Protocol):
     """One call on the wire. All methods that translate an answer raise :class:`UpstreamError` for one that makes no
     sense."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the answer, once the request was read."""
+        ...
 
     def request(self, body: Body) -> Body:
         """The chat body that ``body`` asks for; raises :class:`RequestError` for what cannot be carried."""
@@ -50,6 +57,8 @@ class Wire(Protocol):
 class ChatWire:
     """Chat completions: nothing to translate."""
 
+    headers: Mapping[str, str] = MappingProxyType({})
+
     def request(self, body: Body) -> Body:
         return body
 
@@ -75,11 +84,12 @@ class DialectWire:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._asked: Body = {}
+        self.headers: Mapping[str, str] = {}
         self._events = dialect.stream({})
 
     def request(self, body: Body) -> Body:
         parsed = self._dialect.parse(body)
-        self._asked = body
+        self._asked, self.headers = body, parsed.answer_headers
         self._events = self._dialect.stream(body)
         return parsed.body
 

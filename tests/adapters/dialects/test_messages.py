@@ -300,6 +300,13 @@ def test_what_an_assistant_did_elsewhere_is_left_out() -> None:
     ]
 
 
+def test_thinking_has_a_signature_without_which_clients_keep_it_to_themselves() -> None:
+    message = {"role": "assistant", "content": "a", "reasoning": "hm", "tool_calls": []}
+    thinking, text = DIALECT.answer({}, completion(message))["content"]
+    assert (thinking["signature"], "signature" in text) == ("swarm-gateway", False)
+    assert said(thinking, text, role="assistant") == [{"role": "assistant", "content": "a", "reasoning": "hm"}]
+
+
 def test_documents_are_carried_as_far_as_they_are_text() -> None:
     text = {"type": "text", "media_type": "text/plain", "data": "Once."}
     parts = {"type": "content", "content": [{"type": "text", "text": "upon"}]}

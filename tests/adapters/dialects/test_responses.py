@@ -243,6 +243,20 @@ def test_tools_of_a_namespace_and_of_free_input_are_functions() -> None:
     assert body["tool_choice"] == {"type": "function", "function": {"name": "apply_patch"}}
 
 
+def test_an_item_may_add_tools() -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [SPACE]}
+    request = DIALECT.parse({"input": [added, HI], "tools": [TOOL, SEARCH]})
+    assert [tool["function"]["name"] for tool in request.body["tools"]] == [
+        *("look", "agents__look", "agents__apply_patch"),
+    ]
+    assert request.messages == [HI]
+    call = {"id": "c", "type": "function", "function": {"name": "agents__look", "arguments": "{}"}}
+    (item,) = DIALECT.answer(
+        {"input": [added, HI]}, completion({"role": "assistant", "content": None, "tool_calls": [call]})
+    )["output"]
+    assert (item["namespace"], item["name"]) == ("agents", "look")
+
+
 def test_a_choice_among_some_tools_leaves_the_others_out() -> None:
     allowed = [{"type": "function", "name": "look"}, {"type": "web_search"}]
     choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}

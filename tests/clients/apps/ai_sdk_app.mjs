@@ -46,7 +46,7 @@ async function told(stream) {
 const plain = await generateText({ model, system: "Be kind.", prompt: "Hello" });
 const streamed = await told(streamText({ model, prompt: "Hello" }));
 
-const asked = { role: "user", content: "How is it in Rome and Oslo?" };
+const asked = { role: "user", content: "THINK of both\nHow is it in Rome and Oslo?" };
 const toolbox = { model, tools: { weather }, stopWhen: stepCountIs(3), providerOptions: reasoning };
 const first = await generateText({ ...toolbox, messages: [asked] });
 const messages = [asked, ...first.response.messages, { role: "user", content: "And now?" }];
@@ -65,6 +65,7 @@ console.log(
     deltas: streamed.deltas,
     tools: [first.text, tools.text],
     again: [second.text, third.text],
+    thought: first.steps[0].reasoningText ?? null,
     ran,
     object,
   }),

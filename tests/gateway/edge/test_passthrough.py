@@ -97,8 +97,8 @@ async def test_a_body_that_is_too_large_is_refused(upstream: Upstream, open_gate
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"model": "m", "messages": [HI], "web_search_options": {}}),
-        ("/v1/responses", {"model": "m", "input": "hi", "tools": [{"type": "web_search"}]}),
+        ("/v1/chat/completions", {"model": "m", "messages": [HI], "audio": {"voice": "alloy"}}),
+        ("/v1/responses", {"model": "m", "input": "hi", "background": True}),
         ("/v1/messages", {"model": "m", "messages": [HI], "max_tokens": 9, "container": "c"}),
         ("/v1/completions", {"model": "m", "prompt": "a", "suffix": "z", "echo": True}),
     ],

@@ -137,12 +137,23 @@ async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthrop
     assert [call.response_ids for call in episode.calls] == [[5, 6]]
 
 
+@pytest.mark.parametrize("as_stream", [False, True])
+async def test_what_is_left_out_is_told(claude: anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
+    if as_stream:
+        episode.rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
+    raw = await claude.messages.with_raw_response.create(
+        model="tiny", max_tokens=20, messages=[HI], stream=as_stream, extra_body={"unheard": 1}
+    )
+    assert raw.headers["x-swarm-left-out"] == "unheard: not known here"
+    assert "unheard" not in sent(episode)
+
+
 async def test_messages_errors_have_their_sdk_class(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
     ask: Any = {"model": "tiny", "max_tokens": 20, "messages": [HI]}
     with pytest.raises(anthropic.AuthenticationError):
         await claude.with_options(api_key="wrong").messages.create(**ask)
     with pytest.raises(anthropic.BadRequestError, match="mcp_servers") as caught:
-        await claude.messages.create(**ask, extra_body={"mcp_servers": []})
+        await claude.messages.create(**ask, extra_body={"mcp_servers": [{"name": "x"}]})
     assert caught.value.type == "invalid_request_error"
     payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
     episode.rig.vllm.script.append(status(400, payload))
@@ -331,7 +342,7 @@ async def test_reasoning_and_text_of_a_plain_answer(rig: Rig, episode: Claimed) 
     rig.vllm.default = lambda body: JSONResponse(answer)
     message = (await rig.client.send(request(episode, "messages"))).json()
     assert message["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": "swarm-gateway"},
         {"type": "text", "text": "a"},
     ]
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
