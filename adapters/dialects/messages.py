@@ -41,11 +41,8 @@ class MessagesDialect:
             RequestError: a field is missing, of the wrong type, or nothing that can be carried; ``param`` names it.
         """
         body, top = self._body(data)
-        last = body["messages"][-1]
-        if last["role"] == "assistant":
-            if not last.get("content") or last.get("tool_calls"):
-                refuse(f"messages.{len(data['messages']) - 1}", "an assistant's turn can only be continued in its text")
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if body.get("add_generation_prompt") is False and "continue_final_message" not in body:
+            refuse(f"messages.{len(data['messages']) - 1}", "an assistant's turn can only be continued in its text")
         model, stream = top.text("model"), top.flag("stream") or False
         top.done()
         return LLMRequest.for_one_answer(body, model, stream, top.notes.told())
@@ -60,8 +57,6 @@ class MessagesDialect:
         body, top = self._body({"max_tokens": 1, **data})
         if (model := top.text("model")) is not None:
             body["model"] = model
-        if body["messages"][-1]["role"] == "assistant":
-            body["add_generation_prompt"] = False
         return {name: body[name] for name in _COUNTED if name in body}
 
     def _body(self, data: dict[str, Any]) -> tuple[dict[str, Any], Fields]:
@@ -76,6 +71,11 @@ class MessagesDialect:
             # nothing to be continued
             messages.pop()
         body: dict[str, Any] = {"messages": messages, "max_tokens": max_tokens}
+        last = messages[-1]
+        if last["role"] == "assistant":
+            body["add_generation_prompt"] = False
+            if last["content"] and not last.get("tool_calls"):
+                body["continue_final_message"] = True
         for name in _SAME:
             if (value := top.number(name)) is not None:
                 body[name] = value

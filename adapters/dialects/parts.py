@@ -1,6 +1,7 @@
 """A chat answer as a row of parts (reasoning, text, tool calls), from a whole message or from a stream's chunks.
 
-Invariant: however a stream is cut into chunks, the parts it ends with are those of the whole message.
+Invariant: however a stream is cut into chunks, the parts it ends with say what the whole message says, in the order in
+which the model wrote them; a whole message has each kind once, in the order above.
 """
 
 from __future__ import annotations
