@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from benchmarks.engine import train
 from swarm.link.engine import EngineEnd
-from tests.clients.model import GIVES_UP, answer, said, text_of
+from tests.clients.model import answer, given_up, text_of, waits_for
 from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server.vllm import serving
 
@@ -66,19 +67,18 @@ class Served:
         good = answer(body)
         # of one alone nobody would see whether the better one is chosen
         messages = [
-            said(GIVES_UP) if index % 2 == 0 and (body.get("n") or 1) > 1 else good
+            given_up(good) if index % 2 == 0 and (body.get("n") or 1) > 1 else good
             for index in range(body.get("n") or 1)
         ]
         return [self._choice(index, message) for index, message in enumerate(messages)]
 
     def _choice(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
-        calls = message["tool_calls"]
-        tokens = self._words.tokens(message["content"] or json.dumps([call["function"] for call in calls]))
+        tokens = [token for _, text in _parts(message) for token in self._words.tokens(text)]
         return {
             "index": index,
             "message": message,
             "logprobs": {"content": [_entry(piece) for _, piece in tokens]},
-            "finish_reason": "tool_calls" if calls else "stop",
+            "finish_reason": "tool_calls" if message["tool_calls"] else "stop",
             "stop_reason": None,
             "token_ids": [token for token, _ in tokens],
         }
@@ -88,6 +88,8 @@ class Served:
         prompt = self._prompt(body)
         if refusal := self.rules.refusal(request.url.path, body, len(prompt)):
             return JSONResponse(refusal[1], refusal[0])
+        if (path := waits_for(body)) is not None:
+            await _waited(request, Path(path))
         choices = self._choices(body)
         head = {"id": "chatcmpl-1", "created": int(time.time()), "model": NAME}
         usage = _usage(prompt, choices)
@@ -120,6 +122,28 @@ class Served:
         return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
 
 
+async def _waited(request: Request, path: Path) -> None:
+    """Tell beside the file that it is waited for (``.asked``), and whether whoever asks left meanwhile (``.left``)."""
+    path.with_suffix(".asked").touch()
+    while not path.exists():  # noqa: ASYNC240
+        if await request.is_disconnected():
+            path.with_suffix(".left").touch()
+            return
+        await asyncio.sleep(0.02)
+
+
+def _parts(message: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """What the chunks of a streamed message bring, each with the text that its tokens spell."""
+    parts: list[tuple[dict[str, Any], str]] = []
+    if "reasoning" in message:
+        parts.append(({"reasoning": message["reasoning"]}, message["reasoning"]))
+    if calls := message["tool_calls"]:
+        numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+        asked = json.dumps([call["function"] for call in calls])
+        return [*parts, ({"content": message["content"], "tool_calls": numbered}, (message["content"] or "") + asked)]
+    return [*parts, *(({"content": piece}, piece) for piece in _TOKEN.findall(message["content"]))]
+
+
 def _entry(piece: str) -> dict[str, Any]:
     return {"token": piece, "logprob": -0.5, "bytes": list(piece.encode()), "top_logprobs": []}
 
@@ -142,17 +166,14 @@ async def _events(
         index, message = choice["index"], choice["message"]
         role = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         yield event([role], prompt_token_ids=prompt)
-        entries = choice["logprobs"]["content"]
-        if message["tool_calls"]:
-            calls = [{"index": number, **call} for number, call in enumerate(message["tool_calls"])]
-            deltas = [({"tool_calls": calls}, entries, choice["token_ids"])]
-        else:
-            single = zip(entries, choice["token_ids"], strict=True)
-            deltas = [({"content": entry["token"]}, [entry], [token]) for entry, token in single]
-        for number, (delta, some, ids) in enumerate(deltas):
-            finish = choice["finish_reason"] if number == len(deltas) - 1 else None
-            part = {"index": index, "delta": delta, "logprobs": {"content": some}, "finish_reason": finish}
-            yield event([{**part, "token_ids": ids}])
+        entries, ids = choice["logprobs"]["content"], choice["token_ids"]
+        parts = _parts(message)
+        for number, (delta, text) in enumerate(parts):
+            length = len(_TOKEN.findall(text))
+            finish = choice["finish_reason"] if number == len(parts) - 1 else None
+            part = {"index": index, "delta": delta, "logprobs": {"content": entries[:length]}, "finish_reason": finish}
+            yield event([{**part, "token_ids": ids[:length]}])
+            entries, ids = entries[length:], ids[length:]
     yield event([], usage=usage)
     yield "data: [DONE]\n\n"
 

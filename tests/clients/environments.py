@@ -50,7 +50,7 @@ class PythonEnv:
 
 @dataclass(frozen=True)
 class NodeEnv:
-    """One package of npm."""
+    """Packages of npm, separated by spaces."""
 
     name: str
     requirement: str
@@ -58,6 +58,10 @@ class NodeEnv:
     @property
     def folder(self) -> Path:
         return HOME / self.name
+
+    def command(self, name: str) -> str:
+        """A command that a package brings."""
+        return str(self.folder / "node_modules" / ".bin" / name)
 
     @property
     def installed(self) -> bool:
@@ -67,7 +71,8 @@ class NodeEnv:
         """Make the folder anew."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.folder), self.requirement)
+        npm = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.folder))
+        _run(*npm, *self.requirement.split())
         _mark(self.name).write_text(self.requirement)
 
 
@@ -77,7 +82,14 @@ LANGCHAIN = PythonEnv("langchain-openai", "langchain-openai==1.7.3")
 LLM = PythonEnv("llm", "llm==0.36")
 #: 7.x needs a later node than the oldest that is maintained
 NODE = NodeEnv("openai-node", "openai@6.49.0")
-ALL = (AIDER, AGENTS, LANGCHAIN, LLM, NODE)
+CLAUDE_CODE = NodeEnv("claude-code", "@anthropic-ai/claude-code@2.1.197")
+CODEX = NodeEnv("codex", "@openai/codex@0.169.0")
+OPENCODE = NodeEnv("opencode", "opencode-ai@1.18.33")
+AI_SDK = NodeEnv(
+    "ai-sdk",
+    "ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.138 @ai-sdk/openai-compatible@2.0.87 zod@4.6.7",
+)
+ALL = (AIDER, AGENTS, LANGCHAIN, LLM, NODE, CLAUDE_CODE, CODEX, OPENCODE, AI_SDK)
 
 
 def _mark(name: str) -> Path:

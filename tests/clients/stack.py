@@ -48,13 +48,14 @@ class Stack:
     def trains(self, groups: int, *, rewards: tuple[float, ...] = (0.0, 1.0)) -> Generator[None]:
         """Asserts that exactly ``groups`` more groups are in the pool after the block, each with ``rewards`` (in any
         order), and that nothing is under way any more."""
-        before = self._rewards()
+        before = self.rewards()
         yield
         self._settled()
-        new = {task: given for task, given in self._rewards().items() if task not in before}
+        new = {task: given for task, given in self.rewards().items() if task not in before}
         assert [sorted(given) for given in new.values()] == [sorted(rewards)] * groups
 
-    def _rewards(self) -> Mapping[str, list[float]]:
+    def rewards(self) -> Mapping[str, list[float]]:
+        """Those of every task in the pool."""
         return self.swarm.get_rollout_stat().completed_tasks_rewards
 
     def _settled(self) -> None:

@@ -264,31 +264,6 @@ async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -
     assert not controller.pool.batch_ready
 
 
-async def test_a_step_that_is_reported_while_its_batch_is_about_to_leave_again() -> None:
-    journal = MemoryJournal()
-    controller = rolling(journal, post_rolling_timeout=0.3)
-    feed = asyncio.create_task(controller.next_batch())
-    held = await claim(controller)
-    sample(controller.pool, held[0])
-    # no weight sync deletes it, so it holds up the batch whenever that is to leave
-    assert controller.pool.promise("me", "e", ends(*held), "transaction") == ""
-    finish(controller, await claim(controller, 2), "a")
-    finish(controller, await claim(controller, 1), "b")
-    finish(controller, await claim(controller, 1), "b")
-    batch = await asyncio.wait_for(feed, LONG)
-    controller.rollout_ready(ready(0, batch.batch_id))
-    feed = asyncio.create_task(controller.next_batch())
-    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
-    controller.step_done(done(batch))
-    await controller.wait_for_state([EngineState.ROLLING], LONG)
-    assert not feed.done()
-    finish(controller, await claim(controller, 2), "c")
-    finish(controller, await claim(controller, 2), "d")
-    following = await asyncio.wait_for(feed, LONG)
-    assert {group.task_id for group in following.groups} == {"c", "d"}
-    assert len(journal.of(StepRecorded)) == 1
-
-
 async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end() -> None:
     journal = MemoryJournal()
     controller = rolling(journal, JOB.model_copy(update={"batch_attempts": 2}))
