@@ -168,20 +168,17 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 def _thinking(top: Fields) -> dict[str, Any]:
     options = top.whole("chat_template_kwargs") or {}
-    body: dict[str, Any] = {}
     if (thinking := top.inner("thinking")) is not None:
         kind = thinking.needed("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             refuse(thinking.at("type"), "must be 'enabled', 'disabled' or 'adaptive'")
         if kind != "adaptive":
             options = {"enable_thinking": kind == "enabled", **options}
-        if kind == "enabled" and (budget := thinking.integer("budget_tokens")) is not None:
-            body["thinking_token_budget"] = budget
+        # vLLM refuses a budget where it runs without a reasoning parser
+        thinking.leave("budget_tokens", "thinking is bounded by max_tokens alone")
         thinking.leave("display", "thinking is given whole", "summarized")
         thinking.done()
-    if options:
-        body["chat_template_kwargs"] = options
-    return body
+    return {"chat_template_kwargs": options} if options else {}
 
 
 def _output(top: Fields) -> dict[str, Any]:

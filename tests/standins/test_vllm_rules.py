@@ -29,7 +29,7 @@ RULES = VllmRules()
 EVERY = [
     *[(RULES, case) for case in (*CASES, *WITH_TOOL_PARSER)],
     *[(replace(RULES, tool_parser=False), case) for case in WITHOUT_TOOL_PARSER],
-    *[(replace(RULES, reasoning_parser=False), case) for case in WITHOUT_REASONING_PARSER],
+    *[(RULES, case) for case in WITHOUT_REASONING_PARSER],
     *[(replace(RULES, eyes=False), case) for case in WITHOUT_EYES],
     (replace(RULES, context=100), too_long(100)[0]),
 ]

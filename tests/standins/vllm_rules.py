@@ -30,7 +30,7 @@ class VllmRules:
     """
 
     tool_parser: bool = True
-    reasoning_parser: bool = True
+    reasoning_parser: bool = False
     eyes: bool = True
     context: int | None = None
 

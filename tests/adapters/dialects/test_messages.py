@@ -64,7 +64,6 @@ def test_settings_are_carried() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
         "chat_template_kwargs": {"enable_thinking": True},
-        "thinking_token_budget": 5,
         "reasoning_effort": "low",
         "response_format": {
             "type": "json_schema",
@@ -174,6 +173,7 @@ def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> N
         ({"speed": "fast"}, "speed"),
         ({"messages": [{**HI, "name": "x"}]}, "messages.0.name"),
         ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
         ({"tools": [TOOL, SEARCH]}, "tools.1"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "auto"}}, "tools.0"),

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server.conftest import JOB, Rig, ready
 from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, logprob, plain, status
 
@@ -86,6 +87,7 @@ async def test_a_prompt_may_be_as_long_as_the_context(
 
 
 async def test_what_bends_the_policy_is_taken_out_of_train_episodes_only(rig: Rig) -> None:
+    rig.vllm.rules = VllmRules(reasoning_parser=True)
     bent = {
         "logit_bias": {"5": 10},
         "bad_words": ["no"],
