@@ -16,23 +16,31 @@ HEAVY = {"torch", "ray", "verl", "vllm", "tensordict", "transfer_queue", "transf
 #: The modules directly in swarm/ are the base; every layer may use them.
 BASE = {"swarm"}
 #: Layers that need nothing but the standard library and what the base needs.
-BASE_ONLY = {"swarm", "swarm.sync"}
+BASE_ONLY = {"swarm", "swarm.credentials", "swarm.sync"}
 #: layer -> our other layers it may import. The longest matching prefix of a module is its layer.
 MAY_IMPORT: dict[str, set[str]] = {
     "swarm": set(),
     "swarm.http": set(),
+    "swarm.credentials": set(),
     "swarm.link": set(),
     "swarm.tracker": set(),
     "swarm.sync": set(),
     "swarm.client": {"swarm.sync"},
     "swarm.data": set(),
-    "swarm.server": {"swarm.link", "swarm.tracker", "swarm.http", "swarm.sync", "adapters.dialects"},
+    "swarm.server": {
+        "swarm.link",
+        "swarm.tracker",
+        "swarm.http",
+        "swarm.credentials",
+        "swarm.sync",
+        "adapters.dialects",
+    },
     "reward_hooks": set(),
     "adapters": set(),
     "adapters.dialects": set(),
     "adapters.models": set(),
     "adapters.verl": {"swarm.link", "adapters.models"},
-    "gateway": {"swarm.client", "swarm.data", "swarm.http", "reward_hooks", "adapters.dialects"},
+    "gateway": {"swarm.client", "swarm.data", "swarm.http", "swarm.credentials", "reward_hooks", "adapters.dialects"},
 }
 MAY_IMPORT_HEAVY = {"adapters.verl", "adapters.models"}
 THIRD_PARTY_OF_BASE = {"pydantic", "pydantic_core", "yaml"}
@@ -95,6 +103,7 @@ def test_imports_follow_the_table(path: Path) -> None:
         ("reward_hooks.runner", "swarm.client"),
         ("swarm.link.server", "torch"),
         ("swarm.types", "starlette"),
+        ("swarm.credentials.ring", "swarm.http.asgi"),
         ("swarm.sync.archive", "httpx"),
         ("swarm.sync.archive", "swarm.client"),
     ],

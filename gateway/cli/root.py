@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from gateway.cli.credentials import keys
 from gateway.cli.hooks import app as hooks_app
-from gateway.cli.keys import app as keys_app
 from gateway.cli.models import app as models_app
 from gateway.cli.monitor import monitor
 from gateway.cli.new import new
@@ -28,7 +28,7 @@ app.command()(serve)
 app.command()(replay)
 app.command()(monitor)
 app.command()(new)
-app.add_typer(keys_app, name="keys")
+app.add_typer(keys, name="keys")
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")

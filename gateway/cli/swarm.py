@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.credentials import tokens
 from gateway.cli.export import export
 from gateway.cli.logs import LogFormat, log_to_stderr
-from gateway.cli.tokens import app as tokens_app
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -19,7 +19,7 @@ DEFAULT_URL = "http://127.0.0.1:10086"
 app = typer.Typer(help="The swarm server and its engine.", no_args_is_help=True)
 engine = typer.Typer(help="Start and stop the engine of a running swarm server.", no_args_is_help=True)
 app.add_typer(engine, name="engine")
-app.add_typer(tokens_app, name="tokens")
+app.add_typer(tokens, name="tokens")
 app.command()(export)
 
 Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]

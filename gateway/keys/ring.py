@@ -7,7 +7,7 @@ nothing :data:`POLL_SECONDS` later.
 from __future__ import annotations
 
 import asyncio
-import hmac
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
@@ -18,19 +18,17 @@ from pydantic import SecretStr
 
 from gateway.config import DIGEST_PREFIX, GatewayConfig
 from gateway.forms import Caller
-from gateway.keys.key import VirtualKey, digest, id_of
 from gateway.keys.rate import RequestRate
-from gateway.keys.store import KeyFile, Mark
+from gateway.keys.store import KeyFile, VirtualKey
+from swarm.credentials import Ring, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, OverloadedError
 
 logger = logging.getLogger(__name__)
 
 #: How often the file of virtual keys is looked at.
 POLL_SECONDS = 1.0
-#: How often the last uses of keys are written down.
-_NOTE_SECONDS = 30.0
-
-_WRONG = "wrong or missing API key: send one of the gateway's keys as `Authorization: Bearer ...` or `x-api-key`"
+#: After how many such looks the last uses of keys are written down.
+_LOOKS_PER_NOTE = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +45,8 @@ class KeyRing:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._fixed: dict[bytes, Holder] = {}
-        self._virtual: dict[str, VirtualKey] = {}
         self._file: KeyFile | None = None
-        self._mark: Mark = None
-        self._open = False
+        self._virtual: Ring[VirtualKey] | None = None
         self._rates: dict[str, RequestRate] = {}
         self._used: dict[str, datetime] = {}
         self._complaint = ""
@@ -59,7 +55,7 @@ class KeyRing:
     @property
     def open(self) -> bool:
         """Whether no key is asked for."""
-        return self._open
+        return not self._fixed and self._virtual is None
 
     def change(self, config: GatewayConfig) -> None:
         """Go by the keys of another configuration.
@@ -67,18 +63,15 @@ class KeyRing:
         Raises:
             ConfigError: its file of keys cannot be read; nothing has changed.
         """
-        path = self._file.path if self._file is not None else None
-        if config.keys_file != path:
-            file = KeyFile(config.keys_file) if config.keys_file is not None else None
-            keys: list[VirtualKey] = []
-            if file is not None:
-                self._mark, keys = file.mark(), file.read()
-                if not keys:
-                    logger.warning("there are no keys in %s yet: `swarm-gateway keys create` makes one", file.path)
+        if config.keys_file is None:
+            self._file = self._virtual = None
+        elif self._file is None or config.keys_file != self._file.path:
+            file = KeyFile(config.keys_file)
+            self._virtual = Ring(file)
             self._file = file
-            self._take(keys)
+            if not self._virtual.credentials:
+                logger.warning("there are no keys in %s yet: `swarm-gateway keys create` makes one", file.path)
         self._fixed = _fixed(config.api_keys)
-        self._open = not config.api_keys and config.keys_file is None
 
     def holder(self, key: bytes) -> Holder:
         """Who sent ``key``.
@@ -86,18 +79,17 @@ class KeyRing:
         Raises:
             AuthenticationError: nobody's key, or one that is revoked or expired.
         """
-        if self._open:
+        if self.open:
             return Holder(Caller(), admin=True)
         given = digest(key)
-        found: Holder | None = None
-        for known, holder in self._fixed.items():
-            if hmac.compare_digest(given, known):
-                found = holder
-        if found is not None:
-            return found
-        virtual = self._virtual.get(id_of(key))
-        if virtual is None or not hmac.compare_digest(given, bytes.fromhex(virtual.sha256)):
-            raise AuthenticationError(_WRONG)
+        virtual = self._virtual.find(given) if self._virtual is not None else None
+        fixed = matching(given, self._fixed)
+        if fixed is not None:
+            return fixed
+        if virtual is None:
+            raise AuthenticationError(
+                "wrong or missing API key: send one of the gateway's keys as `Authorization: Bearer ...` or `x-api-key`"
+            )
         now = datetime.now(UTC)
         if (state := virtual.state(now)) != "active":
             raise AuthenticationError(f"this API key is {state}", code=f"api_key_{state}")
@@ -123,26 +115,10 @@ class KeyRing:
             )
 
     async def look(self) -> None:
-        """Take over what the file of keys says, if it has changed. One that is wrong is logged once, and leaves the
-        keys as they were."""
-        file = self._file
-        if file is None:
-            return
-        # it may lie on a disk that hangs
-        mark = await asyncio.to_thread(file.mark)
-        if mark == self._mark:
-            return
-        try:
-            keys = await asyncio.to_thread(file.read)
-        except ConfigError as exc:
-            self._complain(f"the file of keys is not taken over: {exc.message}")
-            keys = None
-        # another configuration may have come meanwhile, with another file
-        if file is self._file:
-            self._mark = mark
-            if keys is not None:
-                self._complaint = ""
-                self._take(keys)
+        """Take over what the file of keys says, if it has changed."""
+        if self._virtual is not None:
+            # it may lie on a disk that hangs
+            await asyncio.to_thread(self._virtual.refresh)
 
     async def note(self) -> None:
         """Write down when keys were last used."""
@@ -153,7 +129,9 @@ class KeyRing:
         try:
             await asyncio.to_thread(file.note_used, used)
         except ConfigError as exc:
-            self._complain(f"when keys were last used is not noted: {exc.message}")
+            if exc.message != self._complaint:
+                self._complaint = exc.message
+                logger.error("when keys were last used is not noted: %s", exc.message)
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
@@ -167,22 +145,11 @@ class KeyRing:
             await self.note()
 
     async def _follow(self) -> None:
-        noted = asyncio.get_running_loop().time()
-        while True:
+        for looks in itertools.count(1):
             await asyncio.sleep(POLL_SECONDS)
             await self.look()
-            if (now := asyncio.get_running_loop().time()) - noted >= _NOTE_SECONDS:
-                noted = now
+            if looks % _LOOKS_PER_NOTE == 0:
                 await self.note()
-
-    def _take(self, keys: Iterable[VirtualKey]) -> None:
-        self._virtual = {key.id: key for key in keys}
-        self._rates = {name: rate for name, rate in self._rates.items() if name in self._virtual}
-
-    def _complain(self, text: str) -> None:
-        if text != self._complaint:
-            self._complaint = text
-            logger.error("%s", text)
 
 
 def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:
@@ -190,7 +157,7 @@ def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:
     for key in keys:
         text = key.get_secret_value()
         hashed = text.startswith(DIGEST_PREFIX)
-        known = bytes.fromhex(text.removeprefix(DIGEST_PREFIX)) if hashed else digest(text.encode())
+        known = bytes.fromhex(text.removeprefix(DIGEST_PREFIX)) if hashed else digest(text)
         # applications are told apart by their keys, in queues, sessions and feedback
         holders[known] = Holder(Caller(key_id=f"config-{known.hex()[:8]}"), admin=False)
     return holders

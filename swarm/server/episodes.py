@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from swarm.credentials import digest
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
-from swarm.server.auth.token import digest
 from swarm.server.concurrency import Once
 from swarm.server.journal.records import EpisodeClaimed
 from swarm.states import EpisodeState

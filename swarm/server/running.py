@@ -9,8 +9,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Sequence, ValuesView
 
+from swarm.credentials import digest
 from swarm.errors import AuthenticationError
-from swarm.server.auth.token import digest
 from swarm.server.deadlines import Deadlines
 from swarm.server.episodes import (
     Claim,

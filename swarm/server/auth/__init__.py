@@ -3,7 +3,7 @@
 from swarm.server.auth.middleware import Admission, AuthMiddleware, Credentials, check_exposure
 from swarm.server.auth.names import ClientNames
 from swarm.server.auth.ring import TokenRing
-from swarm.server.auth.token import Caller, TokenScope
+from swarm.server.auth.scopes import Caller
 
 __all__ = [
     "Admission",
@@ -12,6 +12,5 @@ __all__ = [
     "ClientNames",
     "Credentials",
     "TokenRing",
-    "TokenScope",
     "check_exposure",
 ]

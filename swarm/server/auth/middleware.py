@@ -13,12 +13,12 @@ import logging
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from swarm.credentials import digest
 from swarm.errors import ConfigError, ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
 from swarm.http.guard import foreign, is_loopback
 from swarm.server.auth.ring import TokenRing
-from swarm.server.auth.scopes import needed_scope
-from swarm.server.auth.token import Caller, digest
+from swarm.server.auth.scopes import Caller, needed_scope
 from swarm.server.config import ServerConfig
 
 logger = logging.getLogger(__name__)

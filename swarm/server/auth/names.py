@@ -7,7 +7,7 @@ lives and remembers it; callers without a token are one.
 from __future__ import annotations
 
 from swarm.errors import ForbiddenError
-from swarm.server.auth.token import Caller
+from swarm.server.auth.scopes import Caller
 
 #: names remembered; beyond that the oldest one is anybody's again
 MAX_NAMES = 100_000

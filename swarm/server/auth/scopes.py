@@ -1,4 +1,4 @@
-"""Which scope each control route needs: the one place where that is said.
+"""Which scope each control route needs, the one place where that is said, and which scopes a caller has.
 
 Invariant: a path that is not listed here, misspelt or new, needs ``admin``; nothing is open by omission.
 """
@@ -6,9 +6,10 @@ Invariant: a path that is not listed here, misspelt or new, needs ``admin``; not
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from swarm.server.auth.token import TokenScope
+from swarm.credentials import TokenScope
 
 #: Exact path -> scope. Routes with parameters in their path cannot be listed, so they need ``admin``.
 ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
@@ -61,3 +62,18 @@ def needed_scope(path: str) -> TokenScope:
     if path.startswith("/v1/models/"):
         path = "/v1/models/{name}"
     return ROUTE_SCOPES.get(path, "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of its token, for people and for the log, and what the token allows.
+
+    :class:`~swarm.server.auth.middleware.Admission` puts it in ``scope["caller"]``.
+    """
+
+    name: str
+    scopes: frozenset[TokenScope]
+
+    def may(self, needed: TokenScope) -> bool:
+        """Whether a route that needs ``needed`` is open to this caller."""
+        return "admin" in self.scopes or needed in self.scopes or (needed == "read" and bool(self.scopes))

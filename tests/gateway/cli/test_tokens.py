@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from gateway.cli.credentials import parse_lifetime
 from gateway.cli.root import app
-from gateway.cli.tokens import parse_lifetime
 from swarm.errors import AuthenticationError, ConfigError
 from swarm.server.auth import TokenRing
 

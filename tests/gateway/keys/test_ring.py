@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -115,12 +116,13 @@ async def test_made_and_revoked_keys_are_taken_over(file: KeyFile) -> None:
     assert key.state(datetime.now(UTC)) == "active"
 
 
-async def test_a_file_that_breaks_is_told_once_and_changes_nothing(
-    file: KeyFile, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("harm", [lambda path: path.write_text("no json"), lambda path: path.unlink()])
+async def test_a_file_that_breaks_or_is_gone_is_logged_once_and_changes_nothing(
+    file: KeyFile, harm: Callable[[Path], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, text = file.create("app")
     keys = ring(keys_file=file.path)
-    file.path.write_text("no json")
+    harm(file.path)
     await keys.look()
     await keys.look()
     assert accepts(keys, text.encode())

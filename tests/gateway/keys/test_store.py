@@ -1,9 +1,9 @@
-"""The file of keys: whole, private, and without a key that could be read from it."""
+"""The file of keys: what is in it, and what it refuses. What every file of credentials does is tested in
+:mod:`tests.swarm.credentials`."""
 
 from __future__ import annotations
 
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,17 +28,7 @@ def test_a_key_is_told_once_and_kept_as_a_digest(file: KeyFile) -> None:
 
 
 def test_an_absent_file_holds_no_keys(file: KeyFile) -> None:
-    assert file.read() == [] and file.mark() is None and file.last_used() == {}
-
-
-def test_every_change_changes_the_mark(file: KeyFile) -> None:
-    marks = [file.mark()]
-    for label in ("one", "two"):
-        file.create(label)
-        marks.append(file.mark())
-    file.revoke("one")
-    marks.append(file.mark())
-    assert len(set(marks)) == 4
+    assert file.read() == [] and file.last_used() == {}
 
 
 def test_a_label_belongs_to_one_active_key(file: KeyFile) -> None:
@@ -68,16 +58,3 @@ def test_wrong_values_are_one_line_and_write_nothing(file: KeyFile, settings: di
     with pytest.raises(ConfigError, match=message):
         file.create(**settings)  # type: ignore[arg-type]
     assert file.read() == []
-
-
-def test_a_file_that_others_may_write_is_refused(file: KeyFile) -> None:
-    file.create("app")
-    file.path.chmod(0o666)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        file.read()
-
-
-def test_writers_at_one_time_lose_nothing(file: KeyFile) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: file.create(f"app{number}"), range(16)))
-    assert {key.label for key in file.read()} == {f"app{number}" for number in range(16)}

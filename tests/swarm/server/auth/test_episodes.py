@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from swarm.credentials import TokenFile
 from swarm.server.auth.scopes import ROUTE_SCOPES
-from swarm.server.auth.store import TokenFile
 from tests.swarm.server.conftest import Rig
 from tests.swarm.server.vllm import plain
 

@@ -15,13 +15,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route
 
+from swarm.credentials import TokenFile, TokenScope
 from swarm.errors import ConfigError
 from swarm.http.direct import DirectRoutes
 from swarm.server.app import create_app
-from swarm.server.auth import check_exposure
+from swarm.server.auth import Caller, check_exposure
 from swarm.server.auth.scopes import ROUTE_SCOPES, WITHOUT_TOKEN
-from swarm.server.auth.store import TokenFile
-from swarm.server.auth.token import Caller, TokenScope
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.elsewhere import Elsewhere
 from tests.swarm.server.vllm import serving

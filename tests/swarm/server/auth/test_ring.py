@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from swarm.credentials import TokenFile
 from swarm.errors import AuthenticationError, ConfigError
 from swarm.server.auth.ring import TokenRing
-from swarm.server.auth.store import TokenFile
 
 
 @pytest.fixture

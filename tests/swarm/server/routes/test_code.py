@@ -14,10 +14,10 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from swarm.credentials import TokenFile
 from swarm.job import TrainJob, dump_job
 from swarm.protocol import SyncTrainCodeResponse
 from swarm.server.app import create_app
-from swarm.server.auth.store import TokenFile
 from swarm.server.config import ServerConfig
 from swarm.server.snapshots import Snapshots
 from swarm.states import EngineState

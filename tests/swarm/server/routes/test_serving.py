@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from swarm.server.auth.store import TokenFile
+from swarm.credentials import TokenFile
 from swarm.states import EngineState
 from tests.swarm.server.conftest import JOB, Rig, ready
 from tests.swarm.server.vllm import (

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import uvicorn
 
+from swarm.credentials import TokenFile
 from swarm.http.serve import bind, uvicorn_config
 from swarm.http.shortcuts import Shortcuts, ShortRequest
 from swarm.server.app import create_app
-from swarm.server.auth.store import TokenFile
 from swarm.server.config import ServerConfig
 from swarm.server.controller import Controller
 from swarm.server.journal.ledger import Changes

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from swarm.credentials import TokenFile
 from swarm.protocol import ServerStatus
-from swarm.server.auth.store import TokenFile
 from swarm.types import StepResult
 from tests.swarm.server.conftest import Rig, ready
 from tests.swarm.server.vllm import plain

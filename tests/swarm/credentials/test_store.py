@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from swarm.credentials import TokenFile
 from swarm.errors import ConfigError
-from swarm.server.auth.store import TokenFile
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_a_token_cannot_be(tokens: TokenFile) -> None:
     with pytest.raises(ConfigError, match="scopes"):
         tokens.create("x", [])
     with pytest.raises(ConfigError, match="scopes"):
-        tokens.create("x", ["root"])  # type: ignore[list-item]
+        tokens.create("x", ["root"])
     with pytest.raises(ConfigError, match="calendar"):
         tokens.create("x", ["read"], timedelta(days=999_999_999))
     with pytest.raises(ConfigError, match=r"no token 'x' .*; there are: none"):
