@@ -60,7 +60,7 @@ class Served:
         if "prompt" in body:
             text = body["prompt"] if isinstance(body["prompt"], str) else json.dumps(body["prompt"])
         else:
-            text = "".join(f"<{one['role']}>{text_of(one)}" for one in body["messages"])
+            text = "".join(f"<{one.get('role')}>{text_of(one)}" for one in body["messages"])
         return [token for token, _ in self._words.tokens(text)]
 
     def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -42,9 +42,13 @@ class VllmRules:
             body: the request.
             prompt_tokens: the length of its prompt.
         """
-        problem = _sampling_problem(body) or self._length_problem(body, prompt_tokens)
-        if path == CHAT:
-            problem = problem or self._tools_problem(body) or self._messages_problem(body)
+        try:
+            problem = _sampling_problem(body) or self._length_problem(body, prompt_tokens)
+            if path == CHAT:
+                problem = problem or self._tools_problem(body) or self._messages_problem(body)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            # vLLM checks every type first, in words of pydantic's
+            problem = f"1 validation error: {exc!r}"
         if problem is None and body.get("thinking_token_budget") is not None and not self.reasoning_parser:
             problem = "thinking_token_budget is set but reasoning_config is not configured."
         if problem is None:
@@ -191,6 +195,7 @@ CASES: Sequence[Case] = (
     Case("a call with a string", {"messages": _after_call('"{bad"')}),
     Case("a call with invalid JSON", {"messages": _after_call("{bad")}, "Expecting property name"),
     Case("a file", {"messages": _file_part()}, "Unsupported chat content part type: 'file'"),
+    Case("a message without a role", {"messages": [{"content": "hi"}]}, "validation error"),
     Case("a user without content", {"messages": [{"role": "user", "content": None}]}, "Input should be a valid string"),
     Case("a system message amid the conversation", {"messages": [USER, {"role": "system", "content": "x"}, USER]}),
     Case("a negative temperature", {"temperature": -1}, "temperature must be non-negative"),

@@ -15,7 +15,7 @@ from tests.engine import tiny_model
 pytest.importorskip("verl", reason="needs the cpu extra")
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = 30
+EXAMPLES = 12
 
 
 @pytest.mark.slow
