@@ -70,4 +70,4 @@ def _progress_bar() -> str:
         raise ConfigError(
             f"{sys.executable} has no pip to download with; run: {sys.executable} -m ensurepip --upgrade"
         ) from None
-    return "raw" if tuple(map(int, version.split(".")[:2])) >= (24, 1) else "off"
+    return "raw" if tuple(map(int, re.findall(r"\d+", version)[:2])) >= (24, 1) else "off"
