@@ -13,10 +13,9 @@ from swarm.errors import ConfigError
 def convert_smollm2(gguf_file: Path, folder: Path, progress: OnProgress) -> None:
     """Write the model in ``gguf_file`` to ``folder``. transformers converts; what it gets wrong is put right here:
 
-    - The pre-tokenizer cuts every digit off by itself, as the model was trained. transformers knows no pre-tokenizer of
-      a GGUF file but Llama's.
+    - The pre-tokenizer cuts every digit off by itself, as the model was trained; transformers cuts like GPT-2.
     - A byte that the vocabulary lacks is left out; transformers would put ``<|endoftext|>`` there.
-    - ``<|im_end|>`` ends an answer; transformers gives the tokenizer the first token of a text as the last.
+    - ``<|im_end|>`` ends an answer; transformers takes ``<|im_start|>`` for the end.
     - Padding is ``<|endoftext|>``. The file names ``<|im_end|>``, whose embedding would then get no gradient, since
       torch freezes the padding row.
 
@@ -26,7 +25,7 @@ def convert_smollm2(gguf_file: Path, folder: Path, progress: OnProgress) -> None
     progress("converting", 0, None, "tensors")
     os.environ.setdefault("TQDM_DISABLE", "1")  # stderr is the caller's
     try:
-        from tokenizers import decoders, pre_tokenizers
+        from tokenizers import pre_tokenizers
         from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
         source: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
@@ -44,7 +43,6 @@ def convert_smollm2(gguf_file: Path, folder: Path, progress: OnProgress) -> None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    backend.decoder = decoders.ByteLevel()
     start, end, unknown = raw.convert_ids_to_tokens([config.bos_token_id, config.eos_token_id, config.unk_token_id])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
