@@ -40,7 +40,8 @@ class EngineWatch:
 
     Args:
         total_steps: the job's last step; an engine that goes offline after it has finished, before it has died.
-        boot_timeout: seconds from a start to ROLLING.
+        boot_timeout: seconds from the start to the first ROLLING. Slow restarts are left to the server, whose own limit
+            ends them: each is one more death.
         run_dir: where the engine's resolved configuration is written and its log lies.
         on_event: told ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``restarting``,
             ``recovered``, ``engine_stopped`` and ``finished`` with their values.
@@ -88,7 +89,7 @@ class EngineWatch:
         """Tell what is new in ``status``.
 
         Raises:
-            UpFailedError: the engine never became ready, boots longer than it may, or died for good.
+            UpFailedError: the engine never became ready, not in time, or died for good.
         """
         self._see_config(status)
         entered = status.engine.engine_status is not self._state
@@ -155,7 +156,7 @@ class EngineWatch:
             if self._doing != (status.boot_stage, detail):
                 self._doing = (status.boot_stage, detail)
                 self._on_event("boot", {"stage": status.boot_stage, "detail": detail, "seconds": seconds})
-            if seconds > self._boot_timeout:
+            if seconds > self._boot_timeout and not self._was_ready:
                 message = f"the engine is not ready after {seconds:.0f} s, last: {detail or status.boot_stage}"
                 raise UpFailedError(message, status.last_lines, self._log)
         elif state is not EngineState.OFFLINE and not self._ready:

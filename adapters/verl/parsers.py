@@ -22,8 +22,6 @@ from swarm.job import TrainJob
 VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 #: field of the job (and of vLLM) -> the package of vLLM that registers its parsers
 _PACKAGES = {"tool_call_parser": "tool_parsers", "reasoning_parser": "reasoning"}
-#: what transformers reads chat templates from, besides ``tokenizer_config.json``
-_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja")
 
 
 class _Format(NamedTuple):
@@ -150,29 +148,34 @@ class _Model:
     """What a model's files say of its formats; empty where there are none."""
 
     model_type: str
+    #: all chat templates in one, and the one for a request without tools
     template: str
+    plain_template: str
     tokens: frozenset[str]
+    begin: str
     end: str
 
     @classmethod
     def read(cls, model: str) -> _Model:
         config = _object(_text(model, "config.json"))
         if not config:
-            return cls("", "", frozenset(), "")
+            return cls("", "", "", frozenset(), "", "")
         tokenizer = _object(_text(model, "tokenizer_config.json"))
         added: list[dict[str, Any]] = _object(_text(model, "tokenizer.json")).get("added_tokens") or []
         added += (tokenizer.get("added_tokens_decoder") or {}).values()
-        templates = [_template(tokenizer.get("chat_template"))]
-        for name in _TEMPLATES:
-            text = _text(model, name)
-            templates.append(_template(_object(text).get("chat_template")) if name.endswith(".json") else text)
-        end = tokenizer.get("eos_token")
+        named = _templates(tokenizer.get("chat_template"))
+        processor = _templates(_object(_text(model, "chat_template.json")).get("chat_template"))
+        jinja, tool_use = (
+            _text(model, name) for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+        )
         return cls(
             model_type=str(config.get("model_type") or ""),
             # quotes are escaped where the template writes them into a string of its own
-            template="\n".join(templates).replace('\\"', '"'),
+            template="\n".join((*named.values(), *processor.values(), jinja, tool_use)).replace('\\"', '"'),
+            plain_template=jinja or processor.get("default") or named.get("default", ""),
             tokens=frozenset(str(token.get("content")) for token in added),
-            end=str(cast("dict[str, Any]", end).get("content") if isinstance(end, dict) else end or ""),
+            begin=_token(tokenizer.get("bos_token")),
+            end=_token(tokenizer.get("eos_token")),
         )
 
     def tool_call_parser(self) -> str:
@@ -183,14 +186,32 @@ class _Model:
         return by_type or next((one.parser for one in _TOOLS if self._fits(one)), "none")
 
     def reasoning_parser(self) -> str:
-        """``none`` also for a base model: it has its family's template, but never ends the reasoning that a parser
-        would take its whole answer for."""
+        """``none`` also where a parser would take a whole answer for reasoning: a base model has its family's template
+        but never ends the reasoning, and some templates end it themselves unless a request asks for it."""
         if self.model_type == "gpt_oss":
             return "openai_gptoss"
         if not self.end or (self.end not in self.template and "eos_token" not in self.template):
             return "none"
         fitting = (one.parser for kind, one in _REASONING if self.model_type.startswith(kind) and self._fits(one))
-        return next(fitting, "none")
+        parser = next(fitting, "none")
+        # this one looks for reasoning only in requests that ask for it
+        return parser if parser == "deepseek_v3" or self._may_reason() else "none"
+
+    def _may_reason(self) -> bool:
+        """Whether a plain request's prompt leaves room for reasoning; not where the template cannot be rendered."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            [prompt], _ = render_jinja_template(
+                [[{"role": "user", "content": "hi"}]],
+                chat_template=self.plain_template,
+                add_generation_prompt=True,
+                bos_token=self.begin,
+                eos_token=self.end,
+            )
+        except Exception:  # a template may raise whatever it likes
+            return False
+        return not prompt.rstrip().endswith("</think>")
 
     def _fits(self, one: _Format) -> bool:
         return all(mark in self.template for mark in one.marks) and self.tokens.issuperset(one.tokens)
@@ -218,9 +239,14 @@ def _object(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _template(value: Any) -> str:
-    """A chat template, or all of several that have names."""
+def _templates(value: Any) -> dict[str, str]:
+    """Chat templates by name; one alone is ``default``."""
     if isinstance(value, list):
         named = cast("list[dict[str, Any]]", value)
-        return "\n".join(str(one.get("template") or "") for one in named)
-    return value if isinstance(value, str) else ""
+        return {str(one.get("name")): str(one.get("template") or "") for one in named}
+    return {"default": value} if isinstance(value, str) else {}
+
+
+def _token(value: Any) -> str:
+    """The text of a special token, which is written as such or as an object."""
+    return str((cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value) or "")

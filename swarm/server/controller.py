@@ -69,7 +69,7 @@ class Controller(EngineBoard):
         #: the batch that this engine has now, and the last one that it was given
         self._sent = self._given = ""
         self._run: TrainingRun | None = None
-        #: when (monotonic) clients agreed that a batch is complete, the last time
+        #: when (monotonic) the last sync that clients agreed to ended, or they agreed in vain
         self.agreement_over = -math.inf
         self.claims = ClaimQueue(lambda: self._pool)
 
@@ -226,8 +226,6 @@ class Controller(EngineBoard):
         while True:
             await self._collected.until(lambda: self._state is EngineState.ROLLING and pool.batch_ready)
             pool.collection.seal()
-            if pool.collection.by_agreement:
-                self.agreement_over = time.monotonic()
             self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
             timeout = self._config.post_rolling_timeout
             if not await self._collected.until(lambda: pool.running == 0 or not pool.batch_ready, timeout):
@@ -435,6 +433,8 @@ class Controller(EngineBoard):
         return self._run.found_pool if self._run is not None else None
 
     def _to(self, state: EngineState, detail: str) -> None:
+        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.by_agreement:
+            self.agreement_over = time.monotonic()
         self._enter(state, detail)
         if self._pool is not None:
             self._pool.enter(state)

@@ -129,6 +129,17 @@ def test_a_boot_that_never_ends_raises(tmp_path: Path) -> None:
         watched.see(EngineState.BOOTING, "loading")
 
 
+def test_a_restart_that_takes_too_long_is_one_more_death_once_the_server_has_ended_it(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    watched.see(EngineState.OFFLINE, **died(1))
+    watched.see(EngineState.BOOTING, **died(1))
+    watched.now = 101.0
+    assert watched.see(EngineState.BOOTING, **died(1)) == []
+    assert watched.see(EngineState.OFFLINE, **died(2, "not ready within 100 s")) == ["state", "restarting"]
+    assert watched.events[-1][1]["attempt"] == 2
+
+
 def test_a_run_that_goes_on_says_so_and_tells_no_step_again(tmp_path: Path) -> None:
     watched = Watched(tmp_path, total_steps=3)
     before = [step(1), step(2)]

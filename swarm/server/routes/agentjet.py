@@ -61,8 +61,8 @@ TRAINER_PATHS = (
 class StateShown:
     """The engine's state as AgentJet's clients must be told it (``/get_engine_status``), for they look at it seldom.
 
-    Once clients agreed that a batch is complete it is WEIGHT_SYNCING for :data:`SHOWN_SECONDS`, though the engine may
-    roll again, or be done: else a client that agreed would wait for ever. Who takes it for true only claims later.
+    A sync that clients agreed to is shown for :data:`SHOWN_SECONDS` after its end, though the engine may roll again, or
+    be done: else a client that agreed would wait for ever. Who takes it for true only claims later.
     """
 
     def __init__(self, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,8 +72,8 @@ class StateShown:
 
     def status(self) -> EngineStatus:
         status = self._controller.engine_status()
-        passed = status.engine_status in (EngineState.ROLLING, EngineState.OFFLINE)
-        if passed and self._clock() - self._controller.agreement_over < SHOWN_SECONDS:
+        boots = status.engine_status is EngineState.BOOTING
+        if not boots and self._clock() - self._controller.agreement_over < SHOWN_SECONDS:
             return status.model_copy(update={"engine_status": EngineState.WEIGHT_SYNCING})
         if status.engine_status is EngineState.OFFLINE:
             self._offline_told = self._clock()

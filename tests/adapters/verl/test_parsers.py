@@ -20,7 +20,10 @@ HERMES = (
     '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\n</tool_call>{% endif %}<|im_end|>'
 )
 LLAMA = '{{ tools }}{"name": function name, "parameters": dictionary of argument name and its value}'
-THINKS = "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+CLOSED = "<think>\n\n</think>\n\n"
+#: what follows the generation prompt, of models that think unless they are told not to, and of those that must be told
+THINKS = "{% if enable_thinking is defined and not enable_thinking %}" + CLOSED + "{% endif %}"
+THINKS_IF_TOLD = "{% if enable_thinking %}<think>\n{% else %}" + CLOSED + "{% endif %}"
 DEEPSEEK = "{% if tools %}{% endif %}<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>{{ name }}"
 DEEPSEEK_TOKENS = ("<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>")
 THINK_TOKENS = ("<think>", "</think>")
@@ -52,6 +55,7 @@ def chosen(model: Path | str, tmp_path: Path, **changes: Any) -> tuple[Any, Any,
         ("qwen2", HERMES, (), "hermes", None),
         ("qwen3", HERMES + THINKS, THINK_TOKENS, "hermes", "qwen3"),
         ("qwen3_moe", HERMES, THINK_TOKENS, "hermes", None),
+        ("qwen3_5", HERMES + THINKS_IF_TOLD, THINK_TOKENS, "hermes", None),
         ("qwen3_moe", HERMES.replace("<function-name>", "<function=example>"), (), "qwen3_coder", None),
         ("unheard_of", HERMES, (), "hermes", None),
         ("llama", LLAMA, ("<|python_tag|>",), "llama3_json", None),
@@ -59,7 +63,8 @@ def chosen(model: Path | str, tmp_path: Path, **changes: Any) -> tuple[Any, Any,
         ("mistral", "{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS]",), "mistral", None),
         ("deepseek_v3", DEEPSEEK + "```json", DEEPSEEK_TOKENS, "deepseek_v3", None),
         ("deepseek_v3", DEEPSEEK + THINKS + "thinking<|im_end|>", DEEPSEEK_TOKENS, "deepseek_v31", None),
-        ("deepseek_v3", THINKS + "thinking<|im_end|>", THINK_TOKENS, None, "deepseek_v3"),
+        # vLLM's parser takes it that these do not think unless they are told to
+        ("deepseek_v3", "<|im_end|>{{ '<think>' if thinking else '</think>' }}", THINK_TOKENS, None, "deepseek_v3"),
         ("qwen2", "<\uff5cAssistant\uff5c></think>{{ eos_token }}", THINK_TOKENS, None, "deepseek_r1"),
         ("glm4_moe", HERMES + "<arg_key>" + THINKS, THINK_TOKENS, "glm45", "glm45"),
         ("gpt_oss", "{{ tools }}", (), "openai", "openai_gptoss"),
@@ -85,6 +90,41 @@ def test_a_base_model_does_not_reason(tmp_path: Path) -> None:
     """It has its family's template, whose turns it does not end: a reasoning parser would take all that it says."""
     model = write_model(tmp_path / "model", "qwen3", HERMES + THINKS, THINK_TOKENS, eos={"content": "<|endoftext|>"})
     assert chosen(model, tmp_path) == (True, "hermes", None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reasoning"),
+    [
+        ("{{ bos_token + eos_token }}{% generation %}</think>{% endgeneration %}<think>\n", "qwen3"),
+        ("{% if add_generation_prompt and messages[0].content is string and not tools %}</think>{% endif %}", None),
+        (
+            "</think>{{ strftime_now('%Y') }}{% for _ in messages %}{% break %}{% endfor %}{{ messages | tojson }}",
+            "qwen3",
+        ),
+        ("{{ raise_exception('a system prompt is missing') }}</think>", None),
+        ("{{ messages[7].content.text }}</think>", None),
+        ("{% if %}</think>", None),
+    ],
+)
+def test_the_template_is_rendered_to_see_whether_a_model_thinks_by_default(
+    tmp_path: Path, prompt: str, reasoning: str | None
+) -> None:
+    """Else vLLM's parser would take a whole plain answer for reasoning."""
+    model = write_model(tmp_path / "model", "qwen3", "<|im_end|>" + prompt, THINK_TOKENS)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["bos_token"] = {"content": "<s>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert chosen(model, tmp_path)[2] == reasoning
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
+def test_the_template_that_is_rendered_is_the_one_that_vllm_uses(tmp_path: Path, name: str) -> None:
+    named = [{"name": "tool_use", "template": HERMES}, {"name": "default", "template": THINKS}]
+    model = write_model(tmp_path / "model", "qwen3", named, THINK_TOKENS)
+    assert chosen(model, tmp_path)[2] == "qwen3"
+    text = THINKS_IF_TOLD if name.endswith(".jinja") else json.dumps({"chat_template": THINKS_IF_TOLD})
+    (model / name).write_text(text)
+    assert chosen(model, tmp_path)[2] is None
 
 
 def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> None:

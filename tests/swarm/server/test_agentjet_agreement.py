@@ -137,6 +137,44 @@ async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
     assert shown.status().engine_status is EngineState.BOOTING
 
 
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_sync_is_shown_counted_from_its_end(swarm: Swarm, dies: bool) -> None:
+    """However long the episodes that still ran took before it."""
+    client = await start(swarm, ANY)
+    for reward in (0.0, 1.0):
+        await rollout(client, "a", reward)
+    running = await run(client.begin_episode)
+    taking = asyncio.create_task(swarm.take())
+    assert await run(client.agree_sync_weight)
+    await swarm.until(EngineState.ROLLING_POST)
+    await run(client.abort_episode, running.episode_uuid)
+    batch_id = await taking
+    ends = time.monotonic()
+    if dies:
+        swarm.controller.offline("out of memory")
+    else:
+        swarm.trained(batch_id)
+    shown = StateShown(swarm.controller, lambda: ends + SHOWN_SECONDS)
+    assert await exact_state(swarm) is (EngineState.OFFLINE if dies else EngineState.ROLLING)
+    assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
+
+
+async def test_a_sync_is_shown_though_the_next_batch_is_complete_already(swarm: Swarm) -> None:
+    client = await start(swarm, ANY)
+    for reward in (0.0, 1.0):
+        await rollout(client, "a", reward)
+    running = await run(client.begin_episode)
+    taking = asyncio.create_task(swarm.take())
+    assert (await swarm.controller.agree(client.client_uuid)).success
+    await swarm.until(EngineState.ROLLING_POST)
+    shown = StateShown(swarm.controller)
+    assert shown.status().engine_status is EngineState.ROLLING_POST
+    swarm.controller.agreement_over = time.monotonic()  # the sync before is just over
+    assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
+    await run(client.abort_episode, running.episode_uuid)
+    swarm.trained(await taking)
+
+
 async def test_for_how_long_offline_is_remembered(swarm: Swarm) -> None:
     clock = Clock()
     clock.now = 1000.0

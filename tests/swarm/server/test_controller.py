@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -91,6 +92,14 @@ async def out(controller: Controller) -> TrainBatch:
     finish(controller, await claim(controller, 2, LONG), "a")
     finish(controller, await claim(controller, 2, LONG), "b")
     return await asyncio.wait_for(feed, LONG)
+
+
+async def test_a_sync_that_nobody_agreed_to_ends_no_agreement() -> None:
+    controller = rolling()
+    batch = await out(controller)
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    assert controller.state is EngineState.ROLLING and controller.agreement_over == -math.inf
 
 
 async def test_why_a_claim_fails() -> None:
