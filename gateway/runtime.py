@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Self
 
 from starlette.types import Receive, Scope
 
+from adapters.dialects.fields import INDEX
 from gateway.config import GatewayConfig
 from gateway.edge.response_store import ResponseStore
 from gateway.edge.seen import caller_of
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Reads the configuration anew.
 ConfigSource = Callable[[], GatewayConfig]
-#: Of an item in a list, in the path of what was left out; and how many kinds of that the log tells.
-_INDEX, _MOST_KINDS = re.compile(r"\.\d+"), 200
+#: How many kinds of what was left out the log tells.
+_MOST_KINDS = 200
 #: What only a new process can change.
 _FIXED = (
     "host",
@@ -111,7 +111,7 @@ class Gateway:
         """A request's answer says what was ``left_out`` of it; the log does so once for each kind."""
         note_left_out(left_out)
         for note in left_out:
-            kind = _INDEX.sub(".*", note)
+            kind = INDEX.sub(".*", note)
             if kind not in self._left_out and len(self._left_out) < _MOST_KINDS:
                 self._left_out.add(kind)
                 logger.warning("left out of a request, and of others like it without another line here: %s", note)

@@ -17,71 +17,99 @@ Content = str | list[Part]
 _NO_JSON = "INVALID_JSON"
 
 
-class Conversation:
-    """Takes turns in their order, oldest first; content is a text or parts of the chat form.
-
-    Attributes:
-        messages: so far.
-    """
+class Turn:
+    """A message of the assistant, in pieces that are joined once."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self._thoughts: list[str] = []
+        self._texts: list[str] | None = None
+        self._calls: list[dict[str, Any]] = []
+
+    def think(self, text: str) -> None:
+        """Add to the reasoning."""
+        self._thoughts.append(text)
+
+    def say(self, text: str) -> None:
+        """Add to the text."""
+        self._texts = self._texts or []
+        self._texts.append(text)
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call; ``arguments`` are a JSON object, see :func:`carried`."""
+        function = {"name": name, "arguments": arguments}
+        self._calls.append({"id": call_id, "type": "function", "function": function})
+
+    def message(self) -> Message:
+        """The message in the chat form; a call without words has no content."""
+        content = None if self._texts is None else "".join(self._texts)
+        message: Message = {"role": "assistant", "content": (content or None) if self._calls else content}
+        if reasoning := "".join(self._thoughts):
+            message["reasoning"] = reasoning
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
+
+
+class Conversation:
+    """Takes turns in their order, oldest first; content is a text or parts of the chat form."""
+
+    def __init__(self) -> None:
+        self._said: list[Message | Turn] = []
         self._reminded = False
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far."""
+        return [one.message() if isinstance(one, Turn) else one for one in self._said]
 
     def system(self, content: Content) -> None:
         """Instructions. Behind the first turn they become a part of what the user says: many templates refuse a system
         message that is not the first, or drop it, and those that alternate strictly want no message in between. The
         mark is the one that agents use themselves for such text."""
-        if not self.messages:
-            self.messages.append({"role": "system", "content": content})
-        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            self._extend(content)
+        if not self._said:
+            self._said.append({"role": "system", "content": content})
+        elif len(self._said) == 1 and (first := self._last("system")) is not None:
+            _extend(first, content)
         else:
-            reminder = [text_part(f"<system-reminder>\n{plain(content)}\n</system-reminder>")]
-            if self.messages[-1]["role"] == "user":
-                self._extend(reminder)
-            else:
-                self.messages.append({"role": "user", "content": content_of(reminder)})
-                self._reminded = True
+            parts = _parts(content)
+            texts = [part["text"] for part in parts if part["type"] == "text" and part["text"]]
+            reminder = "\n".join(["<system-reminder>", *texts, "</system-reminder>"])
+            self.aside([*([text_part(reminder)] if texts else []), *(part for part in parts if part["type"] != "text")])
+
+    def aside(self, parts: list[Part]) -> None:
+        """What is no turn of its own: it becomes a part of what the user says."""
+        if not parts:
+            return
+        if (last := self._last("user")) is not None:
+            _extend(last, parts)
+        else:
+            self._said.append({"role": "user", "content": content_of(parts)})
+            self._reminded = True
 
     def user(self, content: Content) -> None:
         """What the user says."""
-        if self._reminded and self.messages[-1]["role"] == "user":
-            self._extend(content)
+        if self._reminded and (last := self._last("user")) is not None:
+            _extend(last, content)
         else:
-            self.messages.append({"role": "user", "content": content})
+            self._said.append({"role": "user", "content": content})
         self._reminded = False
 
     def tool(self, call_id: str, content: Content) -> None:
         """What a call gave."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        self._said.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
-    def assistant(self) -> Message:
-        """Begin a message of the assistant; :func:`think`, :func:`say` and :func:`call` go on with it."""
-        message: Message = {"role": "assistant", "content": None}
-        self.messages.append(message)
-        return message
+    def assistant(self, *, goes_on: bool = False) -> Turn:
+        """Begin a message of the assistant, unless it ``goes_on`` and the last one is the assistant's."""
+        last = self._said[-1] if self._said else None
+        if not goes_on or not isinstance(last, Turn):
+            last = Turn()
+            self._said.append(last)
+        return last
 
-    def _extend(self, content: Content) -> None:
-        last = self.messages[-1]
-        last["content"] = [*_parts(last["content"]), *_parts(content)]
-
-
-def think(message: Message, text: str) -> None:
-    """Add to the reasoning of an assistant's message."""
-    if text:
-        message["reasoning"] = message.get("reasoning", "") + text
-
-
-def say(message: Message, text: str) -> None:
-    """Add to the text of an assistant's message."""
-    message["content"] = (message["content"] or "") + text
-
-
-def call(message: Message, call_id: str, name: str, arguments: str) -> None:
-    """Add a call to an assistant's message; ``arguments`` are a JSON object, see :func:`carried`."""
-    function = {"name": name, "arguments": arguments}
-    message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+    def _last(self, role: str) -> Message | None:
+        """The last message, if it is of ``role``."""
+        last = self._said[-1] if self._said else None
+        return last if isinstance(last, dict) and last["role"] == role else None
 
 
 def as_object(arguments: str) -> dict[str, Any]:
@@ -115,14 +143,16 @@ def content_of(parts: list[Part]) -> Content:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def plain(content: Content) -> str:
-    """The text of ``content``, a line feed between two parts."""
-    return "\n".join(part["text"] for part in _parts(content) if part["type"] == "text")
-
-
 def unread(what: str, name: str | None = None) -> Part:
     """The text that stands for what cannot be carried, so that the model knows of it."""
     return text_part(f"[{what}{f' {name!r:.200}' if name else ''} was here; this model cannot read it.]")
+
+
+def _extend(message: Message, content: Content) -> None:
+    """Add to a message; in place, for it may be extended often."""
+    if isinstance(message["content"], str):
+        message["content"] = [text_part(message["content"])]
+    message["content"] += _parts(content)
 
 
 def _parts(content: Content) -> list[Part]:

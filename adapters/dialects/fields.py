@@ -12,7 +12,8 @@ from swarm.errors import RequestError
 
 #: Levels of objects and lists; JSON may nest deeper than what copies it and writes it again can follow.
 _DEEPEST = 100
-_INDEX = re.compile(r"\.\d+(?=\.|$)")
+#: An index in the path of a field, also where a note of it goes on behind the path.
+INDEX = re.compile(r"\.\d+(?=[.:]|$)")
 _UNPRINTABLE = re.compile(r"[^ -~]|;")
 _NOTE_LENGTH, _MOST_NOTES = 120, 20
 
@@ -25,7 +26,7 @@ class Notes:
 
     def add(self, path: str, reason: str) -> None:
         """Note that what stands at ``path`` is left out."""
-        self._paths.setdefault((_INDEX.sub(".*", path), reason), set()).add(path)
+        self._paths.setdefault((INDEX.sub(".*", path), reason), set()).add(path)
 
     def told(self) -> tuple[str, ...]:
         """One short line of ASCII per kind, without ``;``: ``tools.8: web_search is not run here``; at most 21 of

@@ -8,19 +8,7 @@ from __future__ import annotations
 
 import json
 
-from adapters.dialects.conversation import (
-    Content,
-    Conversation,
-    Message,
-    Part,
-    call,
-    carried,
-    content_of,
-    say,
-    text_part,
-    think,
-    unread,
-)
+from adapters.dialects.conversation import Content, Conversation, Part, Turn, carried, content_of, text_part, unread
 from adapters.dialects.fields import Fields, refuse
 
 #: How a model is told that a tool failed: the chat form has no field for it.
@@ -53,12 +41,10 @@ def _add(conversation: Conversation, turn: Fields) -> None:
     blocks = [] if isinstance(content, str) else turn.listed(content, "content")
     said = content if isinstance(content, str) else ""
     if role == "assistant":
-        message = conversation.assistant()
-        say(message, said)
+        answer = conversation.assistant()
+        answer.say(said)
         for block in blocks:
-            _assistant(message, block)
-        if message.get("tool_calls") and not message["content"]:
-            message["content"] = None
+            _assistant(answer, block)
     elif role == "user":
         parts = _user(conversation, blocks)
         if parts or not blocks:
@@ -91,15 +77,15 @@ def _tool_result(block: Fields) -> tuple[str, Content]:
     return call_id, content_of([text_part(_FAILED), *parts] if failed else parts)
 
 
-def _assistant(message: Message, block: Fields) -> None:
+def _assistant(answer: Turn, block: Fields) -> None:
     kind = block.needed("type")
     block.drop("cache_control")
     if kind == "thinking":
         # a signature is a proof that only its maker can check
         block.drop("signature")
-        think(message, block.needed("thinking"))
+        answer.think(block.needed("thinking"))
     elif kind == "text":
-        say(message, block.needed("text"))
+        answer.say(block.needed("text"))
         block.leave("citations", "not carried", [])
     elif kind == "tool_use":
         call_id, name, given = block.needed("id"), block.needed("name"), block.take("input")
@@ -108,7 +94,7 @@ def _assistant(message: Message, block: Fields) -> None:
             given = json.dumps(given)
         block.leave("caller", "not carried", {"type": "direct"})
         arguments = carried(given) if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        call(message, call_id, name, arguments)
+        answer.call(call_id, name, arguments)
     else:
         block.note(f"{kind} is not carried")
         return

@@ -8,21 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
-from adapters.dialects.conversation import (
-    Content,
-    Conversation,
-    Message,
-    Part,
-    call,
-    carried,
-    content_of,
-    say,
-    text_part,
-    think,
-    unread,
-)
+from adapters.dialects.conversation import Content, Conversation, Part, carried, content_of, text_part, unread
 from adapters.dialects.fields import Fields, refuse
 from adapters.dialects.response_tools import Tool, arguments_of
 from swarm.errors import NotFoundError
@@ -67,12 +55,12 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
         case "message":
             _add_message(conversation, item, before)
         case "reasoning":
-            think(_turn(conversation), _thought(item))
+            conversation.assistant(goes_on=True).think(_thought(item))
         case "function_call" | "custom_tool_call":
             name = Tool(item.needed("name"), item.text("namespace")).function
             given = item.needed("arguments" if kind == "function_call" else "input")
             arguments = carried(given) if kind == "function_call" else arguments_of(given)
-            call(_turn(conversation), item.needed("call_id"), name, arguments)
+            conversation.assistant(goes_on=True).call(item.needed("call_id"), name, arguments)
             item.drop("caller", "async")
         case "function_call_output" | "custom_tool_call_output":
             conversation.tool(item.needed("call_id"), _content(item, "output"))
@@ -83,7 +71,14 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
             # see tools_of
             item.drop("role", "tools")
         case _:
-            item.note(f"{kind} is not carried")
+            if kind.endswith("_output") or item.data.get("output") is not None:
+                item.note(f"{kind} is told in words only")
+                told = "\n".join(_texts(item.take("output")))
+                conversation.aside(
+                    [text_part(f"[{kind}:]\n{told}") if told else unread(f"An item of type {kind!r:.60}")]
+                )
+            else:
+                item.note(f"{kind} is not carried")
             return
     item.done()
 
@@ -93,32 +88,26 @@ def _add_message(conversation: Conversation, item: Fields, before: str) -> None:
     role = item.needed("role")
     if role == "assistant":
         # two messages in a row are two; with a call or a thought between them they were one answer
-        message = conversation.assistant() if before == "message" else _turn(conversation)
+        answer = conversation.assistant(goes_on=before != "message")
         value = item.take("content")
         if value is None:
             refuse(item.at("content"), "is required")
         if isinstance(value, str):
-            say(message, value)
+            answer.say(value)
             return
         for part in item.listed(value, "content"):
-            found = _part(part)
-            if found["type"] == "text" and part.data["type"] in _TEXTS:
-                say(message, found["text"])
+            if (of := part.needed("type")) in _TEXTS:
+                answer.say(_part(part, of)["text"])
+            else:
+                part.note(f"{of} of the assistant is not carried")
         if not value:
-            say(message, "")
+            answer.say("")
     elif role == "user":
         conversation.user(_content(item, "content"))
     elif role in ("system", "developer"):
         conversation.system(_content(item, "content"))
     else:
         refuse(item.at("role"), "must be 'user', 'assistant', 'system' or 'developer'")
-
-
-def _turn(conversation: Conversation) -> Message:
-    """The assistant's message that goes on."""
-    if conversation.messages and conversation.messages[-1]["role"] == "assistant":
-        return conversation.messages[-1]
-    return conversation.assistant()
 
 
 def _thought(item: Fields) -> str:
@@ -145,14 +134,17 @@ def _content(item: Fields, name: str) -> Content:
     value = item.take(name)
     if value is None:
         refuse(item.at(name), "is required")
-    return value if isinstance(value, str) else content_of([_part(part) for part in item.listed(value, name)])
+    return (
+        value
+        if isinstance(value, str)
+        else content_of([_part(part, part.needed("type")) for part in item.listed(value, name)])
+    )
 
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def _part(part: Fields) -> Part:
-    kind = part.needed("type")
+def _part(part: Fields, kind: str) -> Part:
     if kind in _TEXTS:
         carried_part = text_part(part.needed(_TEXTS[kind]))
         part.leave("annotations", "not carried", [])
@@ -171,6 +163,16 @@ def _part(part: Fields) -> Part:
         )
     part.done()
     return carried_part
+
+
+def _texts(output: Any) -> list[str]:
+    """The texts in the output of a tool of any kind."""
+    if isinstance(output, list):
+        return [text for one in cast("list[Any]", output) for text in _texts(one)]
+    if isinstance(output, dict):
+        fields = cast("dict[str, Any]", output)
+        return [text for name in ("text", "stdout", "stderr") for text in _texts(fields.get(name))]
+    return [output] if isinstance(output, str) and output else []
 
 
 def _unknown(item: Fields) -> NoReturn:

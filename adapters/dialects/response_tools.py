@@ -66,11 +66,10 @@ def tools_of(top: Fields) -> dict[str, Any]:
         RequestError: one is malformed, or the choice is none that this model has.
     """
     functions = [function for tool in _given(top) for function in _functions(tool)]
-    choice = _choice(top)
-    if isinstance(choice, list):
-        mode, *allowed = cast("list[str]", choice)
+    choice = _choice(top, {function["name"] for function in functions})
+    if isinstance(choice, tuple):
+        choice, allowed = cast("tuple[str, set[str]]", choice)
         functions = [function for function in functions if function["name"] in allowed]
-        choice = mode
     parallel = top.flag("parallel_tool_calls")
     body: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
     if functions:
@@ -128,8 +127,8 @@ def _functions(tool: Fields, namespace: str | None = None) -> Iterator[dict[str,
     yield function
 
 
-def _choice(top: Fields) -> Any:
-    """``tool_choice`` of the chat form; for a choice among some tools a list, the mode and their functions' names."""
+def _choice(top: Fields, functions: set[str]) -> Any:
+    """``tool_choice`` of the chat form; for a choice among some ``functions`` the mode and those."""
     given = top.take("tool_choice")
     if given is None or isinstance(given, str):
         if given not in (None, "auto", "none", "required"):
@@ -143,8 +142,13 @@ def _choice(top: Fields) -> Any:
         mode = choice.needed("mode")
         if mode not in ("auto", "required"):
             refuse(choice.at("mode"), "must be 'auto' or 'required'")
-        allowed = choice.objects("tools") or []
-        return [mode, *(_chosen(one) for one in allowed if one.data.get("type") in ("function", "custom"))]
+        allowed: set[str] = set()
+        for one in choice.objects("tools") or []:
+            if one.data.get("type") in ("function", "custom") and (name := _chosen(one)) in functions:
+                allowed.add(name)
+            else:
+                one.note("no tool of this model")
+        return mode, allowed
     refuse(choice.at("type"), f"{kind!r:.60} is OpenAI's own tool and cannot be called by this model")
 
 

@@ -112,12 +112,21 @@ class RouteSettings(Model):
         ge=0,
         description="with a hook on_session_end: how long a group stays open at most for the end of its session",
     )
-    session_idle_seconds: float = Field(
-        default=300.0,
+    session_idle_seconds: float | None = Field(
+        default=None,
         gt=0,
-        description="a conversation without a new turn for so long is over; with a hook on_session_end: below "
-        "session_window_seconds, for their difference is how long a conversation may last with credit for all of it",
+        description="a conversation without a new turn for so long is over; default: 300 with a hook on_session_end, "
+        "else 1800. With the hook: below session_window_seconds, for their difference is how long a conversation may "
+        "last with credit for all of it; without: no less than feedback_window_seconds",
     )
+
+    def idle_seconds(self, *, credits: bool) -> float:
+        """When a silent conversation is over; ``credits``: a hook is then asked what its open groups earned."""
+        given = self.session_idle_seconds
+        if credits:
+            return 300.0 if given is None else given
+        # what is said of an answer while its group is open must find its conversation
+        return max(1800.0 if given is None else given, self.feedback_window_seconds)
 
     @model_validator(mode="after")
     def _answers_somehow(self) -> Self:

@@ -76,7 +76,7 @@ def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> 
 
 
 def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:
-    idle, window = settings.session_idle_seconds, settings.session_window_seconds
+    idle, window = settings.idle_seconds(credits=True), settings.session_window_seconds
     if hooks.session_end is not None and 0 < window <= idle:
         raise ConfigError(
             f"session_idle_seconds ({idle:g}) is not below session_window_seconds ({window:g}): a session that falls "

@@ -159,7 +159,8 @@ class Sessions:
         if conversation.over:
             return
         self._memory.touch(conversation)
-        seconds = conversation.route.settings.session_idle_seconds + more
+        route = conversation.route
+        seconds = route.settings.idle_seconds(credits=_credits(route)) + more
         if conversation.ending is not None:
             conversation.ending.cancel()
         conversation.ending = asyncio.get_running_loop().call_later(seconds, self._end, conversation, "idle")
@@ -174,8 +175,7 @@ class Sessions:
         if late := self._memory.remove(conversation):
             seconds = conversation.route.settings.feedback_window_seconds
             asyncio.get_running_loop().call_later(seconds, self._memory.forget, late)
-        hooks = conversation.route.hooks
-        if hooks is not None and hooks.ends_sessions and conversation.turns:
+        if _credits(conversation.route) and conversation.turns:
             self._ending.start(self._credit(conversation), f"ending session {conversation.session_id}")
         else:
             _release(conversation)
@@ -244,7 +244,12 @@ def plain_id(completion_id: str) -> str:
 
 
 def _session_window(route: Route) -> float:
-    return route.settings.session_window_seconds if route.hooks is not None and route.hooks.ends_sessions else 0.0
+    return route.settings.session_window_seconds if _credits(route) else 0.0
+
+
+def _credits(route: Route) -> bool:
+    """Whether the route's hooks say what a session as a whole earns."""
+    return route.hooks is not None and route.hooks.ends_sessions
 
 
 def _release(conversation: Conversation) -> None:

@@ -8,7 +8,6 @@ answer learns nothing from it, so the grammar stays, and what it masks is the on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -153,7 +152,7 @@ def prepare(
     send place-holders.
 
     Args:
-        body: as the caller sent it.
+        body: as the wire gives it.
         episode_type: train episodes sample as the trainer assumes, eval episodes and calls for none as the caller asks.
         job: gives the served name, lengths and temperature.
         engine_model: the name under which vLLM serves.
@@ -200,8 +199,6 @@ def prepare(
         "include_reasoning": True,
     }
     sent = {**body, **ours}
-    if not has_prompt:
-        sent["messages"] = [_with_json_arguments(message) for message in cast("list[Any]", messages)]
     if group_size is not None:
         sent["n"] = group_size
     if wants.stream:
@@ -234,31 +231,6 @@ def prepare(
         raw=has_prompt,
         not_text=not_text,
     )
-
-
-def _with_json_arguments(message: Any) -> Any:
-    """``message`` with arguments of tool calls that vLLM takes: it refuses what is not JSON.
-
-    A model sometimes writes such a call, and its conversation must go on. As a JSON string the arguments reach the chat
-    template as the model wrote them.
-    """
-    match message:
-        case {"tool_calls": [*calls]}:
-            return message | {"tool_calls": [_with_json(call) for call in calls]}
-        case _:
-            return message
-
-
-def _with_json(call: Any) -> Any:
-    function: Any = _mapping(call).get("function")
-    arguments: Any = _mapping(function).get("arguments")
-    if not isinstance(arguments, str) or not arguments:
-        return call
-    try:
-        json.loads(arguments)
-    except (ValueError, RecursionError):
-        return call | {"function": function | {"arguments": json.dumps(arguments)}}
-    return call
 
 
 def _not_text(messages: Any) -> str:

@@ -6,14 +6,12 @@ Invariant: what is sampled and recorded is a chat call whatever the wire, and a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from adapters.dialects import Dialect
+from adapters.dialects import ChatDialect, Dialect
 from adapters.dialects.jsons import decode, encode
-from adapters.dialects.sse import DONE, encode_event
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import error_response
 
@@ -54,32 +52,8 @@ class Wire(Protocol):
         ...
 
 
-class ChatWire:
-    """Chat completions: nothing to translate."""
-
-    headers: Mapping[str, str] = MappingProxyType({})
-
-    def request(self, body: Body) -> Body:
-        return body
-
-    def answer(self, content: bytes) -> bytes:
-        return content
-
-    def chunk(self, chunk: Body) -> bytes:
-        return encode_event(chunk)
-
-    def end(self) -> bytes:
-        return DONE
-
-    def cut(self, exc: SwarmGatewayError) -> bytes:
-        return encode_event(exc.body())
-
-    def refusal(self, exc: SwarmGatewayError) -> Response:
-        return error_response(exc)
-
-
 class DialectWire:
-    """Any other dialect."""
+    """A dialect, translated."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -109,3 +83,16 @@ class DialectWire:
         plain = error_response(exc)
         kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
         return Response(encode(self._dialect.error(exc)), status_code=exc.status, headers=kept)
+
+
+class ChatWire(DialectWire):
+    """Chat completions, and raw prompts: the answer needs no translation."""
+
+    def __init__(self) -> None:
+        super().__init__(ChatDialect())
+
+    def request(self, body: Body) -> Body:
+        return body if "prompt" in body else super().request(body)
+
+    def answer(self, content: bytes) -> bytes:
+        return content

@@ -194,6 +194,21 @@ def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> N
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input.0.content.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input.0.content.0"),
         ({"input": [{**HI, "name": "x"}]}, "input.0.name"),
+        (
+            {"input": [HI, {"role": "assistant", "content": [{"type": "input_image", "image_url": "data:,x"}]}]},
+            "input.1.content.0",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "look"}, {"type": "function", "name": "nobody"}],
+                },
+            },
+            "tool_choice.tools.1",
+        ),
     ],
 )
 def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], path: str) -> None:
@@ -201,6 +216,30 @@ def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], pa
     (note,) = request.left_out
     assert note.startswith(f"{path}: ")
     assert request.answer_headers == {"x-swarm-left-out": note}
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ({"type": "local_shell_call_output", "output": "a.txt"}, "[local_shell_call_output:]\na.txt"),
+        ({"type": "mcp_call", "name": "f", "output": "sunny"}, "[mcp_call:]\nsunny"),
+        ({"type": "shell_call_output", "output": [{"stdout": "a", "stderr": "b"}]}, "[shell_call_output:]\na\nb"),
+        (
+            {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "data:,x"}},
+            "[An item of type 'computer_call_output' was here; this model cannot read it.]",
+        ),
+    ],
+)
+def test_outputs_of_other_tools_are_told_in_words(item: dict[str, Any], told: str) -> None:
+    request = DIALECT.parse({"input": [HI, item]})
+    assert [part["text"] for part in request.messages[0]["content"]] == ["hi", told]
+    assert request.left_out == (f"input.1: {item['type']} is told in words only",)
+
+
+def test_an_image_among_late_instructions_is_carried() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,x"}
+    (turn,) = parsed(HI, {"role": "developer", "content": [image]})["messages"]
+    assert [part["type"] for part in turn["content"]] == ["text", "image_url"]
 
 
 def test_files_are_told_in_words() -> None:

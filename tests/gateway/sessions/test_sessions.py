@@ -309,10 +309,23 @@ async def test_a_request_under_way_keeps_its_session(sessions: Sessions, monkeyp
     assert (sessions.as_dict()["open"], sessions.as_dict()["ended"]) == (1, {})
 
 
+@pytest.mark.parametrize(("settings", "seconds"), [({}, 1700), ({"feedback_window_seconds": 3600}, 3500)])
+async def test_a_user_who_reads_for_long_goes_on_with_the_conversation(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], seconds: float
+) -> None:
+    clock, to, talk = Clock(monkeypatch), route(**settings), [user("hi")]
+    say(sessions, to, talk, "Hello.")
+    await clock.passes(seconds)
+    assert texts(ask(sessions, to, [*talk, user("and?")])) == ["Hello."]
+    assert sessions.counts.ended == {}
+    await clock.passes(to.settings.sample_timeout_seconds + 3700)
+    assert sessions.counts.ended == {"idle": 1}
+
+
 async def test_feedback_finds_an_answer_whose_session_is_over_while_its_group_is_open(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, to = Clock(monkeypatch), route(feedback_window_seconds=3600)
+    clock, to = Clock(monkeypatch), route(Ended(), feedback_window_seconds=3600)
     ask(sessions, to, [user("hi")]).delivered("chatcmpl-one", assistant("Hello."), 0.5)
     await clock.passes(3500)
     turn = sessions.turn("chatcmpl-one", "app")

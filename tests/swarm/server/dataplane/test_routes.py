@@ -13,7 +13,17 @@ from starlette.responses import JSONResponse, Response
 
 from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server.conftest import JOB, Rig, ready
-from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, logprob, plain, status
+from tests.swarm.server.vllm import (
+    ENGINE_MODEL,
+    PROMPT,
+    logprob,
+    plain,
+    role_chunk,
+    status,
+    streamed,
+    token_chunk,
+    usage_chunk,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -263,17 +273,52 @@ async def test_more_answers_than_vllm_would_give_are_refused_before_they_take_me
 
 
 async def test_a_tool_call_that_the_model_wrote_as_no_json_is_taken_back(rig: Rig) -> None:
-    """vLLM refuses arguments that are not JSON; as a JSON string they reach the template as they were written."""
+    """vLLM refuses arguments that are not JSON, and templates ask for their items: they reach it as an object."""
     episode = await rig.claim()
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Ro'}}
-    fine = {"id": "2", "type": "function", "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call, fine]}
-    results = [{"role": "tool", "tool_call_id": one, "content": "what?"} for one in ("1", "2")]
+    written = ('{"city": "Ro', "[1]", "3", "NaN", '{"city": "Oslo"}')
+    calls = [
+        {"id": str(k), "type": "function", "function": {"name": "f", "arguments": text}}
+        for k, text in enumerate(written)
+    ]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "what?"} for call in calls]
     answer = await episode.chat(messages=[{"role": "user", "content": "hi"}, said, *results])
     assert answer.status_code == 200, answer.text
     [(_, body)] = rig.vllm.requests
     sent = [one["function"]["arguments"] for one in body["messages"][1]["tool_calls"]]
-    assert [json.loads(one) for one in sent] == ['{"city": "Ro', {"city": "Oslo"}]
+    assert [json.loads(one) for one in sent] == [
+        *({"INVALID_JSON": text} for text in written[:-1]),
+        {"city": "Oslo"},
+    ]
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+async def test_what_vllm_would_refuse_without_need_is_left_out_and_told(rig: Rig, as_stream: bool) -> None:
+    episode = await rig.claim()
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBE"}}
+    if as_stream:
+        rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
+    answer = await episode.chat(
+        messages=[{"role": "user", "content": None}, {"role": "user", "content": [file], "odd": 1}],
+        tools=[{"type": "custom", "custom": {"name": "x"}}],
+        tool_choice="auto",
+        stream=as_stream,
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["x-swarm-left-out"].split("; ")
+    assert [note.partition(":")[0] for note in told] == ["messages.1.content.0", "tools.0"]
+    [(_, body)] = rig.vllm.requests
+    assert body["messages"] == [
+        {"role": "user", "content": ""},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "[A file 'a.pdf' was here; this model cannot read it.]"}],
+            "odd": 1,
+        },
+    ]
+    assert "tools" not in body and "tool_choice" not in body
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("overrides", [{"max_body_bytes": 2048}])
