@@ -79,7 +79,8 @@ def test_images_and_instructions(served: Stack, sdk: openai.OpenAI) -> None:
         {"type": "text", "text": "What is this? "},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
     ]
-    with served.trains(1):
+    # answered, but not trained: the trainer is given token ids alone
+    with served.trains(0):
         answer = sdk.chat.completions.create(
             model=MODEL, messages=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": parts}]
         )

@@ -226,7 +226,7 @@ def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(
         steps.append(values["batch_id"])
         if users.recovered.is_set():
             assert users.trained_again.wait(30), "nobody was answered by the engine that came back"
-            users.enough.set()
+            users.join()
             interrupt()(values)
 
     def restarting(values: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Caller:
     def sent(self, case: Any) -> None:
         real = self.claim(case.path) if next(self.turn) else {}
         headers = dict(case.headers or {})
-        if "{" in case.path and real:
+        if "_uuid}" in case.path and real:
             case.path_parameters = {"episode_uuid": real["uuid"], "group_uuid": real["uuid"]}
             headers["authorization"] = f"Bearer {real['key']}"
         if isinstance(case.body, dict) and real:
