@@ -177,8 +177,11 @@ def _texts(output: Any) -> list[str]:
 
 def _unknown(item: Fields) -> NoReturn:
     """In OpenAI's words, which clients know."""
+    item_id = item.data.get("id")
+    if not isinstance(item_id, str):
+        refuse(item.at("id"), "must be a string")
     raise NotFoundError(
-        f"Item with id '{item.data.get('id')!s:.100}' not found. Items are not persisted when `store` is set to false. "
+        f"Item with id '{item_id:.100}' not found. Items are not persisted when `store` is set to false. "
         "Try again with `store` set to true, or remove this item from your input.",
         code="item_not_found",
         param="input",

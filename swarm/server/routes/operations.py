@@ -232,14 +232,14 @@ DATA: tuple[Operation, ...] = (
             f"The same chat in the form of {form}, errors included",
             request=request,
             answer=OpenAIBody,
-            refusals=_CALL_REFUSALS,
+            refusals=(*refusals, *_CALL_REFUSALS),
             stream=True,
             key="episode",
         )
-        for path, form, request in (
-            ("completions", "OpenAI's legacy Completions, of a raw prompt", CompletionRequest),
-            ("messages", "Anthropic's Messages", MessagesRequest),
-            ("responses", "OpenAI's Responses", ResponsesRequest),
+        for path, form, request, refusals in (
+            ("completions", "OpenAI's legacy Completions, of a raw prompt", CompletionRequest, ()),
+            ("messages", "Anthropic's Messages", MessagesRequest, ()),
+            ("responses", "OpenAI's Responses", ResponsesRequest, ((404, "an item is referred to that is not here"),)),
         )
     ),
     *(
