@@ -75,7 +75,7 @@ def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> RequestError | Non
         prompt_tokens=prompt,
         answer_tokens=answer if fits else 0,
         at_least=at_least,
-        param=refusal.param or "messages",
+        param=refusal.param,
         hint=(
             f"Whoever runs the training job can raise job.max_prompt_length (now {job.max_prompt_length}; with "
             f"job.max_response_length, {job.max_response_length}, it makes the context)."
