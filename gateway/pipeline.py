@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.fanout import Policy, best, first, straight
-from gateway.forms import Incoming, Outcome, kept
-from gateway.guarding import Admission, Joining, Place, Upstream
-from gateway.routing import LiveRoutes, Route, RouteTable
-from gateway.seeing.request import answered_by, phase
-from gateway.sessions import Sessions
+from gateway.limits.admission import Admission, Place
+from gateway.limits.retry_dedup import Joining
+from gateway.observability.request import answered_by, phase
+from gateway.rollout.best import best
+from gateway.rollout.first import first
+from gateway.rollout.policy import Policy
+from gateway.rollout.unrecorded import straight
+from gateway.routing.live import LiveRoutes
+from gateway.routing.route import Route
+from gateway.routing.table import RouteTable
+from gateway.routing.upstream import Upstream
+from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason
+from gateway.types import Incoming, Outcome, kept
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
 

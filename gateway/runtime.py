@@ -15,16 +15,19 @@ from typing import Self
 from starlette.types import Receive, Scope
 
 from adapters.dialects.fields import INDEX
+from gateway.api.response_store import ResponseStore
+from gateway.api.seen import caller_of
 from gateway.config import GatewayConfig
-from gateway.edge.response_store import ResponseStore
-from gateway.edge.seen import caller_of
-from gateway.guarding import Admission, Intake, Joining
-from gateway.keys import KeyRing
+from gateway.keys.ring import KeyRing
+from gateway.limits.admission import Admission
+from gateway.limits.body_limits import Intake
+from gateway.limits.retry_dedup import Joining
+from gateway.observability.request import failed, note_left_out
+from gateway.observability.telemetry import Eyes
 from gateway.pipeline import Pipeline
-from gateway.routing import LiveRoutes, Plan
-from gateway.seeing.eyes import Eyes
-from gateway.seeing.request import failed, note_left_out
-from gateway.sessions import Sessions
+from gateway.routing.live import LiveRoutes
+from gateway.routing.plan import Plan
+from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats
 from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
 

@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from gateway.config import GatewayConfig
-    from gateway.keys import KeyFile
+    from gateway.keys.store import KeyFile
     from swarm.credentials import Credential
 
 keys = typer.Typer(help="Keys of applications, kept as digests; a running gateway takes them.", no_args_is_help=True)

@@ -24,7 +24,7 @@ def log_to_stderr(form: Literal["text", "json"] = "text", *, texts: bool = False
     """
     from uvicorn.config import LOGGING_CONFIG
 
-    from gateway.seeing.logs import JsonFormatter, TextFormatter
+    from gateway.observability.logs import JsonFormatter, TextFormatter
 
     kind = JsonFormatter if form == "json" else TextFormatter
     handler = logging.StreamHandler()

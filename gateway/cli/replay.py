@@ -43,7 +43,10 @@ def replay(
 
     from gateway.cli.output import print_json
     from gateway.cli.replaying import Target, run
-    from gateway.replay import ReplayBar, make_config, print_report, read_report, write_report
+    from gateway.replay.bar import ReplayBar
+    from gateway.replay.report import read_report, write_report
+    from gateway.replay.run import make_config
+    from gateway.replay.table import print_report
     from swarm.errors import ConfigError
 
     if until_step is not None and swarm_url is None:

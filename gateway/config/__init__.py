@@ -2,8 +2,8 @@
 
 from gateway.config.gateway import DIGEST_PREFIX, LOOPBACK_HOSTS, ONLY_ROUTE, GatewayConfig, RouteConfig, TLSConfig
 from gateway.config.load import load_config, parse_config
+from gateway.config.observability import RequestLogConfig, TracingConfig
 from gateway.config.route import RouteSettings, UpstreamConfig
-from gateway.config.seeing import RequestLogConfig, TracingConfig
 
 __all__ = [
     "DIGEST_PREFIX",

@@ -12,8 +12,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from gateway.config.observability import RequestLogConfig, TracingConfig
 from gateway.config.route import RouteSettings
-from gateway.config.seeing import RequestLogConfig, TracingConfig
 from swarm.types import Model
 
 #: Marks an API key that is given as its SHA-256 digest.

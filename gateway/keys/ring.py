@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pydantic import SecretStr
 
 from gateway.config import DIGEST_PREFIX, GatewayConfig
-from gateway.forms import Caller
 from gateway.keys.rate import RequestRate
 from gateway.keys.store import KeyFile, VirtualKey
+from gateway.types import Caller
 from swarm.credentials import Ring, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, OverloadedError
 

@@ -15,11 +15,11 @@ from typing import Self
 
 from gateway.background import Background
 from gateway.config import UpstreamConfig
-from gateway.guarding import Upstream
 from gateway.routing.plan import Plan, PlannedRoute
 from gateway.routing.route import Route
 from gateway.routing.swarm import Swarm
 from gateway.routing.table import RouteTable
+from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from reward_hooks import HookRunner
 

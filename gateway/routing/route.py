@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from gateway.background import Background
 from gateway.config import RouteSettings
-from gateway.guarding import Upstream
 from gateway.routing.swarm import Swarm
+from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from reward_hooks import HookRunner
 

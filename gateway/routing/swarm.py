@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.background import Background
-from gateway.fanout.episodes import Episodes
-from gateway.fanout.sampling import Sampler
-from gateway.fanout.submission import Submitter
-from gateway.feedback import OpenGroups
+from gateway.rollout.claims import Episodes
+from gateway.rollout.sampling import Sampler
+from gateway.rollout.submission import Submitter
 from gateway.routing.control import ControlSender
+from gateway.sessions.open_groups import OpenGroups
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.client.wire import tls_context

@@ -12,9 +12,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from gateway.forms import Caller
-from gateway.guarding import Upstream
 from gateway.routing.route import Route
+from gateway.routing.upstream import Upstream
+from gateway.types import Caller
 from swarm.cards import model_card
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.feedback.given import SessionFeedback
-from gateway.forms import Caller
+from gateway.sessions.feedback_body import SessionFeedback
+from gateway.types import Caller
 from swarm.errors import NotFoundError
 from swarm.http.asgi import read_model
 
@@ -23,7 +23,7 @@ _LONGEST_BODY = 64 * 1024
 
 async def end_session(request: Request) -> Response:
     """End the session on all routes where it goes on; its hook is asked behind the answer. The body may be left out,
-    or say what :class:`~gateway.feedback.given.Said` can.
+    or say what :class:`~gateway.sessions.feedback_body.Said` can.
 
     Raises:
         RequestError: the body makes no sense.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateway.forms import Incoming
 from gateway.sessions.conversation import Place, Scope
 from gateway.sessions.digest import Spoken
 from gateway.sessions.ports import Route
 from gateway.sessions.turns import Closing, DeliveredTurn
+from gateway.types import Incoming
 from reward_hooks import Session
 
 if TYPE_CHECKING:

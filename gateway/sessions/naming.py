@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from gateway.forms import Incoming
 from gateway.sessions.conversation import Scope
+from gateway.types import Incoming
 from swarm.errors import RequestError
 
 #: Names the session; any text of the application's choice.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.config import RouteSettings
-from gateway.feedback.open_groups import OpenGroups
+from gateway.sessions.open_groups import OpenGroups
 from reward_hooks import HookRunner
 
 

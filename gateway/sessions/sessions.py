@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from gateway.background import Background
-from gateway.forms import Incoming
 from gateway.sessions.conversation import Conversation
 from gateway.sessions.digest import answered, size_of, spoken
 from gateway.sessions.link import SessionLink
@@ -24,6 +23,7 @@ from gateway.sessions.ports import Route
 from gateway.sessions.signals import observe
 from gateway.sessions.turns import DeliveredTurn
 from gateway.stats import Kinds
+from gateway.types import Incoming
 from reward_hooks import Feedback, HookContext
 from swarm.errors import HookError
 

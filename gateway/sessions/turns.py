@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.feedback.open_groups import Hold, OpenGroups
+from gateway.sessions.open_groups import Hold, OpenGroups
 from reward_hooks import Feedback, Turn
 
 

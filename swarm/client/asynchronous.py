@@ -22,7 +22,7 @@ from swarm.client.control import AsyncEngineControl
 from swarm.client.episodes import OpenEpisodes, sweep_async
 from swarm.client.flows import Flow, Flows
 from swarm.client.handles import AsyncEpisode, AsyncGroup, task_id_of
-from swarm.client.owing import ReleaseCall
+from swarm.client.pending_releases import ReleaseCall
 from swarm.client.policy import RetryPolicy
 from swarm.client.retrying import attempts_of
 from swarm.client.throttle import Throttle

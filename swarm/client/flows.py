@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel
 
 from swarm.client import wire
-from swarm.client.owing import Owed, ReleaseCall
+from swarm.client.pending_releases import Owed, ReleaseCall
 from swarm.client.policy import Outcome, RetryPolicy, is_broken_connection, may_retry, retry_after
 from swarm.errors import SwarmGatewayError, UnavailableError
 

@@ -20,28 +20,28 @@ from swarm.errors import ConfigError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
 from swarm.http.direct import DirectRoutes
 from swarm.http.guard import JsonBodies
+from swarm.server.api.agentjet import AgentJetRoutes, StateShown
+from swarm.server.api.code import CodeRoutes
+from swarm.server.api.engine import EngineRoutes
+from swarm.server.api.episodes import EpisodeRoutes
+from swarm.server.api.metrics import MetricsRoutes
+from swarm.server.api.openapi import OpenApiRoutes
+from swarm.server.api.serving import ServingRoutes
+from swarm.server.api.shortcuts import EpisodeShortcuts
+from swarm.server.api.status import StatusRoutes
 from swarm.server.auth import Admission, AuthMiddleware, ClientNames, TokenRing
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
-from swarm.server.dataplane.elsewhere import Elsewhere
+from swarm.server.dataplane.not_found import Elsewhere
 from swarm.server.dataplane.routes import DataPlane
 from swarm.server.dataplane.upstream import Upstream
+from swarm.server.engine.controller import Controller
+from swarm.server.engine.snapshots import Snapshots
+from swarm.server.engine.supervisor import Supervisor
+from swarm.server.engine.verbose import VerboseLog
 from swarm.server.journal.journal import Journal
 from swarm.server.metering import MeteredJournal, RequestMeter
 from swarm.server.meters import Meters
 from swarm.server.monitor import Monitor
-from swarm.server.routes.agentjet import AgentJetRoutes, StateShown
-from swarm.server.routes.code import CodeRoutes
-from swarm.server.routes.engine import EngineRoutes
-from swarm.server.routes.episodes import EpisodeRoutes
-from swarm.server.routes.metrics import MetricsRoutes
-from swarm.server.routes.openapi import OpenApiRoutes
-from swarm.server.routes.serving import ServingRoutes
-from swarm.server.routes.shortcuts import EpisodeShortcuts
-from swarm.server.routes.status import StatusRoutes
-from swarm.server.snapshots import Snapshots
-from swarm.server.supervisor import Supervisor
-from swarm.server.verbose import VerboseLog
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"

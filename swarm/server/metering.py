@@ -11,10 +11,10 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.server.api.operations import OPERATIONS
 from swarm.server.journal import Journal, OnDisk
 from swarm.server.journal.records import BatchTaken, PastEnding, Record, Recovered
 from swarm.server.meters import Meters
-from swarm.server.routes.operations import OPERATIONS
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER = "other"

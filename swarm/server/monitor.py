@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarm.protocol import JournalStatus, ReplicaStatus, RunningEpisode, ServerStatus
-from swarm.server.controller import Controller
-from swarm.server.episodes import Episode
+from swarm.server.engine.controller import Controller
+from swarm.server.engine.runs import MAX_STEPS
+from swarm.server.engine.verbose import VerboseLog
+from swarm.server.episodes.episode import Episode
 from swarm.server.journal import JournalStats
 from swarm.server.meters import Meters
-from swarm.server.runs import MAX_STEPS
-from swarm.server.verbose import VerboseLog
 
 #: running episodes that a status tells of unless it is asked for another number
 EPISODES = 100

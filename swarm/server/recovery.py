@@ -14,10 +14,10 @@ from typing import Protocol
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
-from swarm.server.episodes import Episode, EpisodeGroup
+from swarm.server.episodes.episode import Episode, EpisodeGroup
+from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal import OnDisk
 from swarm.server.journal.records import ClaimedEpisode, PastEnding, Record, Recovered
-from swarm.server.pool import EpisodePool
 from swarm.states import EpisodeState
 from swarm.types import StepResult
 

@@ -31,7 +31,7 @@ from swarm.link.messages import (
 )
 from swarm.link.segments import remove_segments
 from swarm.link.server import EngineLink
-from swarm.server.supervisor import engine_environment
+from swarm.server.engine.supervisor import engine_environment
 from swarm.types import ModelCall, StepResult, Timeline, TrainBatch
 
 M = TypeVar("M")

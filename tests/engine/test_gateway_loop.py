@@ -29,7 +29,7 @@ import pytest
 import yaml
 
 from swarm.client import SwarmClient
-from swarm.server.snapshots import Snapshots
+from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model

@@ -114,10 +114,10 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
 def main() -> None:
     script, *arguments = sys.argv[1:]
     if script == "paced":
-        import swarm.server.supervisor
+        import swarm.server.engine.supervisor
         from gateway.cli import main as command_line
 
-        swarm.server.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.gateway.resilience.engine")
+        swarm.server.engine.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.gateway.resilience.engine")
         sys.argv[1:] = arguments
         command_line()
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import GatewayConfig, RouteSettings, parse_config
-from gateway.fanout.policy import POLICY_HEADER, TRAIN_HEADER
+from gateway.rollout.policy import POLICY_HEADER, TRAIN_HEADER
 from gateway.sessions.naming import SESSION, SESSION_END
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "gateway.md").read_text()

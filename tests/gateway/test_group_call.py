@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.fanout.sampling import Sampler
+from gateway.rollout.sampling import Sampler
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import UpstreamError
 from swarm.http.near import NearClient

@@ -29,12 +29,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.api.operations import OPERATIONS
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.routes.operations import OPERATIONS
 from swarm.server.app import create_app as create_swarm
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
+from swarm.server.engine.controller import Controller
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import until_async
 from tests.swarm.server.conftest import JOB, ready

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.seeing.logs import TextFormatter
+from gateway.observability.logs import TextFormatter
 from tests.gateway.conftest import write_hooks
 from tests.gateway.stand_in import listening
 from tests.swarm.server import conftest as server

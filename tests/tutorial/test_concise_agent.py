@@ -19,8 +19,7 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
-from gateway.replay import Report
-from gateway.replay.report import StepPoint
+from gateway.replay.report import Report, StepPoint
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
 from swarm.data import read_tasks

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.replay import read_report
+from gateway.replay.report import read_report
 from swarm.importer import SourceFolder
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay import read_report
 from gateway.replay.experiment import free_ports
+from gateway.replay.report import read_report
 from gateway.scaffold import scaffold
 
 pytestmark = pytest.mark.slow

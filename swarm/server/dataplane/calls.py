@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
-from swarm.server.collecting import Collection
+from swarm.server.batching import Collection
 from swarm.server.concurrency import Interruptible, Once
-from swarm.server.controller import Controller
-from swarm.server.endings import DELETED
-from swarm.server.episodes import Episode
+from swarm.server.engine.controller import Controller
+from swarm.server.episodes.endings import DELETED
+from swarm.server.episodes.episode import Episode
 from swarm.states import EngineState
 from swarm.types import ModelCall
 

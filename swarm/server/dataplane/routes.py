@@ -27,7 +27,6 @@ from swarm.http.asgi import bearer, header, read_json
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
 from swarm.server.dataplane import replicas
 from swarm.server.dataplane.calls import Members, Nobody, Party
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
@@ -35,6 +34,7 @@ from swarm.server.dataplane.failures import UpstreamRefusalError, too_long
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream
 from swarm.server.dataplane.wires import ChatWire, DialectWire, Wire
+from swarm.server.engine.controller import Controller
 
 T = TypeVar("T")
 

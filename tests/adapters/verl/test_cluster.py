@@ -19,7 +19,7 @@ pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 from adapters.verl import cluster
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from swarm.server.supervisor import engine_environment
+from swarm.server.engine.supervisor import engine_environment
 
 
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
 from gateway.config import load_config
-from gateway.keys import KeyRing
+from gateway.keys.ring import KeyRing
 from swarm.errors import ConfigError
 
 CONFIG = """

@@ -7,7 +7,7 @@ import logging, uvicorn
 from gateway.cli.logs import log_to_stderr
 log_to_stderr()
 uvicorn.Config(None, log_level="warning")
-for name in ("swarm.server.controller", "uvicorn.error", "httpx"):
+for name in ("swarm.server.engine.controller", "uvicorn.error", "httpx"):
     logging.getLogger(name).info("news")
     logging.getLogger(name).warning("trouble")
 """
@@ -17,8 +17,8 @@ def test_servers_log_with_time_level_and_name() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, check=True)
     # the first two words are the date and the time
     assert [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()] == [
-        "INFO swarm.server.controller: news",
-        "WARNING swarm.server.controller: trouble",
+        "INFO swarm.server.engine.controller: news",
+        "WARNING swarm.server.engine.controller: trouble",
         "WARNING uvicorn.error: trouble",
         "WARNING httpx: trouble",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.keys import KeyFile
+from gateway.keys.store import KeyFile
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.stand_in import Swarm
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.keys import KeyFile, KeyRing
+from gateway.keys.ring import KeyRing
+from gateway.keys.store import KeyFile
 from swarm.errors import AuthenticationError, ConfigError, OverloadedError
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.keys import KeyFile
+from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 
 

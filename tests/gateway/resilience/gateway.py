@@ -27,8 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
 from gateway.config import load_config
+from gateway.observability.request import Seen, seeing
 from gateway.runtime import Gateway
-from gateway.seeing.request import Seen, seeing
 from swarm.http.serve import bind, run_app
 
 #: Where a request can be when its caller hangs up, by the names of the phases that tell it.

@@ -11,9 +11,10 @@ from typing import Any
 
 from adapters.dialects import ChatDialect
 from gateway.config import RouteSettings
-from gateway.feedback import OpenGroups
-from gateway.forms import Caller, Incoming
-from gateway.sessions import SessionLink, Sessions
+from gateway.sessions.link import SessionLink
+from gateway.sessions.open_groups import OpenGroups
+from gateway.sessions.sessions import Sessions
+from gateway.types import Caller, Incoming
 from reward_hooks import HookContext, HookRunner, Hooks, Session
 from swarm.job import TrainJob
 from swarm.protocol import EngineStatus, ServerStatus

@@ -10,7 +10,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from gateway.sessions import Sessions
+from gateway.sessions.sessions import Sessions
 from reward_hooks import HookContext, Session
 from swarm.errors import HookError, RequestError
 from tests.gateway.sessions.talk import Messages, ask, assistant, incoming, route, say, texts, user

@@ -17,11 +17,11 @@ from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
+from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
 from swarm.types import ModelCall, Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
-from tests.swarm.server.test_pool import record
+from tests.swarm.server.episodes.test_pool import record
 
 pytestmark = pytest.mark.anyio
 

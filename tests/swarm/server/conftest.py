@@ -17,7 +17,7 @@ from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
+from swarm.server.engine.controller import Controller
 from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_response_length=100, temperature=0.9)

@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from swarm.protocol import EngineStatus
+from swarm.server.api.agentjet import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.routes.agentjet import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
 from swarm.states import EngineState
 from tests.swarm.server.agentjet_client import AgentJetClient, AprilClient
-from tests.swarm.server.collecting.conftest import Clock
+from tests.swarm.server.batching.conftest import Clock
 from tests.swarm.server.test_agentjet_conformance import ROOT, Swarm, eventually, job_config, rollout, run, served
 from tests.swarm.server.vllm import ScriptedVllm, serving
 

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from swarm.link.messages import RolloutReady
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
+from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
 from swarm.types import StepResult
 from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
+from swarm.server.api.operations import OPERATIONS
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
-from swarm.server.routes.operations import OPERATIONS
+from swarm.server.engine.controller import Controller
 from tests.swarm.server.conftest import JOB, ready
 from tests.swarm.server.vllm import ScriptedVllm, serving, told
 

@@ -17,14 +17,14 @@ from swarm.errors import AuthenticationError, ConfigError, ConflictError, StateE
 from swarm.job import TrainJob, dump_job
 from swarm.link.messages import RolloutReady
 from swarm.server.config import ServerConfig
-from swarm.server.controller import Controller
-from swarm.server.episodes import Claim, ClaimWish, Grant
+from swarm.server.engine.controller import Controller
+from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.records import Recovered
 from swarm.states import EngineState, check_engine
 from swarm.types import StepResult, TrainBatch
+from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.memory import MemoryJournal
-from tests.swarm.server.test_pool import ends, sample
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_parallel_episodes=6)
 CONFIG = ServerConfig(post_rolling_timeout=0.0)

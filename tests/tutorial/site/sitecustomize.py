@@ -6,6 +6,6 @@
 import sys
 
 if {"swarm", "start"} <= set(sys.orig_argv):
-    import swarm.server.supervisor
+    import swarm.server.engine.supervisor
 
-    swarm.server.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.tutorial.learning_engine")
+    swarm.server.engine.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.tutorial.learning_engine")

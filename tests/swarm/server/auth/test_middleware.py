@@ -22,7 +22,7 @@ from swarm.server.app import create_app
 from swarm.server.auth import Caller, check_exposure
 from swarm.server.auth.scopes import ROUTE_SCOPES, WITHOUT_TOKEN
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.elsewhere import Elsewhere
+from swarm.server.dataplane.not_found import Elsewhere
 from tests.swarm.server.vllm import serving
 
 SCOPES: tuple[TokenScope, ...] = ("read", "claim", "admin")

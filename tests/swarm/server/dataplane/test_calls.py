@@ -10,9 +10,9 @@ import pytest
 from swarm.server.dataplane.calls import Members
 from swarm.server.journal.records import CallRecorded, EpisodeEnded
 from swarm.types import ModelCall
+from tests.swarm.server.engine.test_controller import claim, rolling
+from tests.swarm.server.episodes.test_pool import ends
 from tests.swarm.server.memory import MemoryJournal
-from tests.swarm.server.test_controller import claim, rolling
-from tests.swarm.server.test_pool import ends
 
 pytestmark = pytest.mark.anyio
 

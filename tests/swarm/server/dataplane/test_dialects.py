@@ -12,7 +12,7 @@ import openai
 import pytest
 from starlette.responses import JSONResponse
 
-from swarm.server.controller import Controller
+from swarm.server.engine.controller import Controller
 from tests.swarm.server.conftest import Claimed, Rig
 from tests.swarm.server.vllm import (
     ENGINE_MODEL,

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from swarm.errors import UnavailableError
-from swarm.server.controller import Controller
+from swarm.server.engine.controller import Controller
 from tests.swarm.server.conftest import Rig
 from tests.swarm.server.dataplane.group import ClaimedGroup, claim_group, read
 from tests.swarm.server.vllm import (

@@ -1,0 +1,226 @@
+"""``/v1/completions``: each prompt of a request is a request of its own, and their answers come back as one.
+
+Invariant: choice ``k * n + j`` is answer ``j`` to prompt ``k``; if one prompt fails, the request does, and what was
+begun for the others is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from adapters.dialects import CompletionsDialect, LLMRequest
+from adapters.dialects.completions import prompts_of
+from adapters.dialects.jsons import encode
+from adapters.dialects.sse import DONE, SseDecoder, encode_event
+from gateway.api.endpoint import Endpoint
+from gateway.api.passing import is_plain
+from gateway.api.rendering import parts_of
+from gateway.types import Decided, Incoming, Live, Outcome, Relayed
+from swarm.errors import RequestError, UpstreamError
+
+if TYPE_CHECKING:
+    from gateway.runtime import Gateway
+
+#: Each prompt is a whole group of samples.
+_MOST_PROMPTS = 128
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+class CompletionsEndpoint(Endpoint):
+    """``POST /v1/completions``."""
+
+    def __init__(self) -> None:
+        super().__init__(CompletionsDialect())
+
+    def parsed(self, data: dict[str, Any]) -> LLMRequest:
+        prompts = prompts_of(data)
+        if len(prompts) > _MOST_PROMPTS:
+            raise RequestError(f"prompt: at most {_MOST_PROMPTS} prompts per call", param="prompt")
+        return self.dialect.parse({**data, "prompt": prompts[0]})
+
+    async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
+        prompts = prompts_of(data)
+        # an upstream that answers everything is asked as the gateway was
+        if len(prompts) == 1 or await is_plain(gateway, incoming.call.model, incoming.caller):
+            return await gateway.pipeline.answer(incoming)
+        bodies = [{**data, "prompt": prompt} for prompt in prompts]
+        async with AsyncExitStack() as held:
+
+            async def ask(body: dict[str, Any], number: int) -> _Answered:
+                one = replace(
+                    incoming,
+                    call=self.dialect.parse(body),
+                    headers=_headers(incoming.headers, number),
+                    raw=encode(body),
+                    request_id=f"{incoming.request_id}.{number}",
+                )
+                outcome = await gateway.pipeline.answer(one)
+                if outcome.close is not None:
+                    held.push_async_callback(outcome.close)
+                return _Answered(self.dialect, body, outcome)
+
+            answered = await _all([ask(body, number) for number, body in enumerate(bodies)])
+            refused = next((one.outcome for one in answered if one.refused), None)
+            if isinstance(refused, Relayed):
+                return replace(refused, close=held.pop_all().aclose)
+            headers = {"x-swarm-trained": _trained([one.outcome for one in answered])}
+            choices = incoming.call.choices
+            if incoming.call.stream:
+                streams = _merged([one.chunks() for one in answered], choices)
+                held.push_async_callback(streams.aclose)
+                headers["content-type"] = "text/event-stream; charset=utf-8"
+                return Relayed(200, headers, streams, held.pop_all().aclose)
+            whole = _joined([await one.body() for one in answered], choices)
+            return Relayed(200, headers | {"content-type": "application/json"}, encode(whole), held.pop_all().aclose)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What came of one prompt."""
+
+    dialect: Any
+    data: dict[str, Any]
+    outcome: Outcome
+
+    @property
+    def refused(self) -> bool:
+        return isinstance(self.outcome, Relayed) and self.outcome.status != 200
+
+    async def body(self) -> dict[str, Any]:
+        """The ``text_completion``.
+
+        Raises:
+            UpstreamError: the upstream gave none.
+        """
+        match self.outcome:
+            case Decided(completion=completion):
+                return self.dialect.answer(self.data, completion)
+            case Relayed(body=bytes() as body):
+                return _object(body)
+            case _:
+                raise UpstreamError("a stream came where none was asked for", code="malformed_answer")
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream.
+
+        Raises:
+            UpstreamError: the upstream gave none.
+        """
+        if isinstance(self.outcome, Decided | Live):
+            parts = parts_of(self.outcome, self.dialect.stream(self.data))
+        elif isinstance(self.outcome.body, bytes):
+            raise UpstreamError("the upstream gave no stream where one was asked for", code="malformed_answer")
+        else:
+            parts = self.outcome.body
+        decoder, ended = SseDecoder(), False
+        async for part in parts:
+            for event in decoder.feed(part):
+                if event == "[DONE]":
+                    ended = True
+                else:
+                    yield _object(event)
+        if not ended:
+            raise UpstreamError("the upstream's stream broke off, or was none", code="stream_cut")
+
+
+def _object(text: bytes | str) -> dict[str, Any]:
+    """An answer, or a chunk, of an upstream; of an error its message is raised."""
+    try:
+        data: Any = json.loads(text)
+    except ValueError:
+        data = None
+    told: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if isinstance(told.get("choices"), list):
+        return told
+    error: Any = told.get("error")
+    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
+    raise UpstreamError(str(message or "the upstream's answer has no choices"), code="malformed_answer")
+
+
+def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:
+    """Those of prompt ``number``: a key by which a retry is known names one request, and each prompt is one."""
+    key = headers.get("idempotency-key")
+    return {**headers} if key is None else {**headers, "idempotency-key": f"{key}.{number}"}
+
+
+async def _all(asking: Sequence[Any]) -> list[_Answered]:
+    """All results in order, or the first error; then the others are cancelled and over."""
+    tasks = [asyncio.ensure_future(one) for one in asking]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _joined(bodies: Sequence[dict[str, Any]], choices: int) -> dict[str, Any]:
+    return {
+        **bodies[0],
+        "choices": [
+            _placed(choice, number, choices) for number, body in enumerate(bodies) for choice in body["choices"]
+        ],
+        "usage": _added([body.get("usage") or {} for body in bodies]),
+    }
+
+
+async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int) -> AsyncGenerator[bytes]:
+    """The chunks of all streams as they come, under one id, then their usage together if they tell it.
+
+    Raises:
+        SwarmGatewayError: one of them broke off.
+    """
+    came: asyncio.Queue[tuple[int, dict[str, Any] | Exception | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(number: int, stream: AsyncIterator[dict[str, Any]]) -> None:
+        try:
+            async for chunk in stream:
+                await came.put((number, chunk))
+            await came.put((number, None))
+        except Exception as exc:
+            await came.put((number, exc))
+
+    tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    head: dict[str, Any] = {}
+    usages: list[dict[str, Any]] = []
+    left = len(tasks)
+    try:
+        while left:
+            number, chunk = await came.get()
+            if isinstance(chunk, Exception):
+                raise chunk
+            if chunk is None:
+                left -= 1
+                continue
+            head = head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
+            if chunk.get("usage"):
+                usages.append(chunk["usage"])
+            if chunk.get("choices"):
+                placed = [_placed(choice, number, choices) for choice in chunk["choices"]]
+                yield encode_event({**chunk, **head, "choices": placed})
+        if usages:
+            yield encode_event({**head, "object": "text_completion", "choices": [], "usage": _added(usages)})
+        yield DONE
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _placed(choice: dict[str, Any], number: int, choices: int) -> dict[str, Any]:
+    return {**choice, "index": number * choices + choice.get("index", 0)}
+
+
+def _added(usages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {name: sum(int(usage.get(name) or 0) for usage in usages) for name in _COUNTS}
+
+
+def _trained(outcomes: Sequence[Outcome]) -> str:
+    """``true`` if all were trained, ``pending`` if that is not known of all."""
+    told = {outcome.headers.get("x-swarm-trained", "pending") for outcome in outcomes}
+    return told.pop() if len(told) == 1 else "false" if "false" in told else "pending"

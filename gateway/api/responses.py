@@ -1,0 +1,158 @@
+"""``/v1/responses``: a conversation goes on from a response that was kept.
+
+Invariant: what a response refers to is there when the model is asked, or the request is refused; nothing is kept that
+was not delivered whole, or that its request did not want kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from starlette.datastructures import QueryParams
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from adapters.dialects import ResponsesDialect
+from adapters.dialects.jsons import encode
+from adapters.dialects.response_answers import response_id
+from adapters.dialects.responses import ResponseStream
+from gateway.api.endpoint import Endpoint
+from gateway.api.passthrough import Passthrough
+from gateway.api.rendering import Rendering
+from gateway.api.response_store import ResponseStore, StoredResponse
+from gateway.api.seen import caller_of
+from gateway.types import Caller, Incoming
+from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
+
+if TYPE_CHECKING:
+    from gateway.runtime import Gateway
+
+
+class ResponsesEndpoint(Endpoint):
+    """``POST /v1/responses``."""
+
+    def __init__(self) -> None:
+        super().__init__(ResponsesDialect(stored=True))
+
+    def prepared(self, gateway: Gateway, caller: Caller, data: dict[str, Any]) -> dict[str, Any]:
+        """``data`` with the whole conversation as its input; ``store`` is on unless it is off, as at OpenAI."""
+        if data.get("store") is None:
+            data = {**data, "store": True}
+        given = data.get("input")
+        if isinstance(given, list):
+            items = cast("list[Any]", given)
+            data = {**data, "input": [_referred(gateway, caller, item) for item in items]}
+        previous = data.get("previous_response_id")
+        if not isinstance(previous, str):
+            return data
+        try:
+            earlier = gateway.responses.get(caller.key_id, previous)
+        except NotFoundError as exc:
+            raise RequestError(exc.message, code="previous_response_not_found", param="previous_response_id") from exc
+        return {**data, "input": [*earlier.items, *_items(data.get("input"))]}
+
+    def raw(self, data: Mapping[str, Any], raw: bytes) -> bytes:
+        """What an upstream gets: it does not know our responses."""
+        if data.get("previous_response_id") is None and b"item_reference" not in raw:
+            return raw
+        return encode({name: value for name, value in data.items() if name != "previous_response_id"})
+
+    def rendering(
+        self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any], more_headers: Mapping[str, str]
+    ) -> Rendering:
+        return _StoringRendering(
+            self.dialect, data, incoming.call.stream, more_headers, gateway.responses, incoming.caller.key_id
+        )
+
+
+@dataclass(frozen=True)
+class _StoringRendering(Rendering):
+    """Keeps what it renders, where the request wants that."""
+
+    store: ResponseStore
+    key_id: str
+
+    def body(self, completion: Mapping[str, Any]) -> bytes:
+        response = self.dialect.answer(self.data, completion)
+        body = encode(response)
+        self._keep(response, len(body))
+        return body
+
+    def events(self) -> _StoringStream:
+        return _StoringStream(cast("ResponseStream", self.dialect.stream(self.data)), self)
+
+    def keep(self, response: dict[str, Any]) -> None:
+        """Keep a response that is whole."""
+        self._keep(response, len(encode(response)))
+
+    def _keep(self, response: dict[str, Any], size: int) -> None:
+        if not self.data.get("store"):
+            return
+        items = [*_items(self.data.get("input")), *response["output"]]
+        self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items))))
+
+
+class _StoringStream:
+    """The bytes of a response that is kept once its stream has ended."""
+
+    def __init__(self, stream: ResponseStream, rendering: _StoringRendering) -> None:
+        self._stream = stream
+        self._rendering = rendering
+        self.keepalive = stream.keepalive
+
+    def take(self, chunk: Mapping[str, Any]) -> bytes:
+        return self._stream.take(chunk)
+
+    def end(self) -> bytes:
+        last = self._stream.end()
+        # kept before it is told: the next request may be here before this one has ended
+        self._rendering.keep(self._stream.response)
+        return last
+
+    def fail(self, exc: SwarmGatewayError) -> bytes:
+        return self._stream.fail(exc)
+
+
+class KeptResponse:
+    """``GET`` and ``DELETE /v1/responses/{id}``: a response that was kept; one that was not may be the upstream's."""
+
+    def __init__(self, others: Passthrough) -> None:
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway: Gateway = scope["state"]["gateway"]
+        key_id, response_id = caller_of(scope).key_id, scope["path_params"]["response_id"]
+        try:
+            kept = gateway.responses.get(key_id, response_id).response
+        except NotFoundError as exc:
+            await self._others.answer(scope, receive, send, absent=exc)
+            return
+        if scope["method"] == "DELETE":
+            gateway.responses.delete(key_id, response_id)
+            kept = {"id": response_id, "object": "response", "deleted": True}
+        elif QueryParams(scope["query_string"]).get("stream") == "true":
+            raise RequestError("a kept response is given whole, not as a stream", param="stream")
+        await JSONResponse(kept)(scope, receive, send)
+
+
+def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:
+    """The item of a kept response that ``item`` refers to; any other as it is, and one that is not kept too: the
+    dialect refuses that."""
+    match item:
+        case {"type": "item_reference", "id": str() as item_id}:
+            pass
+        case _:
+            return item
+    try:
+        output: list[Any] = gateway.responses.get(caller.key_id, response_id(item_id)).response["output"]
+    except NotFoundError:
+        return item
+    return next((kept for kept in output if kept["id"] == item_id), item)
+
+
+def _items(given: Any) -> list[Any]:
+    if isinstance(given, list):
+        return cast("list[Any]", given)
+    return [] if given is None else [{"type": "message", "role": "user", "content": given}]

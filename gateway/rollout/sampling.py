@@ -1,0 +1,314 @@
+"""Sample answers at the swarm server's addresses: of an episode, of a group, or of the engine without either.
+
+Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from adapters.dialects import Answer
+from adapters.dialects.jsons import decode
+from adapters.dialects.sse import SseDecoder
+from gateway.observability.request import trace_headers
+from swarm.client import EpisodeGroup
+from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.http.client import Answer as HttpAnswer
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
+
+#: Statuses by which the engine finds fault with the caller's own request; other 4xx concern the episode.
+_CALLERS_FAULT = frozenset({400, 413, 422})
+#: Statuses that say: not begun, come back.
+_NOT_NOW = frozenset({429, 503})
+_LONGEST_PAUSE = 2.0
+#: Statuses by which the data plane says that the episode is over or not ours.
+_EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
+#: Codes of a 503 that no second try of this episode can cure.
+_GONE = frozenset({"episode_deleted", "engine_offline"})
+
+#: The header by which the group's answer says how many tokens each choice has, in order.
+_COMPLETION_TOKENS = "x-swarm-completion-tokens"
+#: The header of a group's call that samples for some of its episodes.
+_PLACES = "x-swarm-places"
+_POLICY_VERSION = "x-swarm-policy-version"
+#: A stream that somebody reads is to end, trained or not.
+_OUTLIVE = {"x-swarm-outlive": "1"}
+#: What is asked for, and the field of a choice in which it comes.
+_PIECES_HEADER, _PIECES = {"x-swarm-pieces": "1"}, "pieces"
+
+Chunk = dict[str, Any]
+
+
+class EpisodeLostError(UnavailableError):
+    """The episode went away, or its address did: another group may serve the request, this episode never will."""
+
+    default_code = "episode_lost"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, unopened: bool = False, retry_after: float = 5.0
+    ) -> None:
+        super().__init__(message, code=code, retry_after=retry_after)
+        #: its address refused the call: nothing of it was sampled
+        self.unopened = unopened
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer with what is known about how it came to be; latency in seconds.
+
+    ``pieces`` are the text lengths of its tokens, in characters, where that was asked for and is known.
+    """
+
+    answer: Answer
+    latency: float
+    policy_version: int | None
+    pieces: list[int] | None = None
+
+
+class Address(Protocol):
+    """Where to sample: an OpenAI base URL and its key."""
+
+    @property
+    def base_url(self) -> str: ...
+
+    @property
+    def api_key(self) -> str: ...
+
+
+class LiveSample:
+    """An answer that is being sampled."""
+
+    def __init__(self, answer: LiveAnswer) -> None:
+        self._answer = answer
+        self.policy_version = _version(answer.headers)
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """The chunks as they come.
+
+        Raises:
+            UpstreamError: the stream tells an error, or breaks off.
+        """
+        decoder = SseDecoder()
+        async for data in self._answer.parts():
+            for event in decoder.feed(data):
+                if event == "[DONE]":
+                    return
+                yield _chunk_of(event)
+        raise UpstreamError("the engine's stream broke off", code="stream_cut")
+
+
+class Sampler:
+    """Samples over one pool of connections."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    async def sample(self, episode: Address, body: bytes, deadline: float, *, pieces: bool = False) -> Sample:
+        """Send ``body`` to the episode's chat completions and read the answer.
+
+        Args:
+            episode: a claimed episode.
+            body: JSON of a plain (not streamed) Chat Completions request.
+            deadline: on the event loop's clock.
+            pieces: ask for :attr:`Sample.pieces`.
+
+        Raises:
+            RelayedError: the engine finds fault with the request.
+            EpisodeLostError: the episode is over, e.g. because the engine stopped or went on to its next weights, or it
+                could not be served twice in a row.
+            UpstreamError: anything else, the deadline included (status 504).
+        """
+        answer, latency = await self._timed(episode, body, deadline, _headers(episode, pieces=pieces))
+        return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
+
+    async def sample_group(
+        self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float, *, pieces: bool = False
+    ) -> list[Sample]:
+        """Sample an answer for each episode at ``places`` of ``group`` in one call, which computes their prompt once.
+
+        Args:
+            group: with an address of its own.
+            places: at least one.
+            body: see :meth:`sample`; without ``n``.
+            deadline: on the event loop's clock.
+            pieces: ask for :attr:`Sample.pieces`.
+
+        Returns:
+            One sample per place, in their order; the latency of each is that of the call.
+
+        Raises:
+            As :meth:`sample`; there are either all answers or none.
+        """
+        some = {_PLACES: ",".join(map(str, places))} if len(places) < len(group) else {}
+        answer, latency = await self._timed(group, body, deadline, _headers(group, pieces=pieces) | some)
+        counts = [int(count) for count in answer.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
+        if len(counts) != len(places):
+            raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
+        version = _version(answer.headers)
+        return [_sample(one, latency, version) for one in Answer.from_choices(_json(answer.content), counts)]
+
+    async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
+        """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
+        :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await self._post(address, body, _headers(address, pieces=False))
+        except TimeoutError:
+            raise too_late() from None
+        data = _json(answer.content)
+        Answer.from_completion(data)
+        return data, _version(answer.headers)
+
+    @asynccontextmanager
+    async def stream(self, address: Address, body: bytes) -> AsyncGenerator[LiveSample]:
+        """A streamed answer from its headers on, whole even if the engine goes on to its next weights without the
+        episode; the deadline is the caller's. Raises as :meth:`sample`, and within the
+        block for a connection that breaks."""
+        begun = False
+        try:
+            headers = _headers(address, pieces=False) | _OUTLIVE
+            async with self._http.posted(_url(address), body, headers) as answer:
+                begun = True
+                if answer.status != 200:
+                    raise _error_of(answer.status, answer.headers, await answer.read())
+                yield LiveSample(answer)
+        except ConnectionBrokenError as exc:
+            if begun:
+                raise UpstreamError(f"the engine's stream broke off: {exc}", code="stream_cut") from exc
+            raise _broken(exc) from exc
+
+    @asynccontextmanager
+    async def passed(self, engine: Address, path: str, body: bytes) -> AsyncGenerator[LiveAnswer]:
+        """The engine's answer at another ``path`` of its server, whatever its status.
+
+        Raises:
+            UnavailableError: the address cannot be reached.
+            UpstreamError: the connection breaks off while the answer is read.
+        """
+        begun = False
+        try:
+            url = engine.base_url.removesuffix("/v1") + path
+            async with self._http.posted(url, body, _headers(engine, pieces=False)) as answer:
+                begun = True
+                yield answer
+        except ConnectionBrokenError as exc:
+            if begun:
+                raise UpstreamError(f"the engine's answer broke off: {exc}", code="stream_cut") from exc
+            raise _broken(exc) from exc
+
+    async def _timed(
+        self, address: Address, body: bytes, deadline: float, headers: Mapping[str, str]
+    ) -> tuple[HttpAnswer, float]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await self._post_twice(address, body, headers)
+        except TimeoutError:
+            raise too_late() from None
+        return answer, loop.time() - started
+
+    async def _post_twice(self, address: Address, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+        try:
+            return await self._post(address, body, headers)
+        except EpisodeLostError:
+            raise
+        except UnavailableError as exc:
+            pause = min(exc.retry_after or 0, _LONGEST_PAUSE)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        try:
+            return await self._post(address, body, headers)
+        except UnavailableError as exc:
+            raise EpisodeLostError(exc.message) from exc
+
+    async def _post(self, address: Address, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+        try:
+            answer = await self._http.post(_url(address), body, headers)
+        except ConnectionBrokenError as exc:
+            raise _broken(exc) from exc
+        if answer.status != 200:
+            raise _error_of(answer.status, answer.headers, answer.content)
+        return answer
+
+
+def too_late() -> UpstreamError:
+    """The error of a sample whose deadline passed."""
+    late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
+    late.status = 504
+    return late
+
+
+def _url(address: Address) -> str:
+    return f"{address.base_url}/chat/completions"
+
+
+def _headers(address: Address, *, pieces: bool) -> dict[str, str]:
+    headers = {"content-type": "application/json", **trace_headers()}
+    if address.api_key:
+        headers["authorization"] = f"Bearer {address.api_key}"
+    return headers | _PIECES_HEADER if pieces else headers
+
+
+def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
+    # taken out of what the application gets to see
+    return Sample(answer, latency, version, answer.choice_extra.pop(_PIECES, None))
+
+
+def _chunk_of(event: str) -> Chunk:
+    chunk = _json(event)
+    if not isinstance(chunk, dict):
+        raise UpstreamError("the engine's stream holds what is no chunk", code="malformed_answer")
+    if (error := chunk.get("error")) is not None:
+        message = error.get("message") if isinstance(error, dict) else error
+        raise UpstreamError(f"the engine failed: {message}", code="engine_failed")
+    return chunk
+
+
+def _broken(exc: ConnectionBrokenError) -> UnavailableError:
+    if exc.unsent:
+        return UnavailableError(
+            f"the episode's address cannot be reached: {exc}", code="server_unreachable", retry_after=0.2
+        )
+    return EpisodeLostError(f"the connection to the episode broke: {exc}")
+
+
+def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmGatewayError:
+    data = _json(content)
+    error: Any = data.get("error") if isinstance(data, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    # a job with another model has begun since the request was read; another group cannot serve it either
+    if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
+        told = error if isinstance(error, dict) else {"message": content[:500].decode(errors="replace")}
+        return RelayedError(status, told)
+    message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
+    if status in _EPISODE_OVER or code in _GONE:
+        return EpisodeLostError(
+            f"the episode cannot be used any more: {message}",
+            code=code if code in _GONE else None,
+            unopened=status in _EPISODE_OVER,
+        )
+    if status in _NOT_NOW and headers.get("x-should-retry") != "false":
+        pause = headers.get("retry-after", "")
+        return UnavailableError(
+            f"the engine cannot serve now: {message}",
+            code=code if isinstance(code, str) else None,
+            retry_after=float(pause) if pause.isdigit() else 0.5,
+        )
+    return UpstreamError(f"the engine failed: {message}", code="engine_failed")
+
+
+def _version(headers: Mapping[str, str]) -> int | None:
+    version = headers.get(_POLICY_VERSION, "")
+    return int(version) if version.isdigit() else None
+
+
+def _json(content: bytes | str) -> Any:
+    try:
+        return decode(content)
+    except ValueError:
+        return None

@@ -1,0 +1,132 @@
+"""Straight to the engine without an episode: nothing is recorded, nothing is trained.
+
+Invariant: nothing is sampled before an error that says so; the engine's own words reach the application as they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from adapters.dialects import Answer, to_json
+from adapters.dialects.chat_answers import chunks_of
+from gateway.rollout.claims import Waiting
+from gateway.rollout.ports import Route
+from gateway.rollout.sampling import Chunk, EpisodeLostError, LiveSample, too_late
+from gateway.types import Decided, Incoming, Live, Relayed
+from swarm.errors import UnavailableError
+
+T = TypeVar("T")
+
+_NOT_TRAINED = {"x-swarm-trained": "false"}
+
+
+async def straight(route: Route, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
+    """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
+
+    Args:
+        route: with a swarm.
+        incoming: the request; its model name has been checked.
+        patient: wait for an engine that cannot serve now, as a claim would; else try once.
+
+    Raises:
+        RelayedError: the engine finds fault with the request.
+        UnavailableError: no engine serves within the bounds for claims; nothing was sampled.
+        UpstreamError: it failed, or the deadline of a sample passed.
+    """
+    assert route.swarm is not None
+    swarm, call = route.swarm, incoming.call
+    # the address has one model; which name the application knows it by is its own business
+    body = to_json({**call.body, "model": swarm.episodes.known.model})
+    if call.stream:
+        return await _awake(route, lambda: _live(route, body, _deadline(route)), patient=patient)
+    completion, version = await _awake(
+        route, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(route)), patient=patient
+    )
+
+    async def chunks() -> AsyncIterator[Chunk]:
+        answers = [Answer.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
+        for chunk in chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage):
+            yield chunk
+
+    return Decided(completion, chunks, _headers(version))
+
+
+async def _awake(route: Route, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
+    """What ``begin`` gives once an engine serves, which it does not while it starts or trains on the same device."""
+    waited = Waiting(route.settings, 0.0)
+    while True:
+        try:
+            return await begin()
+        except UnavailableError as exc:
+            refused = not isinstance(exc, EpisodeLostError) or exc.code == "engine_offline"
+            told = _not_now(exc)
+            if not (refused and patient):
+                raise told from exc
+        await waited.after(told)
+
+
+async def _live(route: Route, body: bytes, deadline: float) -> Live:
+    assert route.swarm is not None
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout_at(deadline):
+                sample = await held.enter_async_context(route.swarm.sampler.stream(route.swarm.engine, body))
+        except TimeoutError:
+            raise too_late() from None
+        opened = held.pop_all()
+        return Live(_until(sample, deadline), _headers(sample.policy_version), opened.aclose)
+
+
+async def _until(sample: LiveSample, deadline: float) -> AsyncGenerator[Chunk]:
+    """The chunks of ``sample`` as long as each is there before ``deadline``."""
+    chunks = sample.chunks()
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise too_late() from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+async def passed(route: Route, path: str, body: bytes) -> Relayed:
+    """What the engine answers to ``body`` (JSON) at another of its addresses: ``/v1/completions``, ``/v1/embeddings``,
+    ``/tokenize`` or ``/detokenize``; its refusals are answers like any other.
+
+    Raises:
+        UnavailableError: it cannot be reached; nothing was sampled.
+        UpstreamError: the deadline of a sample passed.
+    """
+    assert route.swarm is not None
+    deadline = _deadline(route)
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await held.enter_async_context(route.swarm.sampler.passed(route.swarm.engine, path, body))
+        except TimeoutError:
+            raise too_late() from None
+        except EpisodeLostError as exc:
+            raise _not_now(exc) from exc
+        names = ("content-type", "retry-after", "x-should-retry")
+        headers = {name: answer.headers[name] for name in names if name in answer.headers}
+        opened = held.pop_all()
+        return Relayed(answer.status, headers | _NOT_TRAINED, answer.parts(), opened.aclose)
+
+
+def _deadline(route: Route) -> float:
+    return asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
+
+
+def _not_now(exc: UnavailableError) -> UnavailableError:
+    return UnavailableError(
+        f"the engine cannot serve now: {exc.message}", code=exc.code, retry_after=exc.retry_after or 5.0
+    )
+
+
+def _headers(version: int | None) -> dict[str, Any]:
+    return _NOT_TRAINED | ({} if version is None else {"x-swarm-policy-version": str(version)})

@@ -1,1 +1,0 @@
-"""The addresses beside the dialects: models, health and status, and those of the operator."""

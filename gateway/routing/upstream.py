@@ -1,0 +1,230 @@
+"""A plain OpenAI-compatible upstream: answers without training anything.
+
+Invariant: what it says reaches the application as it came, in the application's dialect; its key goes to it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from adapters.dialects import to_json
+from gateway.config import UpstreamConfig
+from gateway.routing.breaker import Breaker, BreakerState
+from gateway.routing.health import Health
+from gateway.routing.upstream_dialect import read_chat, speaks_no
+from gateway.types import Incoming, Outcome, Relayed
+from swarm.errors import UnavailableError, UpstreamError
+from swarm.http.client import ConnectionBrokenError, LiveAnswer
+from swarm.http.outside import OutsideClient
+
+CHAT = "/v1/chat/completions"
+#: Dialects that a chat can stand in for.
+_TRANSLATED = frozenset({"/v1/messages", "/v1/responses"})
+#: Headers of the application's that say how a dialect is spoken.
+_SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
+_PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
+_PASSED_ON_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+_PROBE_SECONDS = 5.0
+#: Below the 5 s after which uvicorn drops an idle connection.
+_KEEPALIVE_SECONDS = 4.0
+_RETRY_PAUSE = 0.2
+#: How long a dialect that was not spoken is not tried again.
+_SILENT_SECONDS = 600.0
+
+
+class Upstream:
+    """One upstream behind its breaker; an async context manager.
+
+    Args:
+        config: where it is.
+        timeout: seconds that an answer may take to begin, a whole one to end, and a stream to be silent.
+    """
+
+    def __init__(self, config: UpstreamConfig, timeout: float) -> None:
+        self._base = config.base_url.rstrip("/")
+        self._key = config.api_key.get_secret_value()
+        self._model = config.model
+        self._timeout = timeout
+        self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
+        self._http = OutsideClient(keepalive=_KEEPALIVE_SECONDS)
+        self._health = Health(self._name, self._answers, Breaker())
+        self._unspoken: dict[str, float] = {}
+
+    @property
+    def available(self) -> bool:
+        """Whether a request would be sent there now."""
+        return self._health.available
+
+    @property
+    def state(self) -> BreakerState:
+        """Of its breaker."""
+        return self._health.state
+
+    async def relay(self, incoming: Incoming, reason: str) -> Outcome:
+        """Send ``incoming`` on in its own dialect; or as a chat, where the upstream does not speak that dialect, whose
+        outcome is then rendered like any other.
+
+        Args:
+            reason: why nothing is trained; sent as ``x-swarm-drop-reason``, empty for none.
+
+        Raises:
+            RelayedError: in a translated chat, it finds fault with the request.
+            UnavailableError: it cannot be reached, or its breaker is open.
+            UpstreamError: it broke off, gave no answer in time, or refuses the gateway's key.
+        """
+        untrained = {"x-swarm-trained": "false"} | ({"x-swarm-drop-reason": reason} if reason else {})
+        path, stream = incoming.path, incoming.call.stream
+        refused: Relayed | None = None
+        if not self._known_unspoken(path):
+            sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
+            relayed = await self._send("POST", path, self._body(incoming), sent_on, stream=stream)
+            relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
+            if path not in _TRANSLATED or not speaks_no(relayed):
+                return relayed
+            refused = relayed
+        chat = await self._send("POST", CHAT, self._chat_body(incoming), {}, stream=stream)
+        if refused is not None:
+            if speaks_no(chat):
+                return refused
+            self._unspoken[path] = asyncio.get_running_loop().time()
+        return read_chat(chat, untrained)
+
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = ""
+    ) -> Relayed:
+        """Send any other request on (embeddings, ...), with its own ``content-type``; the answer comes in parts.
+
+        Args:
+            path: begins with ``/v1``.
+            headers: names in lower case; only those that say what the body is go on.
+            query: without its question mark.
+
+        Raises:
+            UnavailableError, UpstreamError: as :meth:`relay`.
+        """
+        kept = {name: headers[name] for name in ("content-type", "accept", *_SENT_ON) if name in headers}
+        target = f"{path}?{query}" if query else path
+        relayed = await self._send(method, target, body, kept, stream=True)
+        return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._health.close()
+        await self._http.close()
+
+    # ------------------------------------------------------------------ what is sent
+
+    def _known_unspoken(self, path: str) -> bool:
+        since = self._unspoken.get(path)
+        return since is not None and asyncio.get_running_loop().time() - since < _SILENT_SECONDS
+
+    def _body(self, incoming: Incoming) -> bytes:
+        if self._model is None:
+            return bytes(incoming.raw)
+        return to_json({**json.loads(incoming.raw), "model": self._model})
+
+    def _chat_body(self, incoming: Incoming) -> bytes:
+        body = incoming.call.body
+        return to_json({**body, "model": self._model} if self._model else body)
+
+    def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
+        headers = {"content-type": "application/json", "accept-encoding": "identity", **more}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+            if "anthropic-version" in more:
+                headers["x-api-key"] = self._key
+        return headers
+
+    # ------------------------------------------------------------------ the way there
+
+    async def _send(self, method: str, path: str, body: bytes, more: Mapping[str, str], *, stream: bool) -> Relayed:
+        url = self._base + path.removeprefix("/v1")
+        stack = AsyncExitStack()
+        try:
+            async with self._health.call() as trial:
+                try:
+                    async with asyncio.timeout(self._timeout):
+                        answer = await self._reached(stack, method, url, body, self._headers(more))
+                        whole = None if stream and answer.status == 200 else await answer.read()
+                except TimeoutError:
+                    late = UpstreamError(f"{self._name} gave no answer in time", code="upstream_timeout")
+                    late.status = 504
+                    raise late from None
+                except ConnectionBrokenError as exc:
+                    raise self._broken(exc) from exc
+                if answer.status >= 500:
+                    trial.failed()
+                else:
+                    trial.succeeded()
+            self._check(answer.status)
+            headers = {name: value for name, value in _lowered(answer.headers) if _passes(name)}
+            if whole is not None:
+                return Relayed(answer.status, headers, whole)
+            held = stack.pop_all()
+        finally:
+            await stack.aclose()
+        return Relayed(answer.status, headers, self._parts(answer), held.aclose)
+
+    async def _reached(
+        self, stack: AsyncExitStack, method: str, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> LiveAnswer:
+        """The answer's beginning; tried twice where the first try was certainly not read."""
+        try:
+            return await stack.enter_async_context(self._http.posted(url, body, headers, method=method))
+        except ConnectionBrokenError as exc:
+            if not exc.unsent:
+                raise
+        await asyncio.sleep(_RETRY_PAUSE * random.uniform(0.5, 1.0))
+        return await stack.enter_async_context(self._http.posted(url, body, headers, method=method))
+
+    async def _parts(self, answer: LiveAnswer) -> AsyncIterator[bytes]:
+        parts = answer.parts()
+        try:
+            while True:
+                async with asyncio.timeout(self._timeout):
+                    part = await anext(parts, None)
+                if part is None:
+                    return
+                yield part
+        except TimeoutError:
+            raise UpstreamError(f"{self._name} fell silent", code="upstream_timeout") from None
+        except ConnectionBrokenError as exc:
+            raise self._broken(exc) from exc
+
+    def _broken(self, exc: ConnectionBrokenError) -> UnavailableError | UpstreamError:
+        if exc.unsent:
+            return UnavailableError(f"{self._name} cannot be reached", code="upstream_unreachable", retry_after=2.0)
+        return UpstreamError(f"{self._name} broke off", code="upstream_broke_off")
+
+    def _check(self, status: int) -> None:
+        if status == 401:
+            # the application's own key was good; and some servers quote the key that they refuse
+            raise UpstreamError(f"{self._name} refuses the gateway's api_key", code="upstream_refuses_key")
+        if 300 <= status < 400:
+            raise UpstreamError(f"{self._name} redirects: set base_url to where it leads", code="upstream_redirects")
+
+    async def _answers(self) -> bool:
+        try:
+            answer = await self._http.get(f"{self._base}/models", _PROBE_SECONDS)
+        except ConnectionBrokenError:
+            return False
+        return answer.status < 500
+
+
+def _lowered(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name.lower(), value) for name, value in headers.items()]
+
+
+def _passes(name: str) -> bool:
+    return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)

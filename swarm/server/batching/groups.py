@@ -1,0 +1,375 @@
+"""Finished episodes, collected by task into groups and by groups into batches.
+
+Invariant: every trajectory is in exactly one place (an open group, a whole one, or the batch that is out), leaves it
+only into a batch, by a confirmed step or as :class:`Dropped`, and is never in two batches. Counts are kept per event.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.errors import StateError
+from swarm.job import TrainJob
+from swarm.server.batching.methods import MIN_GROUP, Group, Member, Tally, method_of
+from swarm.server.batching.shares import Shares
+from swarm.server.journal.records import GroupLosses
+from swarm.types import TrainBatch, Trajectory
+
+#: Why finished episodes will never be trained; for counters.
+DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Finished episodes that waited for a batch, or were in one, and never will be trained.
+
+    ``client_uuids`` are their clients, in the same order (empty where a restart forgot it); ``reason`` is for people.
+    """
+
+    episode_uuids: tuple[str, ...]
+    client_uuids: tuple[str, ...]
+    cause: DropCause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The trainer failed on the batch that was out for the ``attempts``-th time; it is the next batch again, unless it
+    was ``dropped``."""
+
+    attempts: int
+    dropped: Dropped | None
+
+
+@dataclass(eq=False, slots=True)
+class Outstanding:
+    """A batch that was taken; ``back`` once it is to be taken again. ``client_uuids`` are of its episodes in order."""
+
+    batch: TrainBatch
+    client_uuids: Sequence[str]
+    attempts: int = 0
+    back: bool = False
+
+
+class GroupStore:
+    """Groups of ``num_repeat`` episodes per task, batches by the job's collection method.
+
+    Args:
+        job: sizes, method and bounds come from it.
+        shares: is told which clients' episodes wait.
+    """
+
+    def __init__(self, job: TrainJob, shares: Shares) -> None:
+        self._job = job
+        self._method = method_of(job.collection, job.batch_size, job.num_repeat)
+        self._shares = shares
+        #: finished and running train episodes at most; a batch and all slots must fit, or collecting could get stuck
+        self.bound = max(job.max_cached_episodes, job.batch_size * job.num_repeat + job.slots)
+        self._version = 0
+        self._numbers = 0
+        self._open: dict[str, Group] = {}
+        self._whole: dict[int, Group] = {}
+        #: groups of which nothing but losses is known: they hold no trajectory, but will be dropped once whole
+        self._losses: OrderedDict[str, Group] = OrderedDict()
+        #: by task, what has become of losses since :meth:`take_losses`
+        self._lost: dict[str, GroupLosses] = {}
+        self._trainable = 0
+        self._cache_full = False
+        self._taken: Outstanding | None = None
+        #: finished episodes that wait for a batch
+        self.episodes = 0
+
+    # ------------------------------------------------------------------ what is
+
+    @property
+    def outstanding(self) -> TrainBatch | None:
+        return self._taken.batch if self._taken else None
+
+    @property
+    def whole_groups(self) -> int:
+        return len(self._whole)
+
+    @property
+    def trainable(self) -> int:
+        """Waiting episodes in groups of at least two."""
+        return self._trainable
+
+    @property
+    def by_agreement(self) -> bool:
+        """Whether clients say when the batch is complete."""
+        return self._method.by_agreement
+
+    def ready(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
+        """Whether :meth:`take` gives a batch, with these agreements."""
+        if self._taken is not None:
+            return self._taken.back
+        return self._method.ready(Tally(len(self._whole), self._trainable, any_agreed, all_agreed, self._cache_full))
+
+    def waiting(self) -> Iterator[Group]:
+        """The groups that wait for a batch, whole ones first; not to be changed."""
+        yield from self._whole.values()
+        yield from self._open.values()
+
+    def tasks(self) -> dict[str, int]:
+        """Finished episodes that wait, by task, whole groups first."""
+        counts: Counter[str] = Counter()
+        for group in self.waiting():
+            counts[group.task_id] += len(group.members)
+        return dict(counts)
+
+    # ------------------------------------------------------------------ finished episodes
+
+    def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
+        """Add one finished episode; returns what was dropped by that, itself perhaps among it."""
+        member = Member(client_uuid, trajectory, min([t.min_policy_version for t in trajectory.timelines]))
+        if self._stale(member):
+            return [_dropped([member], "stale", self._stale_reason())]
+        task_id = trajectory.task_id
+        group = self._open.get(task_id) or self._losses.pop(task_id, None) or self._new_group(task_id)
+        self._open[task_id] = group
+        group.members.append(member)
+        self.episodes += 1
+        self._trainable += _trainable(len(group.members)) - _trainable(len(group.members) - 1)
+        self._shares.joined(client_uuid, task_id)
+        return self._settle(group)
+
+    def lose(self, task_id: str) -> list[Dropped]:
+        """An episode of this task ended with a result but without a trajectory.
+
+        Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: an
+        advantage over what is left would compare against a mean that the lost answer is not in. The other methods
+        train on what there is, so there it changes nothing.
+        """
+        if not self._method.whole_groups:
+            return []
+        group = self._open.get(task_id) or self._losses.get(task_id)
+        if group is None:
+            group = self._losses[task_id] = self._new_group(task_id)
+            if len(self._losses) > self.bound:
+                self._forget_losses(self._losses.popitem(last=False)[1])
+        group.lost += 1
+        self._lost[task_id] = GroupLosses(task_id, group.lost, group.version)
+        return self._settle(group)
+
+    def take_losses(self) -> list[GroupLosses]:
+        """What has become of the losses of groups since this was asked last."""
+        if not self._lost:
+            return []
+        lost, self._lost = self._lost, {}
+        return list(lost.values())
+
+    def advance(self, policy_version: int) -> list[Dropped]:
+        """New weights are served: drop what is too old, a whole group with all of it, of others the old episodes.
+
+        A version from the future (the engine began anew) is not old, and the batch that is out is exempt.
+        """
+        self._version = policy_version
+        if self._job.max_staleness is None:
+            return []
+        gone: list[Member] = []
+        for group in [g for g in self._whole.values() if any(map(self._stale, g.members))]:
+            gone += self._remove(group)
+        for group in [g for g in self._open.values() if any(map(self._stale, g.members))]:
+            gone += self._shrink(group)
+        for group in [g for g in self._losses.values() if self._old(g.version)]:
+            self._forget_losses(self._losses.pop(group.task_id))
+        if not gone:
+            return []
+        self._cache_full = False
+        return [_dropped(gone, "stale", self._stale_reason())]
+
+    def has_room(self, running: int) -> bool:
+        """Whether what waits leaves room for so many ``running`` train episodes."""
+        return self.episodes + running <= self.bound
+
+    def make_room(self, running: int, count: int, ready: bool) -> tuple[str, list[Dropped]]:
+        """Why ``count`` more train episodes may not begin beside ``running`` ones (or an empty string), and what was
+        dropped so that they may.
+
+        While there is a batch (``ready``, or one is out) they wait. Else the oldest group that no batch could use goes:
+        ``bound`` is so large that there is one, unless all that waits can be trained and only an agreement is missing.
+        """
+        if self.has_room(running + count):
+            return "", []
+        reason = f"{self.episodes} finished episodes wait for a batch (max_cached_episodes); they are trained first"
+        if ready or self._taken is not None:
+            return reason, []
+        if self.by_agreement and self._trainable >= self._job.batch_size * self._job.num_repeat:
+            self._cache_full = True
+            return reason, []
+        gone: list[Member] = []
+        for group in self._useless():
+            gone += self._remove(group)
+            if self.episodes + running + count <= self.bound:
+                break
+        dropped = (
+            [_dropped(gone, "evicted", f"more than {self.bound} episodes were finished or running")] if gone else []
+        )
+        return (reason if self.episodes + running + count > self.bound else ""), dropped
+
+    def clear(self, reason: str) -> list[Dropped]:
+        """Drop everything that waits, and the batch that is out."""
+        dropped = [self._discard("cleared", reason)] if self._taken else []
+        gone = [member for group in list(self.waiting()) for member in self._remove(group)]
+        while self._losses:
+            self._forget_losses(self._losses.popitem()[1])
+        self._cache_full = False
+        return [*dropped, _dropped(gone, "cleared", reason)] if gone else dropped
+
+    # ------------------------------------------------------------------ batches
+
+    def seal(self) -> None:
+        """The batch is decided: as with a full cache, it stays ready though another client turns up and disagrees."""
+        # one that comes back was decided when it was first taken, and says nothing about those that wait behind it
+        self._cache_full = self._cache_full or self._taken is None
+
+    def take(self, any_agreed: bool = False, all_agreed: bool = False) -> TrainBatch:
+        """The next batch, out until :meth:`confirm`, :meth:`fail` or :meth:`give_back`; one that came back, as it was.
+
+        Raises:
+            StateError: no batch is ready, or one is out.
+        """
+        if self._taken is not None:
+            if not self._taken.back:
+                raise StateError(f"batch {self._taken.batch.batch_id} is still out")
+            self._taken.back = False
+            return self._taken.batch
+        if not self.ready(any_agreed, all_agreed):
+            raise StateError(f"no batch is ready: {self.episodes} episodes, {len(self._whole)} whole groups wait")
+        trainable = [group for group in self.waiting() if len(group.members) >= MIN_GROUP]
+        groups = self._method.select(self._whole.values(), sorted(trainable, key=lambda group: group.number))
+        batch = TrainBatch(batch_id=uuid.uuid4().hex, groups=[group.train_group() for group in groups])
+        self._taken = Outstanding(batch, [m.client_uuid for group in groups for m in self._remove(group)])
+        self._cache_full = False
+        return batch
+
+    def confirm(self, batch_id: str) -> Outstanding | None:
+        """The batch that ``batch_id`` names, now trained and gone; ``None`` if it is not the one that was taken."""
+        taken = self._named(batch_id)
+        if taken is not None:
+            self._taken = None
+        return taken
+
+    def fail(self, batch_id: str) -> Failure | None:
+        """The trainer reported an error while it had this batch; ``None`` if it is not the one that was taken."""
+        taken = self._named(batch_id)
+        if taken is None:
+            return None
+        taken.attempts += 1
+        taken.back = True
+        return Failure(taken.attempts, self._give_up())
+
+    def give_back(self) -> bool:
+        """The batch that is out was not trained, without evidence against it: it is the next one."""
+        if self._taken is None or self._taken.back:
+            return False
+        self._taken.back = True
+        return True
+
+    def restore(self, batch: TrainBatch, attempts: int) -> list[Dropped]:
+        """The batch that was out when the server stopped comes back, or is dropped where that was still to be done."""
+        clients = [""] * sum(len(group.trajectories) for group in batch.groups)
+        self._taken = Outstanding(batch, clients, attempts, back=True)
+        dropped = self._give_up()
+        return [dropped] if dropped else []
+
+    def restore_losses(self, losses: GroupLosses) -> list[Dropped]:
+        """Take up, after a restart, what a group lacks whose members, if any, are here again."""
+        group = self._open.get(losses.task_id)
+        if group is None:
+            group = self._losses[losses.task_id] = self._new_group(losses.task_id)
+        group.lost, group.version = losses.lost, losses.version
+        return self._settle(group)
+
+    # ------------------------------------------------------------------ inside
+
+    def _forget_losses(self, group: Group) -> None:
+        self._lost[group.task_id] = GroupLosses(group.task_id, 0, group.version)
+
+    def _new_group(self, task_id: str) -> Group:
+        self._numbers += 1
+        return Group(self._numbers, task_id, self._version)
+
+    def _settle(self, group: Group) -> list[Dropped]:
+        """Close the group if all its episodes have ended."""
+        if len(group.members) + group.lost < self._job.num_repeat:
+            return []
+        members = self._remove(group)
+        if group.lost:
+            lost = f"{group.lost} of {self._job.num_repeat} episodes of task {group.task_id!r} cannot be trained"
+            return [_dropped(members, "lost", lost)] if members else []
+        if objection := self._method.objection(group):
+            return [_dropped(members, "uninformative", objection)]
+        self._whole[group.number] = group
+        self.episodes += len(members)
+        self._trainable += len(members)
+        self._shares.completed(group.clients)
+        return []
+
+    def _remove(self, group: Group) -> list[Member]:
+        """Take the group out of wherever it waits."""
+        if self._whole.pop(group.number, None) is not None:
+            self._shares.left(group.clients)
+        else:
+            self._open.pop(group.task_id, None)
+            self._losses.pop(group.task_id, None)
+            if group.lost:
+                self._forget_losses(group)
+            self._shares.parted(group.clients, group.task_id)
+        self.episodes -= len(group.members)
+        self._trainable -= _trainable(len(group.members))
+        return group.members
+
+    def _shrink(self, group: Group) -> list[Member]:
+        """Take the old episodes out of an open group, and the group with the last of them."""
+        old = [member for member in group.members if self._stale(member)]
+        if len(old) == len(group.members):
+            return self._remove(group)
+        group.members = [member for member in group.members if not self._stale(member)]
+        self.episodes -= len(old)
+        self._trainable -= _trainable(len(old) + len(group.members)) - _trainable(len(group.members))
+        self._shares.parted([member.client_uuid for member in old], group.task_id)
+        return old
+
+    def _useless(self) -> list[Group]:
+        """Open groups that cannot go into a batch as they are, oldest first."""
+        groups = self._open.values()
+        return list(groups) if self._method.whole_groups else [g for g in groups if len(g.members) < MIN_GROUP]
+
+    def _old(self, version: int) -> bool:
+        return self._job.max_staleness is not None and self._version - version > self._job.max_staleness
+
+    def _stale(self, member: Member) -> bool:
+        return self._old(member.oldest_version)
+
+    def _stale_reason(self) -> str:
+        return f"sampled more than {self._job.max_staleness} weight syncs before version {self._version}"
+
+    def _named(self, batch_id: str) -> Outstanding | None:
+        return self._taken if self._taken and self._taken.batch.batch_id == batch_id else None
+
+    def _give_up(self) -> Dropped | None:
+        if self._taken is None or self._taken.attempts < self._job.batch_attempts:
+            return None
+        return self._discard("failed", f"the trainer failed on its batch {self._taken.attempts} times")
+
+    def _discard(self, cause: DropCause, reason: str) -> Dropped:
+        assert self._taken is not None
+        taken, self._taken = self._taken, None
+        episodes = (t.episode_uuid for group in taken.batch.groups for t in group.trajectories)
+        return Dropped(tuple(episodes), tuple(taken.client_uuids), cause, reason)
+
+
+def _trainable(episodes: int) -> int:
+    """How many of a group of ``episodes`` could be trained."""
+    return episodes if episodes >= MIN_GROUP else 0
+
+
+def _dropped(members: Iterable[Member], cause: DropCause, reason: str) -> Dropped:
+    gone = list(members)
+    episodes = tuple(member.trajectory.episode_uuid for member in gone)
+    return Dropped(episodes, tuple(member.client_uuid for member in gone), cause, reason)

@@ -1,0 +1,1 @@
+"""The engine: its processes, its state, its runs and the code that it imports."""

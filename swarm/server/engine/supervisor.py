@@ -1,0 +1,282 @@
+"""Starts and stops the engine, and drives the server's state by what the engine says over the link.
+
+Invariant: whatever ends a run (Stop, exit, silence, a boot that takes too long), the state goes to OFFLINE with the
+reason at once, and no other run starts before nothing of this one is left. Until then it is listened to: a step that it
+did is recorded, however late it says so, and only then is an error held against the batch that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
+from swarm.importer import python_path
+from swarm.job import TrainJob, dump_job
+from swarm.link.code import CODE_VARIABLE, differences
+from swarm.link.messages import (
+    BatchReady,
+    BootProgress,
+    CodeImported,
+    Finished,
+    ResolvedConfig,
+    RolloutReady,
+    StepDone,
+    Stop,
+)
+from swarm.link.server import EngineLink
+from swarm.server.concurrency import first_of
+from swarm.server.config import ServerConfig
+from swarm.server.engine.controller import Controller
+from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
+from swarm.server.engine.snapshots import Snapshots
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+#: what an engine said last may still be in its sockets for so long
+_LAST_WORDS_SECONDS = 0.3
+
+ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
+
+
+class Supervisor:
+    """Owns at most one engine run.
+
+    Args:
+        command: the engine's command; the path of the job's YAML is appended.
+    """
+
+    def __init__(self, config: ServerConfig, controller: Controller, command: Sequence[str] | None = None) -> None:
+        self._config = config
+        self._controller = controller
+        self._command = tuple(command or ENGINE_COMMAND)
+        self._run: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        # the synced code that the engine is to run, and whether its processes have told that they do
+        self._code: Path | None = None
+        self._code_is_run = False
+
+    async def start(self) -> int:
+        """Start the engine with the synced job; returns the process id of its driver.
+
+        Raises:
+            ConflictError: no job, or the engine is not OFFLINE.
+            ConfigError: the job's model path does not exist.
+            EngineError: the process could not be started.
+        """
+        if self._run is not None and self._controller.state is EngineState.OFFLINE:
+            # dead, but its processes are still being cleaned away: bounded by the grace
+            await asyncio.shield(self._run)
+        if self._run is not None:
+            raise ConflictError(
+                f"the engine is {self._controller.state}: stop it (POST /stop_engine) before you start it again",
+                code="engine_not_offline",
+            )
+        check_model(self._controller.job)
+        job = self._controller.boot()
+        self._stop = asyncio.Event()
+        started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._run = asyncio.create_task(self._supervise(job, started), name="engine-run")
+        return await asyncio.shield(started)
+
+    async def stop(self, *, for_good: bool = False) -> None:
+        """Stop the engine and wait until nothing is left of it; does nothing when it is OFFLINE.
+
+        ``for_good`` ends the training run as well, also one whose engine has crashed, see
+        :meth:`Controller.run_stopped`.
+        """
+        if for_good:
+            self._controller.run_stopped()
+        run = self._run
+        if run is None:
+            return
+        self._stop.set()
+        # several callers may wait for one stop, and none of them may take it down by leaving
+        await asyncio.shield(run)
+
+    async def _supervise(self, job: TrainJob, started: asyncio.Future[int]) -> None:
+        controller = self._controller
+        reason, lines = "the engine could not be started", list[str]()
+        goodbye: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        try:
+            # a crash must not make us forget for which run the engine runs
+            await controller.synced()
+            async with EngineLink(token := secrets.token_urlsafe(32), self._config.heartbeat_timeout) as link:
+                process = await self._spawn(job, link, token)
+                controller.engine_pid = process.pid
+                started.set_result(process.pid)
+                try:
+                    reason = await self._drive(link, process, goodbye)
+                finally:
+                    asked_for = self._stop.is_set()
+                    said = goodbye.result() if goodbye.done() else None
+                    if not asked_for and (said is None or said.error):
+                        controller.died(reason, wrong_config=said is not None and said.wrong_config)
+                    controller.offline(f"{reason}; its processes are being ended", process.last_lines())
+                    await self._end(link, process)
+                    if goodbye.done() and goodbye.result().error and not asked_for:
+                        controller.engine_failed(goodbye.result().error)
+                    # what it wrote while it went down may hold the cause
+                    lines = [] if asked_for else process.last_lines()
+        except (OSError, UnavailableError) as exc:
+            reason = f"the engine could not be started: {exc}"
+        except asyncio.CancelledError:
+            reason = "the swarm server was shut down"
+            raise
+        except Exception as exc:
+            logger.exception("the engine's supervision failed")
+            reason = f"internal error while supervising the engine: {type(exc).__name__}: {exc}"
+        finally:
+            self._run = None
+            if not started.done():
+                controller.died(reason)
+            controller.offline(reason, lines)
+            if not started.done():
+                started.set_exception(EngineError(reason))
+
+    async def _end(self, link: EngineLink, process: EngineProcess) -> None:
+        hearing = asyncio.create_task(self._hear_out(link), name="engine-last-words")
+        try:
+            for role in link.roles:
+                with contextlib.suppress(LinkError):
+                    await link.send(role, Stop())
+            # an engine that has not said Hello yet does not listen for a Stop
+            known = bool(link.roles)
+            await process.end(self._config.stop_grace if known else 0.0)
+            if known:
+                await asyncio.sleep(_LAST_WORDS_SECONDS)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+
+    async def _hear_out(self, link: EngineLink) -> None:
+        """Record the steps that an engine reports which is being ended."""
+        while True:
+            # its silence is no news any more
+            with contextlib.suppress(LinkError):
+                _, message = await link.receive()
+                if isinstance(message, StepDone):
+                    self._controller.step_done(message.result)
+
+    async def _spawn(self, job: TrainJob, link: EngineLink, token: str) -> EngineProcess:
+        run_dir = self._config.run_dir.resolve()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        job_path = run_dir / "job.yaml"
+        job_path.write_text(dump_job(job))
+        self._code = Snapshots(run_dir).selected() if self._config.allow_code_sync else None
+        self._code_is_run = False
+        environ = engine_environment(link.address, token, run_dir, self._code)
+        return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
+
+    async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
+        """Run until the engine is to be ended; the reason, for people. ``goodbye`` is what the engine says of it."""
+        try:
+            return await first_of(
+                self._stopped(), self._exited(process, goodbye), self._listen(link, goodbye), self._feed(link)
+            )
+        except (LinkError, StateError) as exc:
+            return exc.message
+
+    async def _stopped(self) -> str:
+        await self._stop.wait()
+        return "stopped"
+
+    async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
+        how = await process.wait()
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        return _reason(goodbye.result()) if goodbye.done() else how
+
+    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str:
+        controller = self._controller
+        loop = asyncio.get_running_loop()
+        deadline: float | None = loop.time() + self._config.boot_timeout
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    _, message = await link.receive()
+            except TimeoutError:
+                if goodbye.done():
+                    return _reason(goodbye.result())
+                seconds = self._config.boot_timeout
+                return f"the engine did not boot within {seconds:g} s; it was at: {controller.boot_stage}"
+            match message:
+                case BootProgress(stage=stage, detail=detail):
+                    controller.progress(stage, detail)
+                case ResolvedConfig(config=config):
+                    controller.resolved_config = config
+                case CodeImported(processes=processes) if self._code is not None:
+                    if differing := differences(self._code, processes):
+                        return f"the engine does not run the synced code in {self._code}: {differing}"
+                    self._code_is_run = True
+                    logger.info("%s import the synced code in %s", " and ".join(processes), self._code)
+                case RolloutReady() if self._code is not None and not self._code_is_run:
+                    return (
+                        f"the engine does not tell whether it runs the synced code in {self._code}: if that holds the "
+                        "packages swarm or adapters, sync those of this server's version"
+                    )
+                case RolloutReady():
+                    deadline = deadline if goodbye.done() else None
+                    if (again := controller.rollout_ready(message)) is not None:
+                        await link.send("rollout", BatchReady(batch=again))
+                case StepDone(result=result):
+                    controller.step_done(result)
+                case Finished(error=error):
+                    if not goodbye.done():
+                        if not error and not self._stop.is_set():
+                            controller.run_stopped()
+                        goodbye.set_result(message)
+                    # no longer: nothing serves by now, and cleaning up may take the driver as long as it likes
+                    deadline = loop.time() + _LAST_WORDS_SECONDS
+                case _:
+                    pass
+
+    async def _feed(self, link: EngineLink) -> str:
+        while True:
+            batch = await self._controller.next_batch()
+            await link.send("rollout", BatchReady(batch=batch))
+
+
+def engine_environment(link_address: str, token: str, run_dir: Path, code: Path | None) -> dict[str, str]:
+    """Variables of the engine's process; it imports from ``code`` first, and from its working directory never."""
+    environ = {
+        **os.environ,
+        "SWARM_LINK_ADDRESS": link_address,
+        TOKEN_VARIABLE: token,
+        "SWARM_RUN_DIR": str(run_dir),
+        "PYTHONUNBUFFERED": "1",
+        # the working directory stays, because relative paths in jobs start from it. A variable and no flag: Ray, vLLM
+        # and verl start Python themselves.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": python_path(*([code] if code else [])),
+    }
+    # the engine has no business with the control routes
+    for secret in ("SWARM_TOKEN", "SWARM_PRIVATE_TOKEN", CODE_VARIABLE):
+        environ.pop(secret, None)
+    return environ | ({CODE_VARIABLE: str(code)} if code else {})
+
+
+def _reason(goodbye: Finished) -> str:
+    return f"the engine failed: {goodbye.error}" if goodbye.error else "the training run is finished"
+
+
+def check_model(job: TrainJob) -> None:
+    """Refuse a model that is plainly meant as a local path and is not there.
+
+    Raises:
+        ConfigError: says which path.
+    """
+    path = Path(job.model).expanduser()
+    looks_local = job.model.startswith(("/", ".", "~")) or job.model.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ConfigError(
+            f"model: there is no folder {path}; give the path of a model, a hub name, or a name that "
+            "`swarm-gateway models pull` knows",
+            param="model",
+        )

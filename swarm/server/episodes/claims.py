@@ -1,0 +1,227 @@
+"""Claims that wait, and what claims that may be repeated have got.
+
+Invariant: claims are served in the order in which they came, past those that only their own client's share or the cache
+holds back; of claims with one client and key there is one grant, which goes back if nobody is left to take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.errors import ConflictError
+from swarm.server.concurrency import until_gone
+from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
+from swarm.server.episodes.pool import EpisodePool
+
+#: the key of a claim that was granted, or withdrawn, is remembered for at least so long, while there are not more than
+#: MAX_KEYS
+KEY_SECONDS = 120.0
+MAX_KEYS = 100_000
+
+#: client, key of the claim
+Name = tuple[str, str]
+
+
+@dataclass(eq=False)
+class WaitingClaim:
+    """A claim in the queue: ``callers`` wait until it is ``granted``, and ``reason`` says why it was not, last time."""
+
+    wish: ClaimWish
+    reason: str = ""
+    callers: int = 0
+    since: float = field(default_factory=time.monotonic)
+    taken: bool = False
+    granted: asyncio.Future[Grant] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def name(self) -> Name:
+        return (self.wish.client_uuid, self.wish.claim_key)
+
+
+class ClaimQueue:
+    """The queue of one server.
+
+    Args:
+        pool: who has the episodes, once there is a job.
+    """
+
+    def __init__(self, pool: Callable[[], EpisodePool | None]) -> None:
+        self._pool = pool
+        self._waiting: dict[WaitingClaim, None] = {}
+        self._joinable: dict[Name, WaitingClaim] = {}
+        self._granted: OrderedDict[Name, tuple[float, tuple[str, ...]]] = OrderedDict()
+        #: when, of claims that nobody waits for: what overtakes a claim must hold for it, too
+        self._withdrawn: OrderedDict[Name, float] = OrderedDict()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many claims wait; repetitions of one are one."""
+        return len(self._waiting)
+
+    def longest_wait(self) -> float:
+        """For how many seconds the first in the queue has been waiting."""
+        return time.monotonic() - next(iter(self._waiting)).since if self._waiting else 0.0
+
+    def claim(self, wish: ClaimWish, *, wait: bool) -> Grant | WaitingClaim | Refusal:
+        """Grant ``wish`` now, or let it queue up (if it may ``wait``); then :meth:`wait` must be called at once.
+
+        Raises:
+            ConflictError: the key was used for a claim of another size, or that claim was withdrawn
+                (``claim_withdrawn``).
+        """
+        name = (wish.client_uuid, wish.claim_key)
+        if name in self._withdrawn:
+            raise ConflictError(
+                "the claim with this idempotency_key was withdrawn: use another for another claim",
+                code="claim_withdrawn",
+            )
+        if wish.claim_key and (pool := self._pool()) is not None and (known := self._granted.get(name)) is not None:
+            _check_same(wish, len(known[1]))
+            return pool.grant_again(known[1], as_group=wish.as_group)
+        if wish.claim_key and (waiting := self._joinable.get(name)) is not None:
+            _check_same(wish, waiting.wish.episodes)
+            waiting.callers += 1
+            return waiting
+        refusal = Refusal("")
+        if not self._waiting:
+            outcome = self._try(wish)
+            if isinstance(outcome, Grant):
+                return outcome
+            refusal = outcome
+        if self._closed or not (wait or self._waiting):
+            return refusal
+        waiting = WaitingClaim(wish, refusal.reason, callers=1)
+        self._waiting[waiting] = None
+        if wish.claim_key:
+            self._joinable[name] = waiting
+        if len(self._waiting) > 1:
+            # those before it may all be held back by what does not concern it
+            self.serve()
+        if waiting.granted.done():
+            return waiting.granted.result()
+        if not wait:
+            self._leave(waiting)
+            return Refusal(waiting.reason)
+        return waiting
+
+    def claim_at_once(self, wish: ClaimWish) -> Grant | None:
+        """Grant ``wish`` if none waits, it repeats nothing and can be granted now; else :meth:`claim` has the word."""
+        name = (wish.client_uuid, wish.claim_key)
+        if self._waiting or name in self._withdrawn or (wish.claim_key and name in self._granted):
+            return None
+        outcome = self._try(wish)
+        return outcome if isinstance(outcome, Grant) else None
+
+    async def wait(
+        self, waiting: WaitingClaim, within: float, receive: Callable[[], Awaitable[Any]] | None = None
+    ) -> Grant | Refusal:
+        """What became of a claim within so many seconds.
+
+        Raises:
+            ClientGoneError: the caller, whose ASGI ``receive`` this is, left.
+        """
+        try:
+            work = asyncio.wait([waiting.granted], timeout=within)
+            await (work if receive is None else until_gone(receive, work))
+            if waiting.granted.done() and not waiting.granted.cancelled():
+                waiting.taken = True
+                return waiting.granted.result()
+            return Refusal(waiting.reason)
+        finally:
+            self._leave(waiting)
+
+    def withdraw(self, client_uuid: str, claim_key: str) -> None:
+        """Let everyone go who waits for the claim with this key, abort what it was granted, and refuse it from now on:
+        the network may yet bring it."""
+        if not claim_key:
+            return
+        name = (client_uuid, claim_key)
+        now = time.monotonic()
+        self._withdrawn[name] = now
+        self._withdrawn.move_to_end(name)
+        while len(self._withdrawn) > MAX_KEYS or next(iter(self._withdrawn.values())) < now - KEY_SECONDS:
+            self._withdrawn.popitem(last=False)
+        if (waiting := self._joinable.get(name)) is not None:
+            self._unqueue(waiting)
+            waiting.granted.cancel()
+        elif (known := self._granted.get(name)) is not None and (pool := self._pool()) is not None:
+            for episode_uuid in known[1]:
+                pool.abort(client_uuid, episode_uuid, "claim_withdrawn")
+        # it may have held up those behind it
+        self.serve()
+
+    def serve(self) -> None:
+        """Grant what can be granted now."""
+        for waiting in list(self._waiting):
+            outcome = self._try(waiting.wish)
+            if isinstance(outcome, Grant):
+                self._unqueue(waiting)
+                waiting.granted.set_result(outcome)
+                continue
+            waiting.reason = outcome.reason
+            if outcome.holds_place:
+                # strictly first in, first out: a group that needs four slots must not starve behind single claims
+                return
+
+    def give_back(self, wish: ClaimWish, grant: Grant) -> None:
+        """Abort the episodes of a grant that nobody has taken, and forget that there was one."""
+        self._granted.pop((wish.client_uuid, wish.claim_key), None)
+        pool = self._pool()
+        assert pool is not None, "who has granted has episodes"
+        for claim in grant.claims:
+            pool.abort(wish.client_uuid, claim.episode_uuid)
+        self.serve()
+
+    def restore(self, claims: Mapping[Name, list[str]]) -> None:
+        """Remember claims that were granted before a restart, oldest first."""
+        for name, episode_uuids in claims.items():
+            self._remember(name, tuple(episode_uuids))
+
+    def close(self) -> None:
+        """Let everyone who waits go, and make nobody wait again."""
+        self._closed = True
+        for waiting in self._waiting:
+            waiting.granted.cancel()
+
+    def _try(self, wish: ClaimWish) -> Grant | Refusal:
+        pool = self._pool()
+        outcome = Refusal("") if pool is None or self._closed else pool.claim(wish)
+        if isinstance(outcome, Grant) and wish.claim_key:
+            episode_uuids = tuple(claim.episode_uuid for claim in outcome.claims)
+            self._remember((wish.client_uuid, wish.claim_key), episode_uuids)
+        return outcome
+
+    def _remember(self, name: Name, episode_uuids: tuple[str, ...]) -> None:
+        now = time.monotonic()
+        self._granted[name] = (now, episode_uuids)
+        while len(self._granted) > MAX_KEYS or next(iter(self._granted.values()))[0] < now - KEY_SECONDS:
+            self._granted.popitem(last=False)
+
+    def _leave(self, waiting: WaitingClaim) -> None:
+        waiting.callers -= 1
+        if waiting.callers:
+            return
+        if not waiting.granted.done() or waiting.granted.cancelled():
+            self._unqueue(waiting)
+            # it may have held up those behind it
+            self.serve()
+        elif not waiting.taken:
+            self.give_back(waiting.wish, waiting.granted.result())
+
+    def _unqueue(self, waiting: WaitingClaim) -> None:
+        self._waiting.pop(waiting, None)
+        if self._joinable.get(waiting.name) is waiting:
+            del self._joinable[waiting.name]
+
+
+def _check_same(wish: ClaimWish, count: int) -> None:
+    if wish.episodes != count:
+        raise ConflictError(
+            f"this idempotency_key claimed {count} episodes before, not {wish.episodes}: use another for another claim",
+            code="idempotency_key_reused",
+        )

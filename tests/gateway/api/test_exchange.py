@@ -1,0 +1,236 @@
+"""Delivery in each dialect, over sockets: keep-alives, errors that come late, what is live, and callers who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
+from gateway.api.exchange import Exchange
+from gateway.api.rendering import Rendering
+from gateway.types import Decided, Live, Outcome, Relayed
+from swarm.errors import SwarmGatewayError, UpstreamError
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.stand_in import Swarm, completion, error, listening
+
+pytestmark = pytest.mark.anyio
+
+ASKS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+}
+PING = 'event: ping\ndata: {"type":"ping"}\n\n'
+ALIVE = {path: PING if path == "/v1/messages" else ": keep-alive\n\n" for path in ASKS}
+DIALECTS: list[Dialect] = [ChatDialect(), CompletionsDialect(), ResponsesDialect(), MessagesDialect()]
+
+
+@pytest.mark.parametrize("path", ASKS)
+async def test_a_waiting_stream_is_kept_alive_in_its_dialect(
+    swarm: Swarm, open_gateway: OpenGateway, path: str
+) -> None:
+    go = asyncio.Event()
+
+    async def waits(body: dict[str, Any], number: int) -> Response:
+        await go.wait()
+        return JSONResponse(completion("late"))
+
+    swarm.answer = waits
+    async with (
+        open_gateway(keepalive_seconds=0.05) as http,
+        http.stream("POST", path, json={**ASKS[path], "stream": True}) as response,
+    ):
+        parts = response.aiter_text()
+        seen = ""
+        while len(seen) < 2 * len(ALIVE[path]):
+            seen += await anext(parts)
+        assert seen.replace(ALIVE[path], "") == ""
+        go.set()
+        rest = "".join([part async for part in parts])
+    assert "late" in rest
+
+
+@pytest.mark.parametrize("path", ASKS)
+async def test_an_error_before_the_headers_has_its_status_and_after_them_is_an_event(
+    swarm: Swarm, open_gateway: OpenGateway, path: str
+) -> None:
+    go = asyncio.Event()
+
+    async def fails(body: dict[str, Any], number: int) -> Response:
+        await go.wait()
+        return error(500, "boom")
+
+    swarm.answer = fails
+    body = {**ASKS[path], "stream": True}
+    async with open_gateway(keepalive_seconds=0.05) as http, http.stream("POST", path, json=body) as response:
+        parts = response.aiter_text()
+        assert response.status_code == 200 and await anext(parts)
+        go.set()
+        told = "".join([part async for part in parts])
+    assert "boom" in told and "[DONE]" not in told
+    async with open_gateway() as http:
+        response = await http.post(path, json=body)
+    assert response.status_code == 502
+    assert "boom" in response.json()["error"]["message"]
+    assert (response.json().get("type") == "error") == (path == "/v1/messages")
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("path", ASKS)
+async def test_who_leaves_cancels_what_is_sampled_for_him(
+    swarm: Swarm, open_gateway: OpenGateway, path: str, streamed: bool
+) -> None:
+    async def hangs(body: dict[str, Any], number: int) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    swarm.answer = hangs
+    async with open_gateway() as http:
+        asking = asyncio.create_task(http.post(path, json={**ASKS[path], "stream": streamed}))
+        await swarm.until(lambda: swarm.sampling == 4)
+        asking.cancel()
+        await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
+        assert (await http.get("/status")).json()["in_flight"] == 0
+
+
+async def test_pings_before_the_message_do_not_disturb_anthropics_sdk(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    waited = 0
+
+    async def waits(body: dict[str, Any], number: int) -> Response:
+        nonlocal waited
+        waited += 1
+        await asyncio.wait({asyncio.create_task(pinged.wait())})
+        return JSONResponse(completion("late"))
+
+    pinged = asyncio.Event()
+    swarm.answer = waits
+    async with (
+        open_gateway(keepalive_seconds=0.05) as http,
+        anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as claude,
+        claude.messages.stream(model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]) as stream,
+    ):
+        # the headers are here, so the first ping is
+        pinged.set()
+        assert (await stream.get_final_message()).content[0].to_dict()["text"] == "late"
+    assert waited == 4
+
+
+# ---------------------------------------------------------------------- the exchange alone
+
+
+def chunk(text: str, finish: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+class Delivery:
+    """A server that delivers ``outcome`` in ``dialect``."""
+
+    def __init__(self, dialect: Dialect, outcome: Outcome, streamed: bool = True) -> None:
+        self.errors: list[SwarmGatewayError] = []
+        self.closed = asyncio.Event()
+        self.outcome = replace(outcome, close=self._close)
+        rendering = Rendering(dialect, {}, streamed, {})
+        exchange = Exchange(self._produce, rendering, keepalive=30.0, on_error=self.errors.append)
+        self.app = Starlette(routes=[Route("/", exchange, methods=["POST"])])
+
+    async def _produce(self) -> Outcome:
+        return self.outcome
+
+    async def _close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+async def test_what_is_live_goes_out_chunk_by_chunk(dialect: Dialect) -> None:
+    go = [asyncio.Event() for _ in range(3)]
+
+    async def chunks() -> AsyncIterator[dict[str, Any]]:
+        for number, event in enumerate(go):
+            await event.wait()
+            yield chunk(f"piece{number}")
+        yield chunk("", "stop")
+
+    delivery = Delivery(dialect, Live(chunks()))
+    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        go[0].set()
+        async with http.stream("POST", "/") as response:
+            parts, seen = response.aiter_text(), ""
+            for number in range(3):
+                go[number].set()
+                while f"piece{number}" not in seen:
+                    seen += await anext(parts)
+                assert f"piece{number + 1}" not in seen
+            seen += "".join([part async for part in parts])
+        await delivery.closed.wait()
+    assert not delivery.errors
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+async def test_a_live_answer_that_breaks_off_is_told_in_the_dialect(dialect: Dialect) -> None:
+    async def chunks() -> AsyncIterator[dict[str, Any]]:
+        yield chunk("piece")
+        raise UpstreamError("cut")
+
+    delivery = Delivery(dialect, Live(chunks()))
+    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        told = (await http.post("/")).text
+        await delivery.closed.wait()
+    assert "piece" in told and "cut" in told
+    assert [exc.message for exc in delivery.errors] == ["cut"]
+    last = json.loads(told.strip().rpartition("data: ")[2])
+    assert "error" in last or last["response"]["error"]["message"] == "cut"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialect) -> None:
+    async def chunks() -> AsyncIterator[dict[str, Any]]:
+        raise ZeroDivisionError("secret")
+        yield {}
+
+    delivery = Delivery(dialect, Live(chunks()))
+    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        response = await http.post("/")
+        await delivery.closed.wait()
+    assert response.status_code == 500
+    assert "secret" not in response.text and "quote request id" in response.text
+
+
+async def test_a_plain_answer_has_its_length_and_is_closed() -> None:
+    async def none() -> AsyncIterator[dict[str, Any]]:
+        return
+        yield {}
+
+    delivery = Delivery(ChatDialect(), Decided(completion("hi"), none, {"x-swarm-trained": "true"}), streamed=False)
+    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        response = await http.post("/")
+        await delivery.closed.wait()
+    assert response.json() == completion("hi")
+    assert response.headers["content-length"] == str(len(response.content))
+    assert response.headers["x-swarm-trained"] == "true"
+
+
+async def test_an_upstreams_bytes_are_not_touched() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"\x00\xff"
+        yield b"odd"
+
+    relayed = Relayed(418, {"content-type": "application/x-odd", "retry-after": "7"}, parts())
+    for streamed in (False, True):
+        delivery = Delivery(MessagesDialect(), replace(relayed, body=parts()), streamed)
+        async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            response = await http.post("/")
+        assert (response.status_code, response.content) == (418, b"\x00\xffodd")
+        assert (response.headers["content-type"], response.headers["retry-after"]) == ("application/x-odd", "7")

@@ -1,0 +1,141 @@
+"""What cannot be carried to the model is left out; the answer, the request log and the log say so."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.gateway.api.conftest import calling, saying
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.stand_in import Swarm, error
+
+pytestmark = pytest.mark.anyio
+
+HI: dict[str, Any] = {"role": "user", "content": "hi"}
+#: The first requests of Claude Code and of Codex, without most of their words.
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 32000,
+    "stream": True,
+    "system": [{"type": "text", "text": "You are a Claude agent.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "system", "content": "Available agent types: claude"},
+    ],
+    "tools": [{"name": "Bash", "input_schema": {"type": "object"}, "eager_input_streaming": True}],
+    "metadata": {"user_id": "u"},
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+}
+CODEX: dict[str, Any] = {
+    "model": "tiny",
+    "stream": True,
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "You are Codex."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+    ],
+    "tools": [
+        {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object"}},
+        {
+            "type": "namespace",
+            "name": "multi_agent_v1",
+            "description": "Tools for sub-agents.",
+            "tools": [{"type": "function", "name": "spawn", "strict": False, "parameters": {"type": "object"}}],
+        },
+        {"type": "web_search", "external_web_access": True},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"summary": "auto"},
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "k",
+    "client_metadata": {"session_id": "s"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "left_out"),
+    [
+        ("/v1/messages", CLAUDE_CODE, ["context_management"]),
+        ("/v1/responses", CODEX, ["tools.1.description", "tools.2", "reasoning.summary"]),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [HI], "stream": True, "store": True}, ["store"]),
+    ],
+)
+async def test_agents_are_answered_and_told(
+    gateway: httpx.AsyncClient, path: str, body: dict[str, Any], left_out: list[str]
+) -> None:
+    for stream in (True, False):
+        answer = await gateway.post(path, json=body | {"stream": stream})
+        assert answer.status_code == 200 and "word" in answer.text
+        told = answer.headers["x-swarm-left-out"].split("; ")
+        assert [note.partition(":")[0] for note in told] == left_out
+
+
+async def test_the_engines_refusal_tells_too_and_what_is_whole_does_not(
+    gateway: httpx.AsyncClient, swarm: Swarm
+) -> None:
+    async def refuses(asked: dict[str, Any], number: int) -> Any:
+        return error(400, "too long")
+
+    body = {"model": "tiny", "max_tokens": 9, "messages": [HI], "unheard": 1}
+    swarm.answer = refuses
+    refused = await gateway.post("/v1/messages", json=body)
+    assert (refused.status_code, refused.headers["x-swarm-left-out"]) == (400, "unheard: not known here")
+    swarm.answer = saying("x")
+    del body["unheard"]
+    assert "x-swarm-left-out" not in (await gateway.post("/v1/messages", json=body)).headers
+
+
+async def test_the_logs_tell_each_kind_once_and_each_request(
+    open_gateway: OpenGateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    turns: list[dict[str, Any]] = [HI]
+    with caplog.at_level(logging.WARNING, "gateway.runtime"):
+        async with open_gateway(request_log={"path": path}) as http:
+            for _ in range(3):
+                turns = [*turns, {**HI, "unheard": 1}]
+                assert (await http.post("/v1/messages", json={"max_tokens": 9, "messages": turns})).is_success
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
+        "left out of a request, and of others like it without another line here: messages.1.unheard: not known here"
+    ]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["left_out"] for line in lines] == [
+        ["messages.1.unheard: not known here"],
+        *[["messages.*.unheard: not known here"]] * 2,
+    ]
+
+
+async def test_items_of_kept_responses_can_be_referred_to(open_gateway: OpenGateway, swarm: Swarm) -> None:
+    swarm.answer = calling("Rome")
+    tools: Any = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
+    async with open_gateway(api_keys=["one", "two"]) as http:
+        one, two = (
+            openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0) for key in ("one", "two")
+        )
+        async with one, two:
+            async with one.responses.stream(model="tiny", input="hi", tools=tools) as stream:
+                kept = await stream.get_final_response()
+            # as the AI SDK sends it
+            ids: list[Any] = [{"type": "item_reference", "id": item.id} for item in kept.output]
+            result: Any = {"type": "function_call_output", "call_id": "call-0", "output": "sunny"}
+            again: Any = {"model": "tiny", "input": [HI, *ids, result], "tools": tools}
+            swarm.answer = saying("It is.")
+            second = await one.responses.create(**again)
+            assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
+            turn = swarm.bodies[-1]["messages"][1]
+            assert (turn["reasoning"], turn["tool_calls"][0]["function"]["name"]) == ("hm", "look")
+            third = await one.responses.create(model="tiny", previous_response_id=second.id, input="and now?")
+            assert (third.output_text, len(swarm.bodies[-1]["messages"])) == ("It is.", 5)
+            for client, unknown in ((two, again), (one, again | {"input": [{**ids[0], "id": "rs_7_0"}]})):
+                with pytest.raises(openai.NotFoundError, match=r"Item with id 'rs_.*' not found") as refused:
+                    await client.responses.create(**unknown)
+                assert refused.value.param == "input"

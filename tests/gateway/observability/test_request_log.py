@@ -1,0 +1,138 @@
+"""The request log: whole exchanges, in files of a bounded size that nobody else may read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig, RequestLogConfig
+from gateway.observability.metrics import Metrics
+from gateway.observability.observed import Observed
+from gateway.observability.request import Seen
+from gateway.observability.request_log import RequestLog
+from swarm.errors import ConfigError
+from tests.gateway.conftest import OpenGateway
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "what users say"}]}
+
+
+def exchange(asked: bytes, answer: bytes = b"{}") -> Observed:
+    observed = Observed(Seen("req_1", Metrics()), "POST", CHAT, keep=10_000)
+    observed.received({"type": "http.request", "body": asked})
+    observed.sent({"type": "http.response.start", "status": 200, "headers": []})
+    observed.sent({"type": "http.response.body", "body": answer})
+    observed.end(whole=True)
+    return observed
+
+
+def write(config: RequestLogConfig, *exchanges: Observed) -> RequestLog:
+    log = RequestLog(config)
+    log.start()
+    for one in exchanges:
+        log.request_over(one)
+    log.close()
+    return log
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_and_its_answer_are_a_line(open_gateway: OpenGateway, tmp_path: Path, stream: bool) -> None:
+    path = tmp_path / "logs" / "requests.jsonl"
+    async with open_gateway(request_log={"path": path}) as http:
+        answer = await http.post(CHAT, json={**BODY, "stream": stream})
+        await http.get("/status")
+    (line,) = lines(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert line["request"] == {**BODY, "stream": stream}
+    assert line["answer"] == (answer.text if stream else answer.json())
+    assert line["request_id"] == answer.headers["x-request-id"]
+    told = {name: line[name] for name in ("route", "policy", "method", "path", "status", "outcome", "error")}
+    assert told == {
+        "route": "default",
+        "policy": "best",
+        "method": "POST",
+        "path": CHAT,
+        "status": 200,
+        "outcome": "ok",
+        "error": "",
+    }
+
+
+def test_files_are_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    exchanges = [exchange(json.dumps({"number": number, "said": "x" * 600}).encode()) for number in range(5)]
+    write(RequestLogConfig(path=path, max_bytes=1024, files=3), *exchanges)
+    found = {one.name: [line["request"]["number"] for line in lines(one)] for one in tmp_path.iterdir()}
+    assert found == {"log": [4], "log.1": [3], "log.2": [2]}
+    assert all(stat.S_IMODE(one.stat().st_mode) == 0o600 for one in tmp_path.iterdir())
+
+
+def test_one_file_that_is_full_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    exchanges = [exchange(json.dumps({"number": number, "said": "x" * 600}).encode()) for number in range(3)]
+    write(RequestLogConfig(path=path, max_bytes=1024, files=1), *exchanges)
+    assert [one.name for one in tmp_path.iterdir()] == ["log"]
+    assert [line["request"]["number"] for line in lines(path)] == [2]
+
+
+def test_what_others_could_read_they_cannot_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch(0o644)
+    write(RequestLogConfig(path=path), exchange(b"{}"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(lines(path)) == 1
+
+
+def test_a_long_text_is_cut(tmp_path: Path) -> None:
+    config = RequestLogConfig(path=tmp_path / "log", max_text_bytes=1024)
+    observed = Observed(Seen("req_1", Metrics()), "POST", CHAT, keep=config.max_text_bytes)
+    for _ in range(10):
+        observed.received({"type": "http.request", "body": b"word " * 100})
+    observed.end(whole=False)
+    write(config, observed)
+    (line,) = lines(config.path)
+    assert line["request"].startswith("word word") and 1000 < len(line["request"]) <= 1024
+    assert (line["status"], line["outcome"], line["answer"]) == (0, "failed", None)
+
+
+def test_a_disk_that_fails_costs_lines_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log"
+    path.mkdir()
+    with caplog.at_level(logging.ERROR):
+        log = write(RequestLogConfig(path=path), exchange(b"{}"), exchange(b"{}"))
+    assert log.lost == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the request log {path} cannot be written: Is a directory"
+    ]
+
+
+def test_what_the_disk_cannot_take_in_time_is_lost_and_counted(tmp_path: Path) -> None:
+    log = RequestLog(RequestLogConfig(path=tmp_path / "log"))
+    for _ in range(1001):
+        log.request_over(exchange(b"{}"))
+    assert log.lost == 1
+    log.start()
+    log.close()
+    assert len(lines(tmp_path / "log")) == 1000
+
+
+@pytest.mark.parametrize("place", ["folder", "file/log"])
+def test_a_file_that_cannot_be_is_an_error_of_the_configuration(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    given = {"swarm_url": None, "upstream": {"base_url": "http://127.0.0.1:9/v1"}}
+    config = GatewayConfig.model_validate({**given, "request_log": {"path": tmp_path / place}})
+    with pytest.raises(ConfigError, match=r"request_log: .*; name a file in"):
+        create_app(config)
+    assert not os.listdir(tmp_path / "folder")

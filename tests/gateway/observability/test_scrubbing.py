@@ -1,0 +1,84 @@
+"""What counts as a secret, and what must not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.observability.scrubbing import text_without_secrets, told_body, without_credentials, without_secrets
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-abcdefghijklmnop0123",
+        "sk-swarm-0123456789ab-AbCdEfGhIjKl_-mnop",
+        "sk-ant-api03-abcdefghijklmnop",
+        "hf_abcdefghijklmnopqrst",
+        "ghp_abcdefghijklmnopqrst",
+        "AKIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-def_ghi",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_a_secret_is_known_by_its_form(secret: str) -> None:
+    told = text_without_secrets(f"my key is {secret}, keep it")
+    assert told == "my key is [removed], keep it"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ask-me-anything-about-everything-you-know",
+        "the task is risk-averse",
+        "https://example.com:8000/v1?a=b@c",
+        "a bearer of news",
+        "12:30 meet@example.com",
+    ],
+)
+def test_plain_words_stay(text: str) -> None:
+    assert text_without_secrets(text) == text
+
+
+def test_a_secret_is_known_by_its_field() -> None:
+    given: dict[str, Any] = {
+        "tools": [{"type": "mcp", "authorization": "short", "headers": {"X-Api-Key": "k"}}],
+        "refresh_token": "t",
+        "max_tokens": 5,
+        "logprobs": {"content": [{"token": "secret", "logprob": -0.1}]},
+    }
+    assert without_secrets(given) == {
+        "tools": [{"type": "mcp", "authorization": "[removed]", "headers": {"X-Api-Key": "[removed]"}}],
+        "refresh_token": "[removed]",
+        "max_tokens": 5,
+        "logprobs": {"content": [{"token": "secret", "logprob": -0.1}]},
+    }
+
+
+def test_bodies_are_told_as_what_they_are() -> None:
+    assert told_body(b"") is None
+    assert told_body(b'{"a": "sk-proj-abcdefghijklmnop0123"}') == {"a": "[removed]"}
+    assert told_body(b"data: {}\n\n") == "data: {}\n\n"
+    assert told_body(b"RIFF\x00\xff\xfe") == "[7 bytes]"
+    assert told_body(b"[" * 100_000) == "[" * 100_000
+
+
+def test_a_cut_leaves_no_half_of_a_secret_or_a_character() -> None:
+    whole = json.dumps({"said": "grüße, my key is sk-proj-abcdefghijklmnop0123"}, ensure_ascii=False).encode()
+    for length in range(1, len(whole)):
+        told = told_body(whole[:length], cut=True)
+        assert "sk-" not in told and "�" not in told
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://user:pass@host:10086/x", "http://host:10086/x"),
+        ("https://host/v1", "https://host/v1"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_an_address_without_its_password(url: str, told: str) -> None:
+    assert without_credentials(url) == told

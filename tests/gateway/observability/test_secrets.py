@@ -1,0 +1,116 @@
+"""Whatever happens to a request: no key of anybody's, and no word of a user's, where it was not asked for."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.responses import Response
+
+from gateway.observability import tracing
+from gateway.observability.logs import JsonFormatter
+from tests.gateway.conftest import REWARD, OpenGateway
+from tests.gateway.observability.streams import streamed
+from tests.gateway.stand_in import Swarm, error
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+PROMPT = "tell nobody that the butler did it"
+KEY = "sk-app-0123456789abcdef"
+#: what is sent with every request, and what the gateway itself holds
+SECRETS = {
+    "authorization": f"Bearer {KEY}",
+    "cookie": "session=cookie-of-a-user",
+    "x-api-key": KEY,
+    "x-auth-token": "token-of-a-user",
+}
+HELD = {"swarm_token": "token-of-the-swarm", "api_keys": [KEY]}
+WORDS = (KEY, "cookie-of-a-user", "token-of-a-user", "token-of-the-swarm", "sk-proj-abcdefghijklmnop0123")
+FAILING = "def on_compute_relative_reward(task, candidates, context):\n    raise KeyError(task.main_query)\n"
+
+
+@pytest.fixture
+def logged() -> Generator[io.StringIO]:
+    """All that is logged, down to what is only of use in debugging, as lines of JSON."""
+    out, root = io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(JsonFormatter())
+    ours = [logging.getLogger(name) for name in ("gateway", "swarm", "reward_hooks", "adapters")]
+    levels = [one.level for one in ours]
+    for one in ours:
+        one.setLevel(logging.DEBUG)
+    root.addHandler(handler)
+    yield out
+    root.removeHandler(handler)
+    for one, level in zip(ours, levels, strict=True):
+        one.setLevel(level)
+
+
+@pytest.mark.parametrize("case", ["well", "hook", "engine", "refused", "stream", "malformed", "defect"])
+async def test_nothing_tells(
+    swarm: Swarm,
+    open_gateway: OpenGateway,
+    logged: io.StringIO,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    spans = InMemorySpanExporter()
+    monkeypatch.setattr(tracing, "_exporter", lambda config: spans)
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}]}
+    content: bytes | None = None
+    match case:
+        case "engine" | "refused":
+
+            async def quotes(body: dict[str, Any], number: int) -> Response:
+                return error(500 if case == "engine" else 400, f"invalid value {body['messages']}")
+
+            swarm.answer = quotes
+        case "stream":
+            swarm.answer = streamed
+            body |= {"stream": True}
+        case "malformed":
+            content = f'{{"messages": "{PROMPT}'.encode()
+        case "defect":
+
+            def defect(scope: Any) -> None:
+                raise RuntimeError(PROMPT)
+
+            monkeypatch.setattr("gateway.api.endpoint.caller_of", defect)
+        case _:
+            pass
+    told = {} if content is None else {"content": content}
+    log = tmp_path / "requests.jsonl"
+    async with open_gateway(
+        reward=FAILING if case == "hook" else REWARD,
+        tracing={},
+        access_log=True,
+        request_log={"path": log},
+        policy="first" if case == "stream" else "best",
+        **HELD,
+    ) as http:
+        asked = {"headers": SECRETS, **(told or {"json": body})}
+        # a key that the user's own tool sends along, and one that a user pasted
+        answer = await http.post(CHAT, **asked)
+        if content is None:
+            pasted = {**body, "metadata": {"api_key": "short"}, "user": "sk-proj-abcdefghijklmnop0123"}
+            await http.post(CHAT, json=pasted, headers=SECRETS)
+        metrics = (await http.get("/metrics", headers=SECRETS)).text
+        status = (await http.get("/status", headers=SECRETS)).text
+    assert answer.status_code == {"engine": 502, "refused": 400, "malformed": 400, "defect": 500}.get(case, 200)
+    lines, traced = logged.getvalue(), "".join(span.to_json() for span in spans.get_finished_spans())
+    assert "gateway.access" in lines and "POST request" in traced and "gateway_requests_total" in metrics
+    for place, text in (("log", lines), ("spans", traced), ("metrics", metrics), ("status", status)):
+        assert PROMPT not in text, place
+    requests = log.read_text()
+    # this one is for what users say
+    assert PROMPT in requests
+    for secret in WORDS:
+        for place, text in (("log", lines), ("spans", traced), ("metrics", metrics), ("requests", requests)):
+            assert secret not in text, (secret, place)

@@ -1,0 +1,150 @@
+"""Traces: one from the user's span to the episode's end, and to the gateway's own spans where tracing is on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from gateway.observability import tracing
+from swarm.errors import ConfigError
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.observability.streams import streamed
+from tests.gateway.stand_in import Swarm
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+PROMPT = "a prompt that nobody else may read"
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}]}
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+
+
+class Exported(InMemorySpanExporter):
+    """Spans by their names; whole once the gateway is closed."""
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.get_finished_spans() if span.name == name]
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exported]:
+    exporter = Exported()
+    # shut down with its gateway, and read after that
+    monkeypatch.setattr(tracing, "_exporter", lambda config: exporter)
+    yield exporter
+
+
+def origin(swarm: Swarm) -> list[dict[str, Any]]:
+    return [end["workflow_output"]["metadata"] for group in swarm.ends for end in group["ends"]]
+
+
+async def test_without_tracing_the_users_trace_goes_to_the_episode(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway() as http:
+        await http.post(CHAT, json=BODY, headers={"traceparent": TRACEPARENT, "x-request-id": "mine"})
+    assert len(origin(swarm)) == 4
+    assert all(one["traceparent"] == TRACEPARENT and one["request_id"] == "mine" for one in origin(swarm))
+    assert swarm.traceparents == [TRACEPARENT]
+
+
+@pytest.mark.parametrize("given", ["nonsense", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01", "é"])
+async def test_what_is_no_trace_goes_nowhere(swarm: Swarm, open_gateway: OpenGateway, given: str) -> None:
+    async with open_gateway() as http:
+        answer = await http.post(CHAT, json=BODY, headers={"traceparent": given.encode("latin-1")})
+    assert answer.status_code == 200
+    assert all("traceparent" not in one for one in origin(swarm)) and swarm.traceparents == [""]
+
+
+async def test_the_spans_of_a_request_are_one_trace(
+    swarm: Swarm, open_gateway: OpenGateway, exported: Exported
+) -> None:
+    async with open_gateway(tracing={}) as http:
+        answer = await http.post(CHAT, json=BODY, headers={"traceparent": TRACEPARENT})
+    spans = exported.get_finished_spans()
+    assert {f"{span.get_span_context().trace_id:032x}" for span in spans} == {TRACE}
+    (root,) = exported.named("POST request")
+    assert root.parent is not None and f"{root.parent.span_id:016x}" == PARENT
+    assert root.attributes == {
+        "http.response.status_code": 200,
+        "gateway.request_id": answer.headers["x-request-id"],
+        "gateway.route": "default",
+        "gateway.policy": "best",
+        "gateway.outcome": "ok",
+    }
+    assert {"queue", "claim", "sample", "hook", "submit"} <= {span.name for span in spans}
+    # what the swarm server and its journal get continues ours
+    ids = {f"{span.get_span_context().span_id:016x}" for span in spans}
+    (sent,) = swarm.traceparents
+    for given in (sent, *(one["traceparent"] for one in origin(swarm))):
+        assert given.split("-")[1] == TRACE and given.split("-")[2] in ids
+    assert PROMPT not in "".join(span.to_json() for span in spans)
+
+
+async def test_a_request_without_a_trace_begins_one(
+    swarm: Swarm, open_gateway: OpenGateway, exported: Exported
+) -> None:
+    async with open_gateway(tracing={}) as http:
+        for _ in range(2):
+            await http.post(CHAT, json=BODY)
+    roots = exported.named("POST request")
+    assert len({span.get_span_context().trace_id for span in roots}) == 2
+    assert all(span.parent is None for span in roots)
+    assert len({one["traceparent"].split("-")[1] for one in origin(swarm)}) == 2
+
+
+async def test_a_live_stream_is_traced_to_its_end(
+    swarm: Swarm, open_gateway: OpenGateway, exported: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    swarm.answer = streamed
+    async with open_gateway(tracing={}, policy="first") as http:
+        answer = await http.post(CHAT, json={**BODY, "stream": True})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    (root,) = exported.named("POST request")
+    samples = [span for span in exported.get_finished_spans() if span.name.startswith("sample ")]
+    # what streams, and one call for the others
+    assert len(samples) == 2 and {one.context.trace_id for one in samples} == {root.context.trace_id}
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
+async def test_none_are_taken_where_none_are_wanted(
+    swarm: Swarm, open_gateway: OpenGateway, exported: Exported
+) -> None:
+    async with open_gateway(tracing={"sampled": 0}) as http:
+        await http.post(CHAT, json=BODY)
+        await http.post(CHAT, json=BODY, headers={"traceparent": TRACEPARENT})
+    ours, theirs = swarm.traceparents
+    sampled = [int(one.split("-")[3], 16) & 1 for one in (ours, theirs)]
+    assert sampled == [0, 1] and theirs.split("-")[1] == TRACE
+    assert {one["traceparent"] for one in origin(swarm)[:4]} == {ours}
+    # the second one's trace is being taken elsewhere
+    assert {f"{span.get_span_context().trace_id:032x}" for span in exported.get_finished_spans()} == {TRACE}
+
+
+async def test_a_failure_is_told_by_its_kind(open_gateway: OpenGateway, exported: Exported) -> None:
+    failing = "def on_compute_relative_reward(task, candidates, context):\n    raise KeyError(task.main_query)\n"
+    async with open_gateway(reward=failing, tracing={}) as http:
+        await http.post(CHAT, json=BODY)
+    errors = [(span.attributes or {}).get("error.type") for span in exported.named("hook")]
+    assert "HookError" in errors
+    assert PROMPT not in "".join(span.to_json() for span in exported.get_finished_spans())
+
+
+async def test_a_collector_that_is_gone_harms_nobody(open_gateway: OpenGateway) -> None:
+    async with open_gateway(tracing={"endpoint": "http://127.0.0.1:9"}) as http:
+        assert (await http.post(CHAT, json=BODY)).status_code == 200
+
+
+def test_without_the_packages_it_is_an_error_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
+    config = GatewayConfig.model_validate(
+        {"swarm_url": None, "upstream": {"base_url": "http://127.0.0.1:9/v1"}, "tracing": {}}
+    )
+    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[otel\]'"):
+        create_app(config)

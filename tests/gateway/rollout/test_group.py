@@ -1,0 +1,54 @@
+"""A group on the real swarm server comes to its end whatever its hook says, and its user has the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.rollout import group
+from gateway.rollout.policy import Policy
+from reward_hooks import Candidate, HookContext, Reward
+from swarm.types import Task
+from tests.gateway.rollout.conftest import Judge, OpenRoute, at_rest
+from tests.gateway.rollout.test_best import answer
+from tests.swarm.server import conftest as server
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_reason_that_no_json_can_say_is_trained(rig: server.Rig, open_route: OpenRoute, judge: Judge) -> None:
+    async def odd(task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        return [Reward(value=float(one.index), reason="\ud800") for one in candidates]
+
+    judge.reward = odd  # pyright: ignore[reportAttributeAccessIssue]
+    async with open_route(acknowledge_seconds=10.0) as route:
+        await answer(route, Policy())
+        await at_rest(rig, route)
+        assert (route.stats.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
+
+
+async def test_a_failure_that_no_json_can_say_leaves_no_episode(
+    rig: server.Rig, open_route: OpenRoute, judge: Judge
+) -> None:
+    async def odd(task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+        raise ValueError("half: \ud800")
+
+    judge.reward = odd
+    async with open_route(acknowledge_seconds=10.0) as route:
+        await answer(route, Policy())
+        await at_rest(rig, route)
+        assert dict(route.stats.dropped) == {"reward_hook_failed": 1}
+
+
+async def test_an_end_that_fails_is_not_the_users(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs(*_: Any, **__: Any) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(group, "outputs", outputs)
+    async with open_route(acknowledge_seconds=10.0) as route:
+        assert (await answer(route, Policy())).headers["x-swarm-drop-reason"] == "sample_failed"
+        await at_rest(rig, route)
+        assert dict(route.stats.dropped) == {"sample_failed": 1}

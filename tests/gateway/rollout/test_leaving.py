@@ -1,0 +1,104 @@
+"""What a conversation is told of a user who hangs up on its answer, and how the group is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.rollout import lead
+from gateway.rollout.best import best
+from gateway.rollout.first import first
+from gateway.rollout.policy import Policy
+from gateway.sessions.turns import Closing
+from gateway.types import Decided, Live
+from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
+from tests.swarm.server import conftest as server
+from tests.swarm.server.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk
+
+pytestmark = pytest.mark.anyio
+
+
+class Talk:
+    """A conversation that notes what it is told."""
+
+    session = None
+    holds = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, *, choices: int = 1) -> None:
+        self.told.append("delivered")
+
+    def scored(self, reward: float) -> None: ...
+
+    def abandoned(self) -> None:
+        self.told.append("abandoned")
+
+    async def closing(self) -> Closing:
+        return Closing({}, 0.0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_an_answer_that_is_not_read_to_its_end_is_abandoned(
+    rig: server.Rig, open_route: OpenRoute, whole: bool
+) -> None:
+    rig.vllm.default = plain([1, 2])
+    async with open_route() as route:
+        talk = Talk()
+        outcome = await best(route, asking(stream=True), talk, Policy())
+        if whole:
+            await chunks_of(outcome)
+        else:
+            await anext(outcome.chunks())
+            assert outcome.close is not None
+            await outcome.close()
+        assert talk.told == (["delivered"] if whole else ["delivered", "abandoned"])
+        await at_rest(rig, route)
+
+
+async def test_a_plain_answer_is_not_known_to_be_abandoned(rig: server.Rig, open_route: OpenRoute) -> None:
+    rig.vllm.default = plain([1, 2])
+    async with open_route() as route:
+        talk = Talk()
+        outcome = await best(route, asking(), talk, Policy())
+        assert isinstance(outcome, Decided) and outcome.close is not None
+        await outcome.close()
+        assert talk.told == ["delivered"]
+        await at_rest(rig, route)
+
+
+async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, open_route: OpenRoute) -> None:
+    more = asyncio.Event()
+    parts = streamed(role_chunk(), token_chunk([1]), more.wait, token_chunk([2], "stop"), usage_chunk(2))
+    rig.vllm.default = lambda body: (parts if body.get("stream") else plain([1]))(body)
+    async with open_route(on_disconnect="finish") as route:
+        talk = Talk()
+        outcome = await first(route, asking(stream=True), talk)
+        assert isinstance(outcome, Live) and outcome.close is not None
+        await outcome.close()
+        assert not talk.told
+        more.set()
+        await at_rest(rig, route)
+        assert talk.told == ["delivered", "abandoned"] and route.stats.trained == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_group_of_policy_first_whose_user_left_before_the_answer_is_counted(
+    rig: server.Rig, open_route: OpenRoute, stream: bool, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "LEAD_SECONDS", 0.0 if others else 3600.0)
+    rig.vllm.default = rig.vllm.hang()
+    async with open_route() as route:
+        answering = asyncio.create_task(first(route, asking(stream=stream), None))
+        async with asyncio.timeout(60):
+            # the others share a call
+            while rig.vllm.streaming < (2 if others else 1):
+                await rig.client.get("/health")
+        answering.cancel()
+        await at_rest(rig, route)
+        assert len(rig.vllm.requests) == len(rig.vllm.cancellations) == (2 if others else 1)
+        assert dict(route.stats.dropped) == {"request_cancelled": 1}

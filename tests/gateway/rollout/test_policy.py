@@ -1,0 +1,74 @@
+"""What a request's headers say of its policy, and who trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.config import RouteSettings
+from gateway.rollout.policy import Policy
+from swarm.errors import RequestError
+
+
+def settings(**given: Any) -> RouteSettings:
+    return RouteSettings(hooks="x", **given)
+
+
+def of(header: str | None = None, train: str | None = None, **given: Any) -> Policy:
+    headers = {"x-swarm-policy": header, "x-swarm-train": train}
+    return Policy.of(settings(**given), {name: value for name, value in headers.items() if value is not None})
+
+
+def test_without_headers_the_route_decides() -> None:
+    assert of() == Policy("best", None, None, None)
+    assert of(policy="first") == Policy("first")
+    assert of(quorum=3, answer_deadline_seconds=1.5) == Policy("best", 3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("best", Policy("best")),
+        ("first", Policy("first")),
+        ("best;quorum=4", Policy("best", 4)),
+        ("best; deadline=2.5", Policy("best", None, 2.5)),
+        ("best;deadline=2;quorum=1", Policy("best", 1, 2.0)),
+    ],
+)
+def test_a_header_replaces_all_of_it(header: str, expected: Policy) -> None:
+    assert of(header, quorum=2, answer_deadline_seconds=9) == expected
+
+
+NONSENSE = """
+best;quorum=0 best;quorum=x best;quorum=² best;quorum=1;quorum=2 best;deadline=0 best;deadline=nan best;deadline=inf
+best;deadline= best; best;odd=1 first;quorum=1 worst
+"""
+
+
+@pytest.mark.parametrize("header", ["", *NONSENSE.split()])
+def test_a_header_that_means_nothing_is_refused_by_name(header: str) -> None:
+    with pytest.raises(RequestError) as failed:
+        of(header)
+    assert failed.value.param == "x-swarm-policy" and "x-swarm-policy" in failed.value.message
+
+
+def test_training_can_be_declined_or_insisted_on() -> None:
+    never, always = settings(train_fraction=0.0), settings()
+    assert of(train="False").trains(always, "r", "1") is False
+    assert of(train="true").trains(never, "r", "1") is True
+    # one answer has nothing to be compared with
+    assert of(train="true").trains(settings(num_repeat=1), "r", "1") is False
+    with pytest.raises(RequestError, match="x-swarm-train"):
+        of(train="maybe")
+
+
+def test_the_share_of_requests_that_train_is_drawn_by_their_ids() -> None:
+    some = settings(train_fraction=0.25)
+    policy = of()
+    drawn = [policy.trains(some, "route", f"req-{number}") for number in range(4000)]
+    assert 850 < sum(drawn) < 1150
+    assert drawn == [policy.trains(some, "route", f"req-{number}") for number in range(4000)]
+    assert drawn != [policy.trains(some, "another", f"req-{number}") for number in range(4000)]
+    assert not any(policy.trains(settings(train_fraction=0.0), "route", f"req-{number}") for number in range(100))
+    assert all(policy.trains(settings(), "route", f"req-{number}") for number in range(100))

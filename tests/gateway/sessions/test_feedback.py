@@ -1,0 +1,227 @@
+"""``POST /v1/feedback`` and ``POST /v1/sessions/{id}/end``: what is taken, from whom, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import anyio.lowlevel
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.sessions.endpoint import end_session
+from gateway.sessions.feedback_endpoint import give_feedback
+from gateway.sessions.sessions import Sessions
+from gateway.types import Caller
+from reward_hooks import Feedback, HookContext, Session
+from swarm.http.asgi import EXCEPTION_HANDLERS
+from tests.gateway.sessions.talk import ask, assistant, route, say, user
+
+pytestmark = pytest.mark.anyio
+
+
+class Door:
+    """A gateway's door with these two addresses; ``key`` says who comes."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self._app = Starlette(
+            routes=[
+                Route("/v1/feedback", give_feedback, methods=["POST"]),
+                Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
+            ],
+            exception_handlers=EXCEPTION_HANDLERS,
+        )
+
+    async def post(self, path: str, key: str = "app", **content: Any) -> httpx.Response:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["state"] = {"gateway": SimpleNamespace(sessions=self.sessions), "caller": Caller(key)}
+            await self._app(scope, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+            return await http.post(path, **content)
+
+    async def feedback(self, completion_id: str, key: str = "app", **said: Any) -> httpx.Response:
+        return await self.post("/v1/feedback", key, json={"completion_id": completion_id, **said})
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    async with Sessions() as sessions:
+        yield Door(sessions)
+
+
+@asynccontextmanager
+async def delivered(door: Door, to: Any = None, choices: int = 1) -> AsyncIterator[asyncio.Task[Any]]:
+    """An answer ``chatcmpl-a1`` whose group is held open for feedback; yields what closes it."""
+    link = ask(door.sessions, to or route(feedback_window_seconds=1000), [user("hi")])
+    link.delivered("chatcmpl-a1", assistant("Hello."), 0.5, choices=choices)
+    closing = asyncio.create_task(link.closing())
+    await anyio.lowlevel.checkpoint()
+    try:
+        yield closing
+    finally:
+        assert link.route.swarm is not None
+        link.route.swarm.open_groups.close()
+        async with asyncio.timeout(10):
+            await closing
+
+
+@pytest.mark.parametrize(
+    ("said", "feedback"),
+    [
+        ({"score": 0.5, "comment": "fine"}, Feedback(rating=0.5, comment="fine")),
+        ({"label": "good"}, Feedback(rating=1.0)),
+        ({"label": "bad"}, Feedback(rating=-1.0)),
+        ({"label": "neutral"}, Feedback(rating=0.0)),
+        ({"label": "copied"}, Feedback(signals={"copied": 1.0})),
+        ({"label": "copied", "score": 1}, Feedback(rating=1.0, signals={"copied": 1.0})),
+        ({"signals": {"copied": 0.5, "of_our_own": 1}}, Feedback(signals={"copied": 0.5, "of_our_own": 1.0})),
+        ({"comment": "hm"}, Feedback(comment="hm")),
+    ],
+)
+async def test_what_is_said_reaches_the_group(door: Door, said: dict[str, Any], feedback: Feedback) -> None:
+    async with delivered(door) as closing:
+        response = await door.feedback("chatcmpl-a1", **said)
+        assert response.json() == {"completion_id": "chatcmpl-a1", "trains": True, "replaced": False}
+        assert not closing.done()
+    assert (closing.result().feedback, closing.result().credit) == ({0: feedback}, 0.0)
+
+
+@pytest.mark.parametrize("completion_id", ["msg_a1", "resp_a1", "cmpl-a1"])
+async def test_an_answer_is_known_in_every_dialect(door: Door, completion_id: str) -> None:
+    async with delivered(door):
+        assert (await door.feedback(completion_id, score=1)).status_code == 200
+
+
+async def test_said_again_it_replaces_what_was_said(door: Door) -> None:
+    async with delivered(door) as closing:
+        await door.feedback("chatcmpl-a1", label="good", comment="nice")
+        for replaced in (True, True):
+            response = await door.feedback("chatcmpl-a1", label="bad")
+            assert response.json()["replaced"] is replaced
+    assert closing.result().feedback == {0: Feedback(rating=-1.0)}
+
+
+async def test_each_choice_has_its_own(door: Door) -> None:
+    async with delivered(door, choices=2) as closing:
+        await door.feedback("chatcmpl-a1", score=1, choice=1)
+        await door.feedback("chatcmpl-a1", score=-1)
+        beyond = await door.feedback("chatcmpl-a1", score=1, choice=2)
+        assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "choice")
+    assert {place: one.rating for place, one in closing.result().feedback.items()} == {0: -1.0, 1: 1.0}
+
+
+async def test_what_was_observed_stands_beside_what_was_said(door: Door) -> None:
+    async with delivered(door) as closing:
+        await door.feedback("chatcmpl-a1", score=1, signals={"continued": 0.25})
+        to = route(feedback_window_seconds=1000)
+        ask(door.sessions, to, [user("hi"), assistant("Hello."), user("tell me about cats")])
+    [feedback] = closing.result().feedback.values()
+    # what the application says of a signal goes before what was seen of it
+    assert feedback == Feedback(rating=1.0, signals={"continued": 0.25})
+
+
+async def test_only_the_key_that_got_the_answer_knows_it(door: Door) -> None:
+    async with delivered(door) as closing:
+        response = await door.feedback("chatcmpl-a1", key="another app", score=-1)
+        assert response.status_code == 404
+        assert response.json() == (await door.feedback("chatcmpl-a1", key="other", score=1)).json()
+    assert closing.result().feedback == {}
+
+
+async def test_an_answer_that_nobody_got_is_not_found(door: Door) -> None:
+    response = await door.feedback("chatcmpl-none", score=1)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "completion_not_found")
+
+
+async def test_what_comes_late_is_kept_for_hooks_and_does_not_train(door: Door) -> None:
+    link = say(door.sessions, route(), talk := [user("hi")], "Hello.")
+    await link.closing()
+    turn = link._turn  # pyright: ignore[reportPrivateUsage]
+    assert turn is not None
+    response = await door.feedback(turn.completion_id, score=1)
+    assert response.json()["trains"] is False
+    later = ask(door.sessions, route(), [*talk, user("and?")])
+    assert later.session is not None and later.session.turns[0].feedback is not None
+    assert later.session.turns[0].feedback.rating == 1.0
+    assert door.sessions.counts.feedback == {"late": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, ""),
+        ({"score": 1.5}, "score"),
+        ({"score": "1e400"}, "score"),
+        ({"label": "great"}, ""),
+        ({"label": "good", "score": 1}, ""),
+        ({"signals": {"copied": 2}}, "signals.copied"),
+        ({"score": 1, "choice": -1}, "choice"),
+        ({"score": 1, "odd": 1}, "odd"),
+        ({"comment": "x" * 10_001}, "comment"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(door: Door, body: dict[str, Any], param: str) -> None:
+    async with delivered(door):
+        response = await door.feedback("chatcmpl-a1", **body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_no_json_is_refused(door: Door) -> None:
+    assert (await door.post("/v1/feedback", content=b"{")).status_code == 400
+    assert (await door.post("/v1/feedback", content=b'"' + b"x" * 70_000 + b'"')).status_code == 413
+
+
+# ------------------------------------------------------------------ the end of a session
+
+
+class Ended:
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
+    def __call__(self, session: Session, context: HookContext) -> list[float]:
+        self.sessions.append(session)
+        return [0.25 for _ in session.turns]
+
+
+@pytest.mark.parametrize(
+    ("content", "feedback"),
+    [
+        ({}, None),
+        ({"json": {}}, None),
+        ({"json": {"label": "good", "comment": "solved"}}, Feedback(rating=1.0, comment="solved")),
+    ],
+)
+async def test_the_application_ends_and_rates_a_session(door: Door, content: Any, feedback: Feedback | None) -> None:
+    hook = Ended()
+    link = say(door.sessions, route(hook), [user("hi")], "Hello.", headers={"x-swarm-session": "s/1"})
+    response = await door.post("/v1/sessions/s%2F1/end", **content)
+    # a name with a slash is one name
+    assert response.json() == {"session_id": "s/1", "ended": True}
+    async with asyncio.timeout(10):
+        assert (await link.closing()).credit == 0.25
+    assert hook.sessions[0].feedback == feedback
+
+
+async def test_a_session_ends_once_and_for_its_key_only(door: Door) -> None:
+    say(door.sessions, route(Ended()), [user("hi")], "Hello.", headers={"x-swarm-session": "s"})
+    answers = [await door.post("/v1/sessions/s/end", key) for key in ("another app", "app", "app")]
+    assert [answer.status_code for answer in answers] == [404, 200, 404]
+    assert answers[0].json()["error"]["code"] == "session_not_found"
+
+
+async def test_an_answer_stays_known_while_its_group_waits_for_feedback(door: Door) -> None:
+    async with delivered(door) as closing:
+        turn = door.sessions.turn("chatcmpl-a1", "app")
+        assert turn is not None
+        assert door.sessions.end("a1", "app") == 1
+        assert (await door.feedback("chatcmpl-a1", score=1)).json()["trains"] is True
+        assert not closing.done()
+    assert closing.result().feedback[0].rating == 1.0

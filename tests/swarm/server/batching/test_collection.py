@@ -1,0 +1,189 @@
+"""The parts together: rows, agreements, claims that wait, and when they are worth trying again."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.job import CollectionMethod
+from swarm.protocol import SwarmThrottlePolicy
+from swarm.server.batching import Admission, Collection
+from swarm.server.journal.records import OutstandingBatch
+from tests.swarm.server.batching.conftest import Clock, job, trajectory
+
+THIRD = SwarmThrottlePolicy(ratio=0.5, current_task_id="more")
+
+
+def run(collection: Collection, client: str, *tasks: str) -> None:
+    for task in tasks:
+        collection.claimed(client, "train", task)
+        collection.released(client, "train", task, "ended")
+        assert collection.add(client, trajectory(task)) == []
+
+
+def test_a_row_tells_what_became_of_a_client(clock: Clock) -> None:
+    collection = Collection(job(batch_size=1), 100.0, clock)
+    run(collection, "me", "a", "a", "b")
+    collection.claimed("me", "eval")
+    collection.released("me", "eval", "", "aborted")
+    for how in ("idle", "capped", "engine"):
+        collection.claimed("me", "train", "c")
+        collection.released("me", "train", "c", how)
+    collection.claimed("me", "train", "c", 2)
+    assert collection.confirm(collection.take().batch_id) is not None
+    collection.clear("another run")
+    clock.now += 5
+    (row,) = collection.rows()
+    assert (row.client_uuid, row.active, row.idle_seconds) == ("me", True, 5.0)
+    assert (row.claimed, row.ended, row.aborted, row.timed_out, row.running) == (9, 3, 1, 2, 2)
+    assert (row.trained, row.dropped, row.waiting, row.groups) == (2, 1, 0, 1)
+
+
+def test_a_claim_beyond_its_share_waits_until_the_batch_is_taken_or_the_other_is_gone(clock: Clock) -> None:
+    collection = Collection(job(), 100.0, clock)
+    collection.seen("other", train=True)
+    run(collection, "me", "a", "a")
+    collection.claimed("other", "train", "theirs", 2)
+    refusal = collection.admit("me", "train", 1, THIRD)
+    assert refusal.reason.startswith("throttled: ")
+    assert [row.throttled for row in collection.rows()] == [False, True]
+    assert collection.admit("me", "eval", 1, THIRD) == Admission()
+    assert collection.admit("me", "train", 1, None) == Admission()
+    change = collection.next_change()
+    assert change is not None
+    clock.now = change
+    assert collection.admit("me", "train", 1, THIRD).granted, "the other is gone"
+    collection.seen("other", train=True)
+    assert not collection.admit("me", "train", 1, THIRD).granted
+    for _ in range(2):
+        collection.released("other", "train", "theirs", "ended")
+        collection.add("other", trajectory("theirs"))
+    collection.take()
+    assert collection.admit("me", "train", 1, THIRD).granted
+    assert collection.next_change() is None
+
+
+def test_time_in_which_the_engine_does_not_roll_does_not_count(clock: Clock) -> None:
+    collection = Collection(job(batch_size=1, collection="all_clients_agree_sync_weight"), 100.0, clock)
+    run(collection, "other", "b")
+    run(collection, "me", "a", "a")
+    assert collection.agree("me") == ""
+    collection.follow(False)
+    clock.now += 1000
+    assert not collection.ready
+    assert collection.next_change() is None
+    assert {row.idle_seconds for row in collection.rows()} == {1000}
+    collection.follow(True)
+    change = collection.next_change()
+    assert change == pytest.approx(clock.now + 100, abs=0.01)
+    clock.now += 99
+    assert not collection.ready
+    clock.now = change
+    assert collection.ready
+
+
+def test_an_agreement_needs_a_method_that_asks_for_it(clock: Clock) -> None:
+    assert "finish_enough_tasks" in Collection(job(), 100.0, clock).agree("me")
+    collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    assert collection.agree("me") == ""
+    assert collection.ready and not collection.in_vain
+
+
+@pytest.mark.parametrize("collects", ["any_client_agree_sync_weight", "all_clients_agree_sync_weight"])
+def test_an_agreement_waits_for_something_to_train_while_one_runs(collects: CollectionMethod, clock: Clock) -> None:
+    collection = Collection(job(collection=collects), 100.0, clock)
+    run(collection, "me", "a")
+    collection.claimed("other", "train")
+    assert collection.agree("me") == ""
+    assert not (collection.ready or collection.in_vain)
+    collection.released("other", "train", "", "ended")
+    collection.add("other", trajectory("a"))
+    assert collection.ready == (collects == "any_client_agree_sync_weight")
+    collection.agree("other")
+    assert collection.ready and not collection.in_vain
+
+
+def test_an_agreement_with_nothing_to_train_and_nothing_running_is_in_vain(clock: Clock) -> None:
+    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a")
+    run(collection, "other", "b")
+    collection.claimed("other", "train")
+    collection.agree("me")
+    assert not collection.in_vain, "the other client may do it"
+    collection.agree("other")
+    assert not collection.in_vain, "the episode that runs may do it"
+    collection.released("other", "train", "", "aborted")
+    assert collection.in_vain
+    collection.end_agreements()
+    assert not (collection.ready or collection.in_vain)
+    assert collection.episodes == 2, "what waits goes on waiting"
+
+
+def test_evaluation_takes_part_in_no_batch(clock: Clock) -> None:
+    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    for how in ("ended", "aborted"):
+        collection.claimed("eval", "eval")
+        collection.released("eval", "eval", "", how)
+    collection.claimed("begins", "train")
+    collection.agree("me")
+    assert collection.ready
+    assert {row.client_uuid for row in collection.rows() if row.takes_part} == {"me"}
+    collection.released("begins", "train", "", "aborted")
+    assert not collection.ready, "it takes part from its first end or abort on"
+
+
+def test_an_agreement_holds_for_one_batch_however_often_it_is_sent(clock: Clock) -> None:
+    collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    collection.agree("me")
+    batch = collection.take()
+    run(collection, "me", "b", "b")
+    collection.agree("me")
+    collection.give_back()
+    assert collection.take() is batch
+    collection.confirm(batch.batch_id)
+    assert collection.ready, "the agreement was about the next batch"
+    assert [group.task_id for group in collection.take().groups] == ["b"]
+
+
+def test_a_batch_that_is_decided_stays_ready_though_another_client_turns_up(clock: Clock) -> None:
+    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    collection.agree("me")
+    run(collection, "other", "b")
+    assert not collection.ready
+    collection.agree("other")
+    collection.seal()
+    run(collection, "third", "c")
+    assert collection.ready
+
+
+def test_a_batch_that_is_sent_again_decides_nothing_about_the_next(clock: Clock) -> None:
+    collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
+    run(collection, "me", "a", "a")
+    collection.agree("me")
+    collection.seal()
+    batch = collection.take()
+    collection.give_back()
+    collection.seal()
+    assert collection.take() is batch
+    collection.confirm(batch.batch_id)
+    run(collection, "me", "b", "b")
+    assert not collection.ready, "nobody has agreed yet"
+    collection.agree("me")
+    assert collection.ready
+
+
+def test_clients_are_known_again_after_a_restart_but_not_active(clock: Clock) -> None:
+    before = Collection(job(batch_size=1), 100.0, clock)
+    run(before, "me", "a", "a", "b")
+    batch = before.take()
+    after = Collection(job(batch_size=1), 100.0, clock)
+    waiting = [("me", trajectory("b", "b1"))]
+    assert after.restore(waiting, OutstandingBatch(batch, attempts=1)) == []
+    (row,) = after.rows()
+    assert (row.client_uuid, row.active, row.waiting) == ("me", False, 1)
+    assert after.outstanding is batch
+    assert [member.trajectory.episode_uuid for group in after.waiting() for member in group.members] == ["b1"]
+    assert after.take() is batch

@@ -1,0 +1,311 @@
+"""Groups and batches: a batch stays what it is until its step; losses, age, failures and a full cache drop groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.errors import StateError
+from swarm.server.batching.groups import Dropped, GroupStore
+from swarm.server.batching.shares import Shares
+from tests.swarm.server.batching.conftest import Clock, job, trajectory
+
+
+def store(**more: Any) -> GroupStore:
+    one = job(**more)
+    return GroupStore(one, Shares(one.num_repeat, 300.0, Clock()))
+
+
+def fill(groups: GroupStore, *tasks: str) -> list[Dropped]:
+    return [dropped for task in tasks for dropped in groups.add("me", trajectory(task))]
+
+
+def batch_tasks(groups: GroupStore) -> list[tuple[str, int]]:
+    """Train on the next batch; its tasks and how many episodes each had."""
+    batch = groups.take()
+    assert groups.confirm(batch.batch_id) is not None
+    return [(group.task_id, len(group.trajectories)) for group in batch.groups]
+
+
+def test_a_batch_is_the_first_complete_groups_and_the_rest_stays() -> None:
+    groups = store()
+    fill(groups, "a", "b", "c", "c", "b")
+    assert groups.ready()
+    assert groups.tasks() == {"c": 2, "b": 2, "a": 1}
+    fill(groups, "d", "d")
+    assert batch_tasks(groups) == [("c", 2), ("b", 2)]
+    assert not groups.ready()
+    assert groups.tasks() == {"d": 2, "a": 1}
+    fill(groups, "a")
+    assert groups.episodes == 4
+
+
+def test_a_task_that_comes_again_makes_another_group() -> None:
+    groups = store()
+    fill(groups, "a", "a", "a", "a")
+    assert batch_tasks(groups) == [("a", 2), ("a", 2)]
+
+
+def test_a_batch_is_out_until_its_step_is_done() -> None:
+    groups = store(batch_size=1)
+    fill(groups, "a", "a", "b", "b")
+    batch = groups.take()
+    assert groups.outstanding is batch
+    assert not groups.ready()
+    with pytest.raises(StateError, match="still out"):
+        groups.take()
+    assert groups.confirm("another") is None
+    taken = groups.confirm(batch.batch_id)
+    assert taken is not None
+    assert (taken.batch, taken.client_uuids) == (batch, ["me", "me"])
+    assert groups.confirm(batch.batch_id) is None
+    assert not groups.give_back()
+    assert groups.take().groups[0].task_id == "b"
+
+
+def test_a_batch_that_comes_back_is_the_next_one_as_it_was() -> None:
+    groups = store()
+    fill(groups, "a", "a", "b", "b", "c", "c", "d", "d")
+    first = groups.take()
+    assert groups.give_back()
+    assert not groups.give_back()
+    assert groups.ready()
+    assert groups.take() is first
+    groups.give_back()
+    taken = groups.confirm(first.batch_id)
+    assert taken is not None
+    assert batch_tasks(groups) == [("c", 2), ("d", 2)]
+
+
+def test_a_batch_on_which_the_trainer_fails_too_often_is_dropped() -> None:
+    groups = store(batch_size=1, batch_attempts=2)
+    fill(groups, "a", "a", "b", "b")
+    batch = groups.take()
+    assert groups.fail("another") is None
+    failure = groups.fail(batch.batch_id)
+    assert failure is not None
+    assert (failure.attempts, failure.dropped) == (1, None)
+    assert groups.take() is batch
+    groups.give_back()
+    assert groups.take() is batch
+    failure = groups.fail(batch.batch_id)
+    assert failure is not None
+    assert failure.attempts == 2
+    assert failure.dropped is not None
+    assert failure.dropped.cause == "failed"
+    assert failure.dropped.episode_uuids == tuple(t.episode_uuid for t in batch.groups[0].trajectories)
+    assert "failed on its batch 2 times" in failure.dropped.reason
+    assert batch_tasks(groups) == [("b", 2)]
+
+
+def test_clearing_drops_open_and_whole_groups_and_the_batch_that_is_out() -> None:
+    groups = store(batch_size=1)
+    fill(groups, "a", "a", "b", "b", "c")
+    batch = groups.take()
+    groups.lose("d")
+    dropped = groups.clear("another run began")
+    assert sum(len(one.episode_uuids) for one in dropped) == 5
+    assert {(one.cause, one.reason) for one in dropped} == {("cleared", "another run began")}
+    assert (groups.tasks(), groups.ready(), groups.confirm(batch.batch_id)) == ({}, False, None)
+    assert groups.clear("again") == []
+    fill(groups, "d", "d")
+    assert groups.ready()
+
+
+def test_nothing_to_take() -> None:
+    groups = store()
+    fill(groups, "a", "a", "b")
+    with pytest.raises(StateError, match="3 episodes, 1 whole groups"):
+        groups.take()
+
+
+def test_a_lost_episode_drops_its_group_once_all_have_ended() -> None:
+    groups = store(batch_size=1, num_repeat=3)
+    fill(groups, "a", "a")
+    (dropped,) = groups.lose("a")
+    assert (len(dropped.episode_uuids), dropped.cause) == (2, "lost")
+    assert "1 of 3 episodes of task 'a' cannot be trained" in dropped.reason
+    assert dropped.client_uuids == ("me", "me")
+    assert groups.episodes == 0
+    assert groups.lose("a") == []
+    assert fill(groups, "a") == []
+    assert len(fill(groups, "a")[0].episode_uuids) == 2
+    assert [groups.lose("a") for _ in range(3)] == [[], [], []]
+    fill(groups, "a", "a", "a")
+    assert groups.ready()
+
+
+@pytest.mark.parametrize("collection", ["finish_enough_episodes", "any_client_agree_sync_weight"])
+def test_methods_that_train_on_what_there_is_bear_a_loss(collection: str) -> None:
+    groups = store(batch_size=1, num_repeat=3, collection=collection)
+    fill(groups, "a", "a")
+    assert groups.lose("a") == []
+    fill(groups, "a")
+    assert groups.ready(any_agreed=True)
+    assert len(groups.take(any_agreed=True).groups[0].trajectories) == 3
+
+
+def test_losses_without_a_finished_episode_are_bounded() -> None:
+    groups = store(batch_size=1, max_cached_episodes=1)
+    for n in range(groups.bound + 1):
+        groups.lose(f"t{n}")
+    fill(groups, "t0", "t0", f"t{groups.bound}")
+    assert groups.tasks() == {"t0": 2}, "the oldest loss was forgotten, the latest was not"
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -0.25])
+def test_a_group_with_equal_rewards_is_uninformative(reward: float) -> None:
+    groups = store(batch_size=1, collection="finish_enough_non_dummy_tasks")
+    assert groups.add("me", trajectory("a", reward=reward)) == []
+    (dropped,) = groups.add("you", trajectory("a", reward=reward))
+    assert (len(dropped.episode_uuids), dropped.client_uuids) == (2, ("me", "you"))
+    assert dropped.cause == "uninformative"
+    assert f"all 2 episodes of task 'a' have the reward {reward:g}" in dropped.reason
+    groups.add("me", trajectory("a", reward=reward))
+    assert groups.add("me", trajectory("a", reward=reward + 0.5)) == []
+    assert batch_tasks(groups) == [("a", 2)]
+
+
+def test_enough_episodes_takes_incomplete_groups_oldest_first_but_none_of_one() -> None:
+    groups = store(batch_size=2, num_repeat=3, collection="finish_enough_episodes")
+    fill(groups, "a", "b", "c", "c", "c", "b", "d")
+    assert not groups.ready()
+    fill(groups, "d", "e")
+    assert groups.ready()
+    assert batch_tasks(groups) == [("b", 2), ("c", 3), ("d", 2)]
+    assert groups.tasks() == {"a": 1, "e": 1}
+    fill(groups, "e", "a", "f", "f")
+    assert groups.ready()
+    fill(groups, "g", "g")
+    assert batch_tasks(groups) == [("a", 2), ("e", 2), ("f", 2)], "what is beyond the number waits"
+    assert groups.tasks() == {"g": 2}
+
+
+@pytest.mark.parametrize("who", ["any", "all"])
+def test_agreement_takes_every_group_of_two(who: str) -> None:
+    groups = store(batch_size=1, num_repeat=3, collection=f"{who}_client{'s' * (who == 'all')}_agree_sync_weight")
+    fill(groups, "a")
+    assert not groups.ready(any_agreed=True, all_agreed=True)
+    fill(groups, "b", "b", "c", "c", "c", "d", "d")
+    assert not groups.ready()
+    assert groups.ready(any_agreed=True) == (who == "any")
+    assert groups.ready(any_agreed=True, all_agreed=True)
+    batch = groups.take(any_agreed=True, all_agreed=True)
+    assert [group.task_id for group in batch.groups] == ["b", "c", "d"]
+    assert groups.tasks() == {"a": 1}
+
+
+def test_old_episodes_are_dropped_with_a_whole_group_but_singly_from_an_open_one() -> None:
+    groups = store(batch_size=3, num_repeat=2, max_staleness=1)
+    groups.advance(1)
+    for task, version in [("a", 1), ("a", 2), ("b", 2), ("b", 2), ("c", 1), ("d", 2)]:
+        groups.add("me", trajectory(task, f"{task}{version}", version=version))
+    assert groups.advance(2) == []
+    (dropped,) = groups.advance(3)
+    assert dropped.episode_uuids == ("a1", "a2", "c1")
+    assert dropped.cause == "stale"
+    assert "more than 1 weight syncs before version 3" in dropped.reason
+    assert groups.tasks() == {"b": 2, "d": 1}
+    (dropped,) = groups.add("me", trajectory("d", "late", version=1))
+    assert (dropped.episode_uuids, dropped.cause) == (("late",), "stale")
+
+
+def test_an_open_group_loses_its_old_episodes_only() -> None:
+    groups = store(batch_size=1, num_repeat=4, max_staleness=0, collection="finish_enough_episodes")
+    for version in (0, 1, 0, 1):
+        if groups.episodes < 3:
+            groups.add("me", trajectory("a", version=version))
+    (dropped,) = groups.advance(1)
+    assert len(dropped.episode_uuids) == 2
+    assert (groups.tasks(), groups.trainable) == ({"a": 1}, 0)
+
+
+def test_the_oldest_token_decides_and_losses_grow_old_too() -> None:
+    groups = store(batch_size=1, num_repeat=2, max_staleness=0)
+    groups.add("me", trajectory("a", version=1, newest=2))
+    groups.lose("b")
+    assert len(groups.advance(2)) == 1
+    fill_two = [groups.add("me", trajectory("b", version=2)) for _ in range(2)]
+    assert fill_two == [[], []]
+    assert groups.ready(), "a loss of old weights does not cost a new group"
+
+
+def test_never_stale() -> None:
+    groups = store(max_staleness=None)
+    fill(groups, "a")
+    assert groups.advance(10_000) == []
+
+
+def test_a_version_from_the_future_is_not_old_and_a_batch_that_is_out_never_is() -> None:
+    groups = store(batch_size=1, max_staleness=0)
+    groups.advance(7)
+    groups.add("me", trajectory("a", version=7))
+    groups.add("me", trajectory("a", version=7))
+    groups.add("me", trajectory("b", version=7))
+    batch = groups.take()
+    assert groups.advance(0) == [], "the engine began anew"
+    groups.give_back()
+    assert len(groups.advance(8)) == 1
+    assert groups.take() is batch
+
+
+def test_a_full_cache_waits_for_a_batch_that_is_ready_or_out() -> None:
+    groups = store(batch_size=1, max_cached_episodes=1)
+    assert groups.bound == 4
+    fill(groups, "a", "b", "b", "c")
+    reason, dropped = groups.make_room(0, 1, ready=True)
+    assert "4 finished episodes wait" in reason
+    assert dropped == []
+    groups.take()
+    assert groups.make_room(1, 1, ready=False) == ("", [])
+    assert groups.make_room(2, 1, ready=False)[0] != ""
+    assert groups.tasks() == {"a": 1, "c": 1}
+
+
+def test_a_full_cache_without_a_batch_in_sight_loses_its_oldest_open_groups() -> None:
+    groups = store(batch_size=1, max_cached_episodes=1)
+    groups.add("me", trajectory("a", "a1"))
+    groups.add("me", trajectory("b", "b1"))
+    fill(groups, "c", "d")
+    reason, (dropped,) = groups.make_room(0, 2, ready=False)
+    assert reason == ""
+    assert (dropped.episode_uuids, dropped.cause) == (("a1", "b1"), "evicted")
+    assert "more than 4 episodes" in dropped.reason
+    assert groups.tasks() == {"c": 1, "d": 1}
+
+
+def test_a_full_cache_of_what_can_be_trained_is_an_agreement() -> None:
+    groups = store(batch_size=1, max_cached_episodes=1, collection="all_clients_agree_sync_weight")
+    fill(groups, "a", "b", "b", "c")
+    reason, dropped = groups.make_room(0, 1, ready=False)
+    assert reason
+    assert dropped == []
+    assert groups.ready()
+    assert batch_tasks(groups) == [("b", 2)]
+    fill(groups, "d", "d")
+    assert not groups.ready(), "the next one asks for agreement again"
+
+
+def test_a_full_cache_of_single_episodes_loses_the_oldest_of_them_where_clients_agree() -> None:
+    groups = store(batch_size=2, max_cached_episodes=1, collection="any_client_agree_sync_weight")
+    fill(groups, "a", "b", "a", "c", "d", "e", "f", "g")
+    assert groups.make_room(0, 1, ready=False)[0] == ""
+    assert groups.tasks() == {"a": 2, "c": 1, "d": 1, "e": 1, "f": 1, "g": 1}
+
+
+def test_a_restored_batch_comes_first_unless_it_failed_too_often() -> None:
+    origin = store(batch_size=1)
+    fill(origin, "a", "a")
+    batch = origin.take()
+    groups = store(batch_size=1, batch_attempts=2)
+    assert groups.restore(batch, attempts=1) == []
+    fill(groups, "b", "b")
+    assert groups.take() is batch
+    failure = groups.fail(batch.batch_id)
+    assert failure is not None
+    assert failure.dropped is not None
+    again = store(batch_size=1, batch_attempts=2)
+    (dropped,) = again.restore(batch, attempts=2)
+    assert len(dropped.episode_uuids) == 2
+    assert not again.ready()

@@ -1,0 +1,652 @@
+"""Claims in the order in which they came, batches through the engine's states, and what is told of both."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from swarm.errors import ConflictError, RequestError, UnavailableError
+from swarm.job import TrainJob
+from swarm.link.messages import RolloutReady
+from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, AgreeSyncWeightResponse
+from swarm.server.config import ServerConfig
+from swarm.server.engine.controller import MAX_PENDING, Controller
+from swarm.server.episodes.episode import Claim, ClaimWish, Grant
+from swarm.server.journal.records import (
+    BatchFailed,
+    BatchTaken,
+    EpisodeClaimed,
+    EpisodeEnded,
+    EpisodesDropped,
+    PastEnding,
+    RunBegun,
+    StepRecorded,
+)
+from swarm.states import EngineState
+from swarm.types import StepResult, TrainBatch
+from tests.swarm.server.episodes.test_pool import ends, sample
+from tests.swarm.server.memory import MemoryJournal
+
+pytestmark = pytest.mark.anyio
+
+JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
+LONG = 20.0
+
+
+def ready(version: int = 0, last_batch: str = "") -> RolloutReady:
+    return RolloutReady(
+        addresses=["127.0.0.1:1"], model="m", policy_version=version, next_step=version + 1, last_batch=last_batch
+    )
+
+
+def done(batch: TrainBatch, step: int = 1) -> StepResult:
+    return StepResult(step=step, batch_id=batch.batch_id, metrics={}, seconds=1.0)
+
+
+def opened(journal: MemoryJournal | None = None, **config: float) -> Controller:
+    controller = Controller(ServerConfig.model_validate({"post_rolling_timeout": LONG} | config))
+    controller.open(journal or MemoryJournal())
+    return controller
+
+
+def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB, **config: float) -> Controller:
+    controller = opened(journal, **config)
+    controller.sync_job(job)
+    controller.boot()
+    controller.rollout_ready(ready())
+    return controller
+
+
+async def claim(controller: Controller, count: int = 1, wait: float = 0.0) -> list[Claim]:
+    grant = await controller.claim(ClaimWish("me", episodes=count), wait)
+    assert isinstance(grant, Grant), grant
+    return list(grant.claims)
+
+
+async def refusal(controller: Controller, count: int = 1, wait: float = 0.0) -> str:
+    outcome = await controller.claim(ClaimWish("me", episodes=count), wait)
+    assert isinstance(outcome, str), outcome
+    return outcome
+
+
+async def waiting(controller: Controller, count: int) -> asyncio.Task[list[Claim]]:
+    """A claim that has queued up."""
+    task = asyncio.create_task(claim(controller, count, LONG))
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+def finish(controller: Controller, claims: list[Claim], task: str, reward: float = 1.0) -> None:
+    for one in claims:
+        sample(controller.pool, one)
+    controller.pool.end("me", task, ends(*claims, reward=reward), as_group=True)
+    controller.pool_changed()
+
+
+async def out(controller: Controller) -> TrainBatch:
+    """A batch that the engine has."""
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2, LONG), "a")
+    finish(controller, await claim(controller, 2, LONG), "b")
+    return await asyncio.wait_for(feed, LONG)
+
+
+async def test_a_sync_that_nobody_agreed_to_ends_no_agreement() -> None:
+    controller = rolling()
+    batch = await out(controller)
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    assert controller.state is EngineState.ROLLING and controller.agreement_over == -math.inf
+
+
+async def test_why_a_claim_fails() -> None:
+    journal = MemoryJournal()
+    controller = opened(journal, post_rolling_timeout=0.0)
+    assert "no training job" in await refusal(controller)
+    controller.sync_job(JOB)
+    assert "Engine is offline" in await refusal(controller)
+    controller.boot()
+    controller.progress("loading the model", "shard 1/2")
+    assert "loading the model: shard 1/2" in await refusal(controller)
+    controller.rollout_ready(ready())
+    journal.pending = MAX_PENDING + 1
+    assert "journal is behind" in await refusal(controller)
+    journal.pending = 0
+    claims = await claim(controller, 4)
+    assert await refusal(controller, wait=0.01) == NO_EPISODES
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, claims[:2], "a")
+    straggler = await claim(controller, 1)
+    finish(controller, claims[2:], "b")
+    await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
+    assert await refusal(controller) == SYNCING
+    assert not controller.pool.can_continue("me", straggler[0].episode_uuid)
+    await feed
+    with pytest.raises(RequestError, match="4 slots"):
+        await claim(controller, 5)
+
+
+async def test_a_waiting_group_is_not_starved_by_single_claims() -> None:
+    controller = rolling()
+    running = await claim(controller, 3)
+    group = await waiting(controller, 3)
+    single = await waiting(controller, 1)
+    assert await refusal(controller) == NO_EPISODES, "the free slot is kept for those who wait"
+    for one in running[:2]:
+        assert not group.done()
+        controller.pool.abort("me", one.episode_uuid)
+        controller.pool_changed()
+    assert len(await asyncio.wait_for(group, LONG)) == 3
+    assert not single.done()
+    controller.pool.abort("me", running[2].episode_uuid)
+    controller.pool_changed()
+    assert len(await asyncio.wait_for(single, LONG)) == 1
+
+
+async def test_a_claim_that_gives_up_lets_those_behind_it_pass() -> None:
+    controller = rolling()
+    await claim(controller, 3)
+    group = await waiting(controller, 2)
+    single = await waiting(controller, 1)
+    group.cancel()
+    assert len(await asyncio.wait_for(single, LONG)) == 1
+    impatient = asyncio.create_task(refusal(controller, 2, 0.01))
+    assert await asyncio.wait_for(impatient, LONG) == NO_EPISODES
+
+
+async def test_a_claim_granted_to_a_caller_that_just_left_is_given_back() -> None:
+    controller = rolling()
+    running = await claim(controller, 4)
+    group = await waiting(controller, 4)
+    for one in running:
+        controller.pool.abort("me", one.episode_uuid)
+    controller.pool_changed()
+    group.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await group
+    assert controller.pool.running == 0
+
+
+async def test_a_claim_waits_through_a_weight_sync() -> None:
+    controller = rolling()
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    finish(controller, await claim(controller, 2), "b")
+    batch = await asyncio.wait_for(feed, LONG)
+    assert controller.state is EngineState.WEIGHT_SYNCING
+    claimed = await waiting(controller, 2)
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    assert len(await asyncio.wait_for(claimed, LONG)) == 2
+    assert controller.policy_version == 1
+
+
+async def test_rolling_post_lets_running_episodes_finish() -> None:
+    controller = rolling()
+    feed = asyncio.create_task(controller.next_batch())
+    a, b = await claim(controller, 2), await claim(controller, 2)
+    finish(controller, a, "a")
+    late = await claim(controller, 2)
+    finish(controller, b, "b")
+    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
+    assert await refusal(controller) == POST_ROLLING
+    finish(controller, late, "c")
+    batch = await asyncio.wait_for(feed, LONG)
+    assert [group.task_id for group in batch.groups] == ["a", "b"]
+    assert controller.pool.information().tasks == {"c": 2}
+
+
+async def test_steps_carry_our_metrics_of_their_batch() -> None:
+    controller = rolling()
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a", reward=0.0)
+    finish(controller, await claim(controller, 2), "b", reward=1.0)
+    batch = await asyncio.wait_for(feed, LONG)
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
+    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
+    controller.step_done(StepResult(step=2, batch_id="unheard of", metrics={}, seconds=1.0))
+    (first,) = controller.status().steps
+    assert first.metrics == {
+        "loss": 0.5,
+        "swarm/reward_mean": 0.5,
+        "swarm/reward_std": 0.5,
+        "swarm/episodes": 4.0,
+        "swarm/tasks": 2.0,
+        "swarm/response_tokens_mean": 1.0,
+    }
+    assert controller.status(steps=0).steps == []
+
+
+async def test_the_batch_of_a_dead_engine_is_sent_again_as_it_was() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
+    controller.offline("the engine process was killed by SIGKILL", ["last", "words"])
+    status = controller.status()
+    assert status.engine.engine_status_detail == "the engine process was killed by SIGKILL"
+    assert status.last_lines == ["last", "words"]
+    controller.boot()
+    queued = await waiting(controller, 1)
+    controller.rollout_ready(ready())
+    assert not queued.done(), "what began now would be cut off by the weight sync"
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
+    controller.rollout_ready(ready(0, batch.batch_id))
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch, "asked for another without a step"
+    assert len(journal.of(BatchTaken)) == 1
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    await asyncio.wait_for(queued, LONG)
+
+
+async def test_a_request_that_is_repeated_gets_the_answer_that_it_got() -> None:
+    controller = rolling()
+    batch = await out(controller)
+    assert controller.rollout_ready(ready()) is batch, "the answer may be lost"
+    assert controller.state is EngineState.WEIGHT_SYNCING
+    controller.step_done(done(batch))
+    assert controller.rollout_ready(ready(7)) is None, "it has been answered, and that batch is trained"
+    assert (controller.state, controller.policy_version) == (EngineState.WEIGHT_SYNCING, 0)
+    assert controller.rollout_ready(ready(1, batch.batch_id)) is None
+    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    assert controller.rollout_ready(ready()) is None
+    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    following = await out(controller)
+    assert following is not batch
+    assert controller.rollout_ready(ready()) is following, "who asks so late has not asked for it, but drops it"
+    assert controller.state is EngineState.WEIGHT_SYNCING
+
+
+async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
+    controller.offline("the engine process was killed by SIGKILL")
+    controller.step_done(done(batch))
+    assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
+    controller.engine_failed("out of memory")
+    assert not journal.of(BatchFailed), "the batch is not to blame for what came after its step"
+    controller.boot()
+    controller.rollout_ready(ready(1))
+    assert not controller.pool.batch_ready
+
+
+async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal, JOB.model_copy(update={"batch_attempts": 2}))
+    batch = await out(controller)
+    for attempt in (1, 2):
+        controller.offline("the engine failed")
+        controller.engine_failed("CUDA out of memory")
+        controller.boot()
+        controller.engine_failed("no such tokenizer")  # it had no batch: no evidence
+        controller.rollout_ready(ready())
+        assert journal.of(BatchFailed)[-1].attempts == len(journal.of(BatchFailed)) == attempt
+        if attempt == 1:
+            assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
+    status = controller.status()
+    assert status.pool is not None and status.pool.dropped_episodes == 4
+    assert await claim(controller, 4), "another batch can be collected"
+
+
+async def test_a_batch_leaves_only_once_it_is_on_disk() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.gate.clear()
+    feed = asyncio.create_task(controller.next_batch())
+    claims = [asyncio.create_task(claim(controller, 2)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in claims)
+    journal.gate.set()
+    a, b = [await task for task in claims]
+    journal.failing = True
+    finish(controller, a, "a")
+    finish(controller, b, "b")
+    assert not (await asyncio.wait([feed], timeout=0.05))[0]
+    assert "waits for the disk" in controller.engine_status().engine_status_detail
+    journal.failing = False
+    assert (await asyncio.wait_for(feed, LONG)).batch_id == journal.of(BatchTaken)[0].batch.batch_id
+    assert journal.synced_records == len(journal.records)
+
+
+async def test_an_engine_that_asks_again_while_its_batch_waits_for_the_disk_gets_it_once() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    finish(controller, await claim(controller, 2), "b")
+    journal.gate.clear()
+    await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
+    controller.rollout_ready(ready())
+    journal.gate.set()
+    batch = await asyncio.wait_for(feed, LONG)
+    assert controller.state is EngineState.WEIGHT_SYNCING
+    assert not controller.pool.batch_ready
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    assert controller.state is EngineState.ROLLING
+    assert not controller.pool.batch_ready
+
+
+async def test_what_is_told_is_on_disk() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    first, second = await claim(controller, 2)
+    assert journal.synced_records == len(journal.records)
+    sample(controller.pool, first)
+    journal.gate.clear()
+    late = ends(second)
+    works = [
+        asyncio.create_task(controller.claim(ClaimWish("me"))),
+        asyncio.create_task(controller.end("me", "a", ends(first), as_group=False)),
+        asyncio.create_task(controller.abort("me", second.episode_uuid)),
+        asyncio.create_task(controller.can_continue("me", second.episode_uuid)),
+        asyncio.create_task(controller.end("me", "a", late, as_group=False)),
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not any(work.done() for work in works)
+    journal.gate.set()
+    *fine, refused = await asyncio.gather(*works, return_exceptions=True)
+    assert fine[1:] == ["", "", False] and isinstance(refused, ConflictError)
+
+
+async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.failing = True
+    wish = ClaimWish("me", claim_key="k")
+    with pytest.raises(UnavailableError):
+        await controller.claim(wish)
+    with pytest.raises(UnavailableError):
+        await controller.claim(ClaimWish("me"))
+    assert controller.pool.running == 1, "who cannot repeat a claim gets no episode"
+    journal.failing = False
+    grant = await controller.claim(wish)
+    assert isinstance(grant, Grant)
+    (one,) = grant.claims
+    sample(controller.pool, one)
+    journal.failing = True
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await controller.end("me", "a", ends(one), as_group=False, end_key="e")
+    journal.failing = False
+    assert await controller.end("me", "a", ends(one), as_group=False, end_key="e") == ""
+    assert len([r for r in journal.of(EpisodeEnded) if r.how == "ended"]) == 1
+    assert controller.pool.information().completed_episodes == 1
+
+
+async def test_ends_that_only_the_journal_remembers() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.past["old"] = PastEnding("me", "ended", "quarantined: x", "k", "train", 0.0)
+    old = ends(Claim("old", ""))
+    assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
+    assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
+
+
+async def test_a_claim_without_an_episode_begins_no_record() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    await claim(controller, 4)
+    before = len(journal.records)
+    assert await refusal(controller) == NO_EPISODES
+    assert await refusal(controller, wait=0.01) == NO_EPISODES
+    assert len(journal.records) == before
+    assert len(journal.of(EpisodeClaimed)) == 4
+
+
+async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    finish(controller, await claim(controller, 2), "a")
+    (running,) = await claim(controller, 1)
+    with pytest.raises(ConflictError, match="stop it"):
+        controller.sync_job(JOB)
+    controller.offline("crashed")
+    controller.sync_job(JOB.model_copy(update={"resume": True}))
+    assert controller.pool.information().completed_tasks == 1
+    assert controller.pool.can_continue("me", running.episode_uuid)
+    controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
+    assert controller.pool.information().completed_tasks == 0
+    with pytest.raises(ConflictError) as late:
+        await controller.end("me", "a", ends(running), as_group=False)
+    assert late.value.code == "episode_deleted"
+    first, same, other = [record.run_id for record in journal.of(RunBegun)]
+    assert first == same != other
+
+
+@pytest.mark.parametrize("synced", [False, True])
+async def test_a_new_run_and_what_it_drops_are_one_transaction(synced: bool) -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    finish(controller, await claim(controller, 2), "a")
+    await claim(controller, 2)
+    controller.run_stopped()
+    controller.offline("stopped")
+    count = len(journal.transactions)
+    if synced:
+        controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
+    else:
+        controller.boot()
+    (together,) = journal.transactions[count:]
+    kinds = [type(record) for record in together]
+    assert kinds == [EpisodeEnded, EpisodeEnded, EpisodesDropped, RunBegun]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_run_goes_on_unless_it_was_stopped_and_does_not_resume(resume: bool, stopped: bool) -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    claims = await claim(controller, 4)
+    finish(controller, claims[:2], "complete")
+    finish(controller, claims[2:3], "partial")
+    if stopped:
+        controller.run_stopped()
+    controller.offline("gone")
+    controller.sync_job(JOB.model_copy(update={"resume": resume}))
+    assert len(controller.status().steps) == 1, "it can be looked at until the next run starts"
+    controller.boot()
+    goes_on = resume or not stopped
+    assert controller.pool.information().tasks == ({"complete": 2, "partial": 1} if goes_on else {})
+    assert len(controller.status().steps) == goes_on
+    assert controller.pool.can_continue("me", claims[3].episode_uuid) == goes_on
+    assert len({record.run_id for record in journal.of(RunBegun)}) == (1 if goes_on else 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "steps", "resumes"),
+    [
+        ({"save_freq": 2}, 1, False),
+        ({"save_freq": 2}, 2, True),
+        ({}, 2, False),
+        ({"overrides": {"trainer.save_freq": 1}}, 1, True),
+    ],
+)
+async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
+    more: dict[str, object], steps: int, resumes: bool
+) -> None:
+    controller = rolling(job=JOB.model_copy(update=more))
+    for number in range(1, steps + 1):
+        batch = await out(controller)
+        controller.step_done(done(batch, number))
+        controller.rollout_ready(ready(number, batch.batch_id))
+    controller.offline("crashed")
+    assert controller.boot().resume is resumes
+    assert controller.job.resume is False
+
+
+async def test_new_weights_drop_what_is_stale() -> None:
+    controller = rolling(job=JOB.model_copy(update={"max_staleness": 0}))
+    feed = asyncio.create_task(controller.next_batch())
+    claims = await claim(controller, 4)
+    finish(controller, (await claim_after(controller, claims[:1], "early"))[:1], "late")
+    finish(controller, claims[1:3], "a")
+    finish(controller, await claim(controller, 2), "b")
+    finish(controller, claims[3:], "late")
+    batch = await asyncio.wait_for(feed, LONG)
+    controller.step_done(done(batch))
+    before = controller.pool.information().completed_episodes
+    assert before > 0
+    controller.rollout_ready(ready(1, batch.batch_id))
+    information = controller.pool.information()
+    assert (information.completed_episodes, information.dropped_episodes) == (0, before)
+
+
+async def claim_after(controller: Controller, claims: list[Claim], task: str) -> list[Claim]:
+    """End ``claims`` and claim as many anew."""
+    finish(controller, claims, task)
+    return await claim(controller, len(claims), LONG)
+
+
+async def test_agreement_makes_a_batch() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"}))
+    feed = asyncio.create_task(controller.next_batch())
+    claims = await claim(controller, 3)
+    finish(controller, claims[:2], "a")
+    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
+    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
+    take_part(controller, "another")
+    finish(controller, claims[2:], "a")
+    batch = await asyncio.wait_for(feed, LONG)
+    assert [len(group.trajectories) for group in batch.groups] == [2], "decided is decided"
+    assert "no training job" in (await opened().agree("me")).failure_reason
+
+
+async def test_an_agreement_to_train_nothing_ends_once_nothing_runs() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "any_client_agree_sync_weight"}))
+    feed = asyncio.create_task(controller.next_batch())
+    first, second, third = await claim(controller, 3)
+    finish(controller, [first], "a")
+    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
+    finish(controller, [second], "b")
+    assert controller.pool.collection.rows()[0].agreed, "what still runs may be of either task"
+    finish(controller, [third], "c")
+    assert not controller.pool.collection.rows()[0].agreed
+    told = await controller.agree("me")
+    assert told.success and "no task has two" in told.failure_reason
+    # nothing of it is left for what comes then
+    finish(controller, await claim(controller, 1), "a")
+    assert controller.state is EngineState.ROLLING
+    assert (await controller.agree("me")).success
+    assert [len(group.trajectories) for group in (await asyncio.wait_for(feed, LONG)).groups] == [2]
+
+
+async def test_a_run_that_goes_on_waits_for_nobody_of_the_run_before() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight", "resume": True}))
+    take_part(controller, "dead")
+    controller.run_stopped()
+    controller.offline("stopped")
+    controller.boot()
+    controller.rollout_ready(ready())
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    assert (await controller.agree("me")).success
+    await asyncio.wait_for(feed, LONG)
+
+
+def take_part(controller: Controller, client: str) -> None:
+    """An episode of this client begins and ends."""
+    controller.pool.collection.claimed(client, "train")
+    controller.pool.collection.released(client, "train", "", "aborted")
+
+
+async def test_a_dead_client_does_not_hold_up_agreement() -> None:
+    job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
+    controller = rolling(job=job, client_timeout=0.05)
+    expire = asyncio.create_task(controller.expire())
+    try:
+        feed = asyncio.create_task(controller.next_batch())
+        take_part(controller, "dead")
+        finish(controller, await claim(controller, 2), "a")
+        assert (await controller.agree("me")).success
+        keep = asyncio.create_task(keep_agreeing(controller))
+        await asyncio.wait_for(feed, LONG)
+        keep.cancel()
+    finally:
+        expire.cancel()
+
+
+async def keep_agreeing(controller: Controller) -> None:
+    while True:
+        await controller.agree("me")
+        await asyncio.sleep(0.01)
+
+
+async def test_idle_episodes_are_expired_without_polling() -> None:
+    controller = rolling()
+    expire = asyncio.create_task(controller.expire())
+    try:
+        await asyncio.sleep(0)
+        assert isinstance(await controller.claim(ClaimWish("me", idle_timeout=0.05, episodes=4)), Grant)
+        assert len(await claim(controller, 4, wait=LONG)) == 4
+    finally:
+        expire.cancel()
+
+
+async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
+    controller = opened()
+    controller.sync_job(JOB)
+    expire = asyncio.create_task(controller.expire())
+    try:
+        gone = asyncio.create_task(controller.claim(ClaimWish("gone", idle_timeout=0.05, episodes=4), LONG))
+        following = asyncio.create_task(claim(controller, 4, wait=LONG))
+        await asyncio.sleep(0)
+        controller.boot()
+        controller.rollout_ready(ready())
+        assert isinstance(await gone, Grant)
+        assert len(await asyncio.wait_for(following, LONG)) == 4
+    finally:
+        expire.cancel()
+
+
+async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agreement() -> None:
+    job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
+    controller = rolling(job=job, client_timeout=0.1)
+    expire = asyncio.create_task(controller.expire())
+    try:
+        finish(controller, await claim(controller, 2), "a")
+        controller.offline("crashed")
+        controller.boot()
+        take_part(controller, "dead")
+        assert (await controller.agree("me")).success
+        for _ in range(10):
+            # clients' time stands still, so the watcher goes to rest without a deadline
+            await asyncio.sleep(0)
+        feed = asyncio.create_task(controller.next_batch())
+        controller.rollout_ready(ready())
+        await asyncio.wait_for(feed, LONG)
+    finally:
+        expire.cancel()
+
+
+async def test_waiting_for_a_state_ends_with_the_engine() -> None:
+    controller = rolling()
+    waiter = asyncio.create_task(controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG))
+    await asyncio.sleep(0)
+    controller.offline("died")
+    await asyncio.wait_for(waiter, 30)
+    started_offline = asyncio.create_task(
+        controller.wait_for_state([EngineState.ROLLING, EngineState.ROLLING_POST], LONG)
+    )
+    await asyncio.sleep(0)
+    assert not started_offline.done()
+    controller.boot()
+    controller.rollout_ready(ready())
+    await asyncio.wait_for(started_offline, 30)
+
+
+async def test_closing_lets_everyone_go() -> None:
+    controller = rolling()
+    await claim(controller, 4)
+    waiter = asyncio.create_task(refusal(controller, wait=LONG))
+    await asyncio.sleep(0)
+    controller.close()
+    assert "shutting down" in await asyncio.wait_for(waiter, 30)
+    assert "shutting down" in await asyncio.wait_for(refusal(controller, wait=LONG), 30)

@@ -1,0 +1,382 @@
+"""The engine's life, with a stand-in engine process that speaks the real link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio.lowlevel
+import psutil
+import pytest
+
+from swarm.errors import ConfigError, ConflictError, EngineError
+from swarm.job import TrainJob
+from swarm.protocol import EngineFailure
+from swarm.server.config import ServerConfig
+from swarm.server.engine.controller import Controller
+from swarm.server.engine.snapshots import Snapshots
+from swarm.server.engine.supervisor import Supervisor, check_model
+from swarm.server.journal.records import BatchFailed, BatchTaken, RunStopped, StepRecorded
+from swarm.states import EngineState
+from tests.swarm.server.engine.test_controller import JOB, claim, finish
+from tests.swarm.server.memory import MemoryJournal
+from tests.swarm.sync.making import zipped
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+LONG = 30.0
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@asynccontextmanager
+async def engine(
+    tmp_path: Path,
+    mode: str,
+    command: tuple[str, ...] | None = None,
+    journal: MemoryJournal | None = None,
+    **config: Any,
+) -> AsyncGenerator[tuple[Controller, Supervisor]]:
+    script = str(Path(__file__).parent / "fake_engine.py")
+    settings = ServerConfig(run_dir=tmp_path / "run", **{"stop_grace": 5.0, "post_rolling_timeout": 0.0} | config)
+    controller = Controller(settings)
+    controller.open(journal or MemoryJournal())
+    controller.sync_job(JOB)
+    supervisor = Supervisor(settings, controller, command or (sys.executable, script, mode))
+    try:
+        yield controller, supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def reach(controller: Controller, state: EngineState) -> None:
+    await controller.wait_for_state([state], LONG)
+    assert controller.state is state, controller.status()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_boot_train_stop(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        pid = await supervisor.start()
+        assert (controller.state, controller.engine_pid) == (EngineState.BOOTING, pid)
+        with pytest.raises(ConflictError, match="stop it"):
+            await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        # it comes from the driver: between the two roles' messages there is no order
+        async with asyncio.timeout(LONG):
+            while controller.resolved_config is None:
+                await anyio.lowlevel.checkpoint()
+        assert controller.resolved_config == {"lr": JOB.lr}
+        for step in (1, 2):
+            finish(controller, await claim(controller, 2, LONG), "a")
+            finish(controller, await claim(controller, 2, LONG), "b")
+            assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
+        assert [s.metrics["loss"] for s in controller.status().steps] == [0.25, 0.25]
+        assert controller.status().steps[-1].metrics["swarm/episodes"] == 4.0
+        await supervisor.stop()
+        status = controller.status()
+        assert (status.engine.engine_status, status.engine.engine_status_detail) == (EngineState.OFFLINE, "stopped")
+        assert status.engine_pid is None
+        assert not alive(pid)
+        assert (tmp_path / "run" / "job.yaml").is_file()
+        # and again
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+
+
+def sync_code(run_dir: Path) -> Path:
+    code = run_dir.parent / "code"
+    (code / "mine").mkdir(parents=True)
+    (code / "mine/__init__.py").write_text("")
+    snapshots = Snapshots(run_dir)
+    folder = snapshots.add(zipped(code))
+    snapshots.select(folder)
+    return folder
+
+
+async def test_synced_code_is_said_to_run_once_the_engine_tells_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "swarm.server")
+    folder = sync_code(tmp_path / "run")
+    async with engine(tmp_path, "train:imports", allow_code_sync=True) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+    assert f"the driver and a Ray worker import the synced code in {folder}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("train:elsewhere", "a Ray worker imports mine from /elsewhere/mine.py"),
+        ("train", "does not tell whether it runs the synced code"),
+    ],
+)
+async def test_an_engine_that_does_not_run_the_synced_code_does_not_boot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, said: str
+) -> None:
+    caplog.set_level("INFO", "swarm.server")
+    folder = sync_code(tmp_path / "run")
+    async with engine(tmp_path, mode, allow_code_sync=True) as (controller, supervisor):
+        await supervisor.start()
+        await controller.wait_for_state([EngineState.ROLLING, EngineState.OFFLINE], LONG)
+        assert controller.state is EngineState.OFFLINE
+        detail = controller.status().engine.engine_status_detail
+        assert said in detail and str(folder) in detail
+    assert "import the synced code" not in caplog.text
+
+
+async def test_a_crash_while_booting_shows_the_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "engine.log").write_text("from an earlier run\n")
+    async with engine(tmp_path, "crash") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        assert "exited with code 1" in controller.status().engine.engine_status_detail
+        await supervisor.stop()
+        lines = controller.status().last_lines
+        assert lines[0] == "the engine starts"
+        assert lines[-1] == "RuntimeError: out of memory"
+
+
+async def test_the_engines_own_words_win_over_its_exit_code(tmp_path: Path) -> None:
+    async with engine(tmp_path, "broken") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        assert "no such tokenizer" in controller.status().engine.engine_status_detail
+
+
+async def test_an_engine_that_failed_is_offline_before_it_has_cleaned_up(tmp_path: Path) -> None:
+    async with engine(tmp_path, "lingering", stop_grace=3.0) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await reach(controller, EngineState.OFFLINE)
+        assert "out of memory" in controller.status().engine.engine_status_detail
+        assert alive(pid), "it is given the time to clean up"
+
+
+async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "one_step", journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        finish(controller, await claim(controller, 2), "a")
+        finish(controller, await claim(controller, 2), "b")
+        await reach(controller, EngineState.OFFLINE)
+        assert "the training run is finished" in controller.status().engine.engine_status_detail
+        assert len(controller.status().steps) == 1
+        assert journal.of(RunStopped)
+
+
+async def test_a_killed_engine_is_noticed_at_once(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        finish(controller, await claim(controller, 2), "a")
+        started = time.monotonic()
+        os.kill(pid, 9)
+        await reach(controller, EngineState.OFFLINE)
+        assert time.monotonic() - started < 30
+        assert "killed by SIGKILL" in controller.status().engine.engine_status_detail
+        assert controller.pool.information().completed_tasks == 1
+
+
+async def test_deaths_in_a_row_are_counted_and_shown_until_there_is_a_step(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        for count in (1, 2):
+            os.kill(await supervisor.start(), 9)
+            await reach(controller, EngineState.OFFLINE)
+            failure = controller.status().engine_failure
+            assert failure == EngineFailure(reason="the engine process was killed by SIGKILL", count=count)
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        assert controller.status().engine_failure == failure, "it is not forgotten by a start alone"
+        finish(controller, await claim(controller, 2, LONG), "a")
+        finish(controller, await claim(controller, 2, LONG), "b")
+        assert await controller._changed.until(lambda: controller.policy_version == 1, LONG)
+        assert controller.status().engine_failure is None
+        os.kill(pid, 9)
+        await reach(controller, EngineState.OFFLINE)
+        assert controller.status().engine_failure is not None
+        await supervisor.stop(for_good=True)
+        assert controller.status().engine_failure is None, "a stop on purpose ends the row"
+
+
+async def test_a_start_that_fails_counts_as_a_death_and_a_stop_does_not(tmp_path: Path) -> None:
+    async with engine(tmp_path, "", ("/nonexistent/engine",)) as (controller, supervisor):
+        with pytest.raises(EngineError):
+            await supervisor.start()
+        failure = controller.status().engine_failure
+        assert failure is not None and "could not be started" in failure.reason
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await supervisor.stop()
+        assert controller.status().engine_failure is None
+
+
+async def test_an_engine_says_that_its_configuration_is_wrong(tmp_path: Path) -> None:
+    async with engine(tmp_path, "misconfigured") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        failure = controller.status().engine_failure
+        assert failure is not None and failure.wrong_config and "no such tokenizer" in failure.reason
+
+
+async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "failing", journal=journal) as (controller, supervisor):
+        for attempt in (1, 2):
+            await supervisor.start()
+            await reach(controller, EngineState.ROLLING)
+            if attempt == 1:
+                finish(controller, await claim(controller, 2), "a")
+                finish(controller, await claim(controller, 2), "b")
+            await reach(controller, EngineState.OFFLINE)
+            await supervisor.stop()
+            assert "out of memory" in controller.status().engine.engine_status_detail
+            assert [record.attempts for record in journal.of(BatchFailed)] == list(range(1, attempt + 1))
+        assert controller.pool.collection.outstanding is not None
+        assert not journal.of(RunStopped)
+        await supervisor.stop(for_good=True)
+        assert len(journal.of(RunStopped)) == 1, "also a run whose engine has crashed is ended by a stop"
+        await supervisor.stop(for_good=True)
+        assert len(journal.of(RunStopped)) == 1
+
+
+@pytest.mark.parametrize("mode", ["late", "torn"])
+async def test_a_step_that_was_done_is_recorded_however_late_the_engine_says_so(tmp_path: Path, mode: str) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, mode, journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        finish(controller, await claim(controller, 2), "a")
+        finish(controller, await claim(controller, 2), "b")
+        await reach(controller, EngineState.WEIGHT_SYNCING)
+        if mode == "late":
+            # the engine says it after Stop
+            await supervisor.stop(for_good=True)
+        else:
+            # on one socket that it failed, on the other what it did before that
+            await reach(controller, EngineState.OFFLINE)
+            await supervisor.stop()
+        (batch,) = [record.batch for record in journal.of(BatchTaken)]
+        assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
+        assert not journal.of(BatchFailed)
+        assert controller.pool.collection.outstanding is None
+        failure = controller.status().engine_failure
+        assert failure is None if mode == "late" else failure is not None and failure.count == 1
+
+
+async def test_requests_that_come_again_too_late_change_nothing(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "stuttering", journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        for step in (1, 2):
+            finish(controller, await claim(controller, 2, LONG), "a")
+            finish(controller, await claim(controller, 2, LONG), "b")
+            assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
+        assert [record.result.step for record in journal.of(StepRecorded)] == [1, 2]
+        assert len(journal.of(BatchTaken)) == 2
+
+
+async def test_only_a_stop_on_purpose_ends_the_run(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "train", journal=journal) as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await supervisor.stop()
+        assert not journal.of(RunStopped)
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await supervisor.stop(for_good=True)
+        assert len(journal.of(RunStopped)) == 1
+
+
+async def test_no_engine_starts_for_a_run_that_is_not_on_disk(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with engine(tmp_path, "train", journal=journal) as (controller, supervisor):
+        journal.failing = True
+        with pytest.raises(EngineError, match="the disk is full"):
+            await supervisor.start()
+        assert controller.state is EngineState.OFFLINE
+        journal.failing = False
+        await supervisor.start()
+
+
+async def test_a_silent_engine_is_noticed_and_killed(tmp_path: Path) -> None:
+    async with engine(tmp_path, "silent", heartbeat_timeout=1.0, stop_grace=0.5) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await reach(controller, EngineState.OFFLINE)
+        assert "has been silent for" in controller.status().engine.engine_status_detail
+        await supervisor.stop()
+        assert not alive(pid)
+
+
+async def test_a_boot_has_a_deadline(tmp_path: Path) -> None:
+    async with engine(tmp_path, "mute", boot_timeout=0.2) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.OFFLINE)
+        assert "did not boot within 0.2 s" in controller.status().engine.engine_status_detail
+        await supervisor.stop()
+        assert not alive(pid)
+
+
+async def test_stop_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with engine(tmp_path, "stubborn", stop_grace=0.2) as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        daemon, child, segment = (tmp_path / "run" / "traces").read_text().split()
+        assert alive(int(daemon)) and alive(int(child)) and segment in os.listdir("/dev/shm")
+        await supervisor.stop()
+        assert not any(alive(p) for p in (pid, int(daemon), int(child)))
+        assert segment not in os.listdir("/dev/shm")
+        assert not (tmp_path / "run" / "ray").exists()
+
+
+async def test_stop_while_booting(tmp_path: Path) -> None:
+    async with engine(tmp_path, "mute") as (controller, supervisor):
+        pid = await supervisor.start()
+        await asyncio.gather(supervisor.stop(), supervisor.stop())
+        assert controller.state is EngineState.OFFLINE
+        assert not alive(pid)
+
+
+async def test_a_command_that_cannot_run(tmp_path: Path) -> None:
+    async with engine(tmp_path, "", ("/nonexistent/engine",)) as (controller, supervisor):
+        with pytest.raises(EngineError, match="could not be started"):
+            await supervisor.start()
+        assert controller.state is EngineState.OFFLINE
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./model", "~/no-such-model", "a/b/c"])
+def test_a_model_path_that_is_not_there(model: str) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_model(TrainJob(model=model))
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_names_are_left_to_the_engine(model: str) -> None:
+    check_model(TrainJob(model=model))
+
+
+def test_a_model_folder(tmp_path: Path) -> None:
+    check_model(TrainJob(model=str(tmp_path)))

@@ -1,0 +1,550 @@
+"""The pool: claims, ends, aborts, timeouts, keys and groups, and what the journal is told of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
+from swarm.job import TrainJob
+from swarm.protocol import EpisodeEnd, EpisodeType
+from swarm.server.episodes.endings import Ending
+from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refusal
+from swarm.server.episodes.pool import EpisodePool
+from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, EpisodesDropped, PastEnding, Record
+from swarm.states import EngineState
+from swarm.types import ModelCall, StepResult, WorkflowOutput
+
+JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
+OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
+POST, SYNCING = EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING
+
+
+CALLS = itertools.count()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[Record] | None = None) -> EpisodePool:
+    told: list[Record] = [] if records is None else records
+    pool = EpisodePool(job, lambda *new: told.extend(new), clock=clock or Clock())
+    pool.enter(ROLLING)
+    return pool
+
+
+def claim(
+    pool: EpisodePool, count: int = 1, client: str = "me", episode_type: EpisodeType = "train", max_seconds: float = 1e6
+) -> list[Claim]:
+    grant = pool.claim(ClaimWish(client, episode_type, 240.0, max_seconds, count))
+    assert isinstance(grant, Grant), grant
+    return list(grant.claims)
+
+
+def refused(pool: EpisodePool, count: int = 1) -> Refusal:
+    outcome = pool.claim(ClaimWish("me", episodes=count))
+    assert isinstance(outcome, Refusal)
+    return outcome
+
+
+def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
+    call = ModelCall(
+        call_id=f"call-{next(CALLS)}",
+        prompt_ids=[0],
+        response_ids=[token],
+        logprobs=[-1.0],
+        min_policy_version=0,
+        max_policy_version=0,
+        finish_reason="stop",
+    )
+    record(pool, pool.open(episode.episode_uuid, episode.key), call)
+
+
+def record(pool: EpisodePool, episode: Episode, call: ModelCall) -> None:
+    """As the data plane does once the journal has it."""
+    pool.record([(episode, call)])
+    pool.keep(episode, call)
+
+
+def ends(*claims: Claim, reward: float = 1.0) -> list[EpisodeEnd]:
+    return [
+        EpisodeEnd(episode_uuid=claim.episode_uuid, workflow_output=WorkflowOutput(reward=reward)) for claim in claims
+    ]
+
+
+def sampled(pool: EpisodePool, count: int) -> list[Claim]:
+    claims = claim(pool, count)
+    for one in claims:
+        sample(pool, one)
+    return claims
+
+
+def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
+    clock = Clock()
+    pool = EpisodePool(JOB, lambda *_: None, clock=clock)
+    for job in (JOB, JOB.model_copy(update={"lr": 0.5})):
+        pool.begin_run(job, "another")
+        pool.collection.seen("me", train=True)
+        clock.now += 1e6
+        pool.enter(ROLLING)
+        assert [row.active for row in pool.collection.rows()] == [True], job
+        pool.enter(OFFLINE)
+
+
+def test_claims_are_all_or_nothing_within_the_slots() -> None:
+    pool = rolling_pool()
+    claim(pool, 3)
+    assert refused(pool, 2).holds_place
+    claim(pool, 1)
+    assert refused(pool).holds_place
+    assert not refused(pool, 5).holds_place, "it never fits, so it holds nobody up"
+    assert pool.running == 4
+
+
+@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, POST, SYNCING])
+def test_nothing_can_be_claimed_outside_rolling(state: EngineState) -> None:
+    pool = rolling_pool()
+    pool.enter(state)
+    assert refused(pool).holds_place
+
+
+def test_a_finished_episode_frees_its_slot() -> None:
+    pool = rolling_pool()
+    first = sampled(pool, 4)
+    pool.end("me", "task", ends(first[0]))
+    claim(pool)
+    assert pool.information().completed_episodes == 1
+
+
+def test_groups_make_a_batch() -> None:
+    pool = rolling_pool()
+    assert pool.end("me", "a", ends(*sampled(pool, 2), reward=0.25), as_group=True) == ""
+    assert not pool.batch_ready
+    b = sampled(pool, 2)
+    pool.end("me", "b", ends(b[0]))
+    pool.end("me", "b", ends(b[1]))
+    assert pool.batch_ready
+    assert refused(pool).holds_place, "what began now would be cut off by the weight sync"
+    batch = pool.batches.take()
+    assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.25, 0.25], [1.0, 1.0]]
+    assert batch.groups[0].trajectories[0].timelines[0].response_ids == [1]
+    assert pool.batches.confirm(StepResult(step=1, batch_id="another", metrics={}, seconds=1.0)) is None
+    assert pool.batches.confirm(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0)) is batch
+    assert pool.information().completed_episodes == 0
+
+
+def test_a_repeated_end_is_answered_like_the_first_and_counts_once() -> None:
+    pool = rolling_pool()
+    group = sampled(pool, 2)
+    for _ in range(3):
+        assert pool.end("me", "a", ends(*group), as_group=True) == ""
+    (empty,) = claim(pool)
+    first = pool.end("me", "b", ends(empty))
+    assert first == pool.end("me", "b", ends(empty)) != ""
+    info = pool.information()
+    assert (info.completed_tasks, info.completed_episodes, info.dropped_episodes) == (1, 2, 1)
+
+
+def test_a_stranger_cannot_touch_an_episode() -> None:
+    pool = rolling_pool()
+    (mine,) = sampled(pool, 1)
+    with pytest.raises(NotFoundError):
+        pool.end("stranger", "a", ends(mine))
+    with pytest.raises(NotFoundError):
+        pool.abort("stranger", mine.episode_uuid)
+    assert not pool.can_continue("stranger", mine.episode_uuid)
+    assert pool.can_continue("me", mine.episode_uuid)
+    pool.end("me", "a", ends(mine))
+    with pytest.raises(NotFoundError):
+        pool.end("stranger", "a", ends(mine))
+    with pytest.raises(NotFoundError):
+        pool.abort("stranger", mine.episode_uuid)
+
+
+def test_unknown_and_doubled_episodes() -> None:
+    pool = rolling_pool()
+    (mine,) = sampled(pool, 1)
+    with pytest.raises(NotFoundError):
+        pool.end("me", "a", ends(mine, Claim("nobody", "")), as_group=True)
+    assert pool.can_continue("me", mine.episode_uuid), "all or none"
+    with pytest.raises(RequestError, match="twice"):
+        pool.end("me", "a", ends(mine, mine))
+    assert pool.abort("me", "nobody") == ""
+
+
+def test_an_abort_frees_the_slot_and_may_be_repeated() -> None:
+    pool = rolling_pool()
+    group = sampled(pool, 4)
+    assert pool.abort("me", group[0].episode_uuid) == ""
+    (again,) = claim(pool)
+    assert again.episode_uuid != group[0].episode_uuid
+    assert pool.abort("me", group[0].episode_uuid) == ""
+    assert pool.can_continue("me", again.episode_uuid), "a late abort must not hit the slot's next episode"
+    with pytest.raises(ConflictError, match="aborted"):
+        pool.end("me", "a", ends(group[0]))
+    pool.end("me", "a", ends(group[1]))
+    assert "reward stands" in pool.abort("me", group[1].episode_uuid)
+    assert pool.information().completed_episodes == 1
+
+
+def test_keys_open_only_their_running_episode() -> None:
+    pool = rolling_pool()
+    one, two = sampled(pool, 2)
+    assert pool.open(one.episode_uuid, one.key).episode_uuid == one.episode_uuid
+    for uuid, key in ((one.episode_uuid, two.key), (one.episode_uuid, ""), ("nobody", one.key)):
+        with pytest.raises(AuthenticationError):
+            pool.open(uuid, key)
+    episode = pool.open(one.episode_uuid, one.key)
+    assert one.key not in repr(episode)
+    pool.end("me", "a", ends(one))
+    with pytest.raises(AuthenticationError):
+        pool.open(one.episode_uuid, one.key)
+    assert episode.over.happened
+
+
+def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:
+    clock = Clock()
+    pool = rolling_pool(clock=clock)
+    one, two = claim(pool, 2)
+    busy = pool.open(one.episode_uuid, one.key)
+    counted = pool.begin_call([busy])
+    clock.now += 240
+    assert pool.expire() == 1
+    assert pool.can_continue("me", one.episode_uuid)
+    with pytest.raises(ConflictError, match="idle"):
+        pool.end("me", "a", ends(two))
+    assert pool.next_deadline() == clock.now + 240, "the call may end at once"
+    clock.now += 100
+    pool.end_call([busy], counted)
+    clock.now += 239
+    assert pool.expire() == 0
+    clock.now += 1
+    assert pool.expire() == 1
+    claim(pool, 4)
+
+
+def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
+    clock = Clock()
+    pool = rolling_pool(clock=clock)
+    (chatty,) = claim(pool, max_seconds=300.0)
+    episode = pool.open(chatty.episode_uuid, chatty.key)
+    for _ in range(5):
+        clock.now += 50
+        pool.end_call([episode], pool.begin_call([episode]))
+        assert pool.expire() == 0
+    pool.begin_call([episode])
+    clock.now += 49
+    assert pool.expire() == 0
+    clock.now += 1
+    assert pool.expire() == 1
+    assert episode.over_error is not None and episode.over_error.code == "episode_expired"
+    with pytest.raises(ConflictError, match="max_episode_seconds") as late:
+        pool.end("me", "a", ends(chatty))
+    assert late.value.code == "episode_expired"
+
+
+def test_what_runs_in_rolling_post_may_finish_and_is_deleted_afterwards() -> None:
+    pool = rolling_pool()
+    one, two, three = sampled(pool, 3)
+    pool.enter(POST)
+    assert pool.can_continue("me", one.episode_uuid)
+    pool.end("me", "a", ends(one))
+    pool.abort("me", two.episode_uuid)
+    pool.enter(SYNCING)
+    assert pool.running == 0
+    with pytest.raises(ConflictError, match="too late") as late:
+        pool.end("me", "a", ends(three))
+    assert late.value.code == "episode_deleted"
+    pool.enter(ROLLING)
+    claim(pool, 4)
+    assert pool.information().completed_episodes == 1
+
+
+@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, ROLLING, POST])
+def test_a_dead_engine_keeps_what_runs_and_ends_are_taken_in_any_state(state: EngineState) -> None:
+    pool = rolling_pool()
+    one, two = sampled(pool, 2)
+    pool.enter(state)
+    assert pool.open(one.episode_uuid, one.key).over_error is None
+    pool.end("me", "a", ends(one))
+    assert pool.abort("me", two.episode_uuid) == ""
+    assert (pool.information().completed_episodes, pool.running) == (1, 0)
+
+
+def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
+    pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
+    pool.batches.take()
+    pool.enter(SYNCING)
+    pool.enter(EngineState.OFFLINE)
+    pool.collection.give_back()
+    assert pool.begin_run(JOB, "another run") == 4
+    assert not pool.batch_ready
+    info = pool.information()
+    assert (info.completed_episodes, info.dropped_episodes) == (0, 0), "counts are of the run"
+    dropped = [uuid for r in records if isinstance(r, EpisodesDropped) for uuid in r.episode_uuids]
+    assert len(dropped) == len(set(dropped)) == 4
+    pool.enter(ROLLING)
+    (running,) = claim(pool)
+    episode = pool.open(running.episode_uuid, running.key)
+    counted = pool.begin_call([episode])
+    pool.begin_run(JOB.model_copy(update={"batch_size": 1}), "another job")
+    assert episode.over_error is not None and episode.over_error.code == "episode_deleted"
+    pool.end_call([episode], counted)
+    assert len(claim(pool, 2)) == 2
+
+
+def test_which_end_counts() -> None:
+    pool = rolling_pool()
+    (one,) = sampled(pool, 1)
+    pool.end("me", "a", ends(one), end_key="first")
+    for key in ("first", ""):
+        assert pool.end("me", "a", ends(one, reward=0.0), end_key=key) == ""
+    with pytest.raises(ConflictError, match="another call") as late:
+        pool.end("me", "a", ends(one, reward=0.0), end_key="second")
+    assert late.value.code == "episode_ended"
+    assert pool.information().completed_episodes == 1
+
+
+def test_an_end_that_only_the_journal_remembers() -> None:
+    pool = rolling_pool()
+    past = {
+        "ended": Ending.of_past(PastEnding("me", "ended", "no call", "k", "train", 0.0)),
+        "idle": Ending.of_past(PastEnding("me", "idle", "", "", "train", 0.0)),
+    }
+    gone = {name: [EpisodeEnd(episode_uuid=name, workflow_output=WorkflowOutput(reward=1))] for name in past}
+    assert pool.end("me", "a", gone["ended"], end_key="k", past=past) == "no call"
+    with pytest.raises(ConflictError) as late:
+        pool.end("me", "a", gone["idle"], past=past)
+    assert late.value.code == "episode_timed_out"
+    with pytest.raises(NotFoundError):
+        pool.end("stranger", "a", gone["ended"], past=past)
+
+
+def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> None:
+    pool = rolling_pool()
+    grant = pool.claim(ClaimWish("me", episodes=3, as_group=True))
+    assert isinstance(grant, Grant)
+    group = pool.open_group(grant.group_uuid, grant.group_key)
+    assert [episode.episode_uuid for episode in group.members] == [one.episode_uuid for one in grant.claims]
+    assert grant.group_key not in repr(group)
+    for uuid, key in ((grant.group_uuid, grant.claims[0].key), ("nobody", grant.group_key), ("ä", "ä")):
+        with pytest.raises(AuthenticationError):
+            pool.open_group(uuid, key)
+    with pytest.raises(AuthenticationError):
+        pool.open(grant.claims[0].episode_uuid, grant.group_key)
+    pool.abort("me", grant.claims[1].episode_uuid)
+    with pytest.raises(AuthenticationError):
+        pool.open_group(grant.group_uuid, grant.group_key)
+    assert pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+
+
+def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    grant = pool.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"))
+    assert isinstance(grant, Grant)
+    uuids = [one.episode_uuid for one in grant.claims]
+    assert pool.grant_again(uuids, as_group=True) == grant
+    assert len(records) == 2, "nothing new happened"
+    pool.abort("me", uuids[1])
+    again = pool.grant_again(uuids, as_group=True)
+    assert [one.episode_uuid for one in again.claims] == uuids
+    assert again.claims[0] == grant.claims[0]
+    for uuid, key in ((uuids[1], grant.claims[1].key), (uuids[1], again.claims[1].key)):
+        with pytest.raises(AuthenticationError):
+            pool.open(uuid, key)
+    with pytest.raises(AuthenticationError):
+        pool.open_group(again.group_uuid, again.group_key)
+
+
+def test_the_journal_is_told_everything_once_and_in_order() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    (one,) = sampled(pool, 1)
+    episode = pool.open(one.episode_uuid, one.key)
+    pool.end("me", "a", ends(one, reward=0.5), end_key="k")
+    pool.end("me", "a", ends(one, reward=0.5), end_key="k")
+    record(pool, episode, episode.calls[0])
+    pool.quarantine(episode, "too late")
+    claimed, called, ended = records
+    assert isinstance(claimed, EpisodeClaimed) and isinstance(called, CallRecorded) and isinstance(ended, EpisodeEnded)
+    assert one.key not in repr(records)
+    assert (ended.how, ended.task_id, ended.end_key, ended.drop_reason) == ("ended", "a", "k", "")
+    assert ended.trajectory is not None and ended.trajectory.reward == 0.5
+
+
+def test_stale_episodes_are_dropped_with_new_weights() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    (one,) = sampled(pool, 1)
+    pool.end("me", "a", ends(one))
+    assert pool.batches.advance(1) == 0
+    assert pool.batches.advance(2) == 1
+    assert isinstance(records[-1], EpisodesDropped) and list(records[-1].episode_uuids) == [one.episode_uuid]
+    assert pool.information().dropped_episodes == 1
+
+
+def test_a_batch_comes_again_until_its_step_is_recorded_and_is_dropped_after_its_attempts() -> None:
+    job = JOB.model_copy(update={"batch_attempts": 2})
+    pool = rolling_pool(job)
+    for task in "ab":
+        pool.end("me", task, ends(*sampled(pool, 2)), as_group=True)
+    batch = pool.batches.take()
+    pool.collection.give_back()
+    assert pool.batches.take() is batch, "a kill is no evidence against it"
+    first = pool.batches.fail(batch.batch_id)
+    assert first is not None and first.dropped is None
+    assert pool.batches.take() is batch
+    second = pool.batches.fail(batch.batch_id)
+    assert second is not None and second.dropped is not None
+    assert pool.information().dropped_episodes == 4
+    assert not pool.batch_ready
+
+
+def test_eval_episodes_are_never_trained() -> None:
+    pool = rolling_pool()
+    for _ in range(3):
+        (one,) = claim(pool, episode_type="eval")
+        sample(pool, one)
+        assert pool.end("me", "a", ends(one)) == ""
+    info = pool.information()
+    assert (info.completed_episodes, info.dropped_episodes, info.running_episodes) == (0, 0, 0)
+
+
+def test_an_episode_without_a_recorded_call_is_dropped_with_a_reason() -> None:
+    pool = rolling_pool()
+    assert "no completed LLM call" in pool.end("me", "a", ends(*claim(pool)))
+    assert pool.information().dropped_episodes == 1
+
+
+def test_one_quarantined_episode_drops_its_group() -> None:
+    pool = rolling_pool()
+    good, bad = sampled(pool, 2)
+    episode = pool.open(bad.episode_uuid, bad.key)
+    pool.quarantine(episode, "3 token ids but 2 log-probabilities")
+    pool.quarantine(episode, "another")
+    reason = pool.end("me", "a", ends(good, bad), as_group=True)
+    assert reason == "quarantined: 3 token ids but 2 log-probabilities"
+    info = pool.information()
+    assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
+
+
+def test_one_quarantined_episode_drops_its_group_when_ended_one_by_one() -> None:
+    pool = rolling_pool()
+    good, bad = sampled(pool, 2)
+    pool.quarantine(pool.open(bad.episode_uuid, bad.key), "x")
+    pool.end("me", "a", ends(bad))
+    pool.end("me", "a", ends(good))
+    info = pool.information()
+    assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
+
+
+# -- standby
+
+
+def on_standby(pool: EpisodePool, count: int = 2, *, as_group: bool = True) -> Grant:
+    grant = pool.claim(ClaimWish("me", episodes=count, as_group=as_group, standby=True))
+    assert isinstance(grant, Grant), grant
+    return grant
+
+
+def running(pool: EpisodePool, grant: Grant) -> list[bool]:
+    return [pool.is_running(one.episode_uuid) for one in grant.claims]
+
+
+def test_what_is_on_standby_gives_way_to_a_claim_oldest_group_first_and_whole() -> None:
+    records: list[Record] = []
+    pool = rolling_pool(records=records)
+    first, second = on_standby(pool), on_standby(pool)
+    claim(pool)
+    assert (running(pool, first), running(pool, second)) == ([False] * 2, [True] * 2)
+    assert [one.how for one in records if isinstance(one, EpisodeEnded)] == ["aborted"] * 2
+    with pytest.raises(AuthenticationError):
+        pool.open_group(first.group_uuid, first.group_key)
+    # the slot that came free with it is taken first
+    claim(pool)
+    assert running(pool, second) == [True] * 2
+
+
+def test_standby_does_not_give_way_to_standby() -> None:
+    pool = rolling_pool()
+    held = [on_standby(pool), on_standby(pool)]
+    assert isinstance(pool.claim(ClaimWish("you", standby=True)), Refusal)
+    assert [running(pool, one) for one in held] == [[True] * 2] * 2
+
+
+def test_a_group_of_which_one_episode_is_called_gives_way_to_nobody() -> None:
+    pool = rolling_pool()
+    single, whole = on_standby(pool), on_standby(pool)
+    pool.open(single.claims[1].episode_uuid, single.claims[1].key)
+    pool.open_group(whole.group_uuid, whole.group_key)
+    refused(pool)
+    pool.enter(POST)
+    assert [running(pool, one) for one in (single, whole)] == [[True] * 2] * 2
+
+
+def test_the_end_of_a_batch_does_not_wait_for_what_is_on_standby() -> None:
+    pool = rolling_pool()
+    held, alone = on_standby(pool), on_standby(pool, 1, as_group=False)
+    [worked] = claim(pool)
+    pool.enter(POST)
+    assert (running(pool, held), running(pool, alone), pool.running) == ([False] * 2, [False], 1)
+    assert pool.is_running(worked.episode_uuid)
+
+
+def test_standby_is_no_sign_of_life_until_it_is_used() -> None:
+    pool = rolling_pool()
+    held, other = on_standby(pool), on_standby(pool)
+    pool.abort("me", other.claims[0].episode_uuid)
+    pool.enter(POST)
+    pool.enter(SYNCING)
+    pool.enter(ROLLING)
+    assert pool.collection.rows() == []
+    held = on_standby(pool)
+    pool.open_group(held.group_uuid, held.group_key)
+    [row] = pool.collection.rows()
+    assert (row.client_uuid, row.claimed) == ("me", 2)
+    pool.abort("me", held.claims[0].episode_uuid)
+    [row] = pool.collection.rows()
+    assert row.aborted == 1
+
+
+def test_nothing_finished_is_dropped_for_standby_which_gives_way_first() -> None:
+    job = TrainJob(model="tiny", batch_size=3, num_repeat=2, max_cached_episodes=6)
+    pool = rolling_pool(job)
+    for task in range(7):
+        [half] = claim(pool)
+        sample(pool, half)
+        pool.end("me", f"half {task}", ends(half))
+    held = [on_standby(pool), on_standby(pool)]
+    # 7 finished and 4 on standby: of 12, two more would be one too many
+    assert isinstance(pool.claim(ClaimWish("me", episodes=2, standby=True)), Refusal)
+    assert len(claim(pool, 2)) == 2
+    assert [running(pool, one) for one in held] == [[False] * 2] * 2
+    assert (pool.information().completed_episodes, pool.information().dropped_episodes) == (7, 0)
+
+
+def test_an_end_without_a_call_counts_also_from_standby() -> None:
+    pool = rolling_pool()
+    held = on_standby(pool)
+    told = pool.end("me", "a", ends(*held.claims), as_group=True)
+    assert told
+    [row] = pool.collection.rows()
+    assert (row.claimed, row.ended) == (2, 2)
+    assert len(claim(pool, 4)) == 4
+
+
+def test_an_episode_on_standby_may_be_given_up() -> None:
+    pool = rolling_pool()
+    held = on_standby(pool)
+    for one in held.claims:
+        assert pool.abort("me", one.episode_uuid) == ""
+    assert len(claim(pool, 4)) == 4
