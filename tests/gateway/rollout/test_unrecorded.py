@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout.unrecorded import straight
 from gateway.rollout.claims import Waiting
-from gateway.rollout.unrecorded import passed
+from gateway.rollout.unrecorded import passed, straight
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of, text_of
