@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from swarm.errors import ConfigError
 from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
-from swarm.server.auth import check_exposure
+from swarm.server.auth.middleware import check_exposure
 from swarm.server.config import ServerConfig
 from swarm.server.garbage import collect_in_steps
 
@@ -74,7 +74,7 @@ async def serve(
             on_ready(url_of(config.host, listener))
 
     server = _Server(
-        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level, shortcuts=app.state.shortcuts),
+        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
         ready,
         app.state.controller.close,
     )
