@@ -134,7 +134,7 @@ class Meters:
             case BatchTaken(batch=batch):
                 trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
                 self._episodes_of_batch = len(trajectories)
-                self._tokens_of_batch = sum(sum(line.response_mask) for one in trajectories for line in one.timelines)
+                self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
             case StepRecorded(result=result):
                 self.step_seconds.observe(result.seconds)
                 self.trained_episodes += self._episodes_of_batch
