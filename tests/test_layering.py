@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.link": {"swarm.tokens"},
     "swarm.tracker": {"swarm.tokens"},
     "swarm.sync": set(),
-    "swarm.client": {"swarm.sync"},
+    "swarm.client": {"swarm.sync", "swarm.http"},
     "swarm.data": set(),
     "swarm.server": {
         "swarm.tokens",
