@@ -78,7 +78,7 @@ def test_a_call_of_other_values_is_refused(changed: dict[str, Any], message: str
     [{"response_mask": [1]}, {"response_mask": [1, 2]}, {"response_ids": [], "response_mask": [], "logprobs": []}],
 )
 def test_a_timeline_needs_tokens_and_a_mask_for_each(changed: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="one length|do not fit"):
+    with pytest.raises(ValueError, match=r"one length|do not fit"):
         Timeline(**LINE | changed)
 
 
