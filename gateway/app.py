@@ -18,14 +18,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from gateway.api import models, status
+from gateway.api import metrics, models, status
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.config import GatewayConfig
 from gateway.keys.middleware import KeyMiddleware
 from gateway.keys.ring import KeyRing
-from gateway.observability.middleware import SeeingMiddleware
-from gateway.observability.scrape import metrics
-from gateway.observability.telemetry import check_eyes
+from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
 from gateway.sessions.endpoints import end_session, give_feedback
@@ -59,12 +57,13 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Fas
         ConfigError: hooks do not load, or tracing or the request log cannot be set up; nothing is started yet.
     """
     plan = Plan.of(config)
-    check_eyes(config)
+    check_telemetry(config)
     keys = KeyRing(config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
+            gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
             with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
@@ -73,7 +72,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Fas
         openapi_url=None,
         middleware=[
             Middleware(RequestIdMiddleware),
-            Middleware(SeeingMiddleware),
+            Middleware(TelemetryMiddleware),
             Middleware(LoopbackGuard, enabled=keys.open),
             Middleware(KeyMiddleware, keys=keys),
             Middleware(BodyLimits, limit=_body_limit),
@@ -93,7 +92,7 @@ def _own_routes() -> list[BaseRoute]:
         JsonRoute("/v1/sessions/{id:path}/end", end_session, methods=["POST"], security=_KEY),
         Route("/health", status.health),
         JsonRoute("/status", status.status, security=_KEY),
-        JsonRoute("/metrics", metrics, security=_KEY, response_class=PlainTextResponse),
+        JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),
         JsonRoute("/admin/reload", status.reload, methods=["POST"], security=_KEY),
     ]
     openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path == "/health" else _KEY)

@@ -11,9 +11,6 @@ from gateway.runtime import ConfigSource
 from swarm.http.serve import bind, run_app
 from swarm.http.tls import TLSFiles
 
-#: new objects between two garbage collections; one answer with log-probabilities is thousands of them
-_GC_THRESHOLD = 20_000
-
 
 def serve(
     config: GatewayConfig, on_bound: Callable[[str], None] | None = None, source: ConfigSource | None = None
@@ -36,7 +33,6 @@ def serve(
         on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
     # modules loaded by now stay: garbage collection need not scan them again and again
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
     run_app(app, sock, tls=tls)
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Scope
 
@@ -116,7 +116,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *EngineRoutes(controller, supervisor, StateShown(controller), monitor).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *CodeRoutes(config, controller, snapshots).routes(),
-        ControlRoute("GET", "/metrics", MetricsRoutes(monitor).metrics, "read", response_class=PlainTextResponse),
+        *MetricsRoutes(monitor).routes(),
         Route("/health", health, methods=["GET"]),
     ]
 

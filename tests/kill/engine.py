@@ -22,7 +22,7 @@ from benchmarks.vllm import MODEL, ChatServer
 from swarm.link.batches import BatchRequests
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BatchReady, BootProgress, Finished, Message, RolloutReady, Stop
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 
 #: a killed server's engine leaves soon, so that not many are there at a time
 _SERVER_TIMEOUT = 4.0

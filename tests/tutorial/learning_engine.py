@@ -19,7 +19,7 @@ from swarm.job import TrainJob, parse_job
 from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BatchReady, BootProgress, Finished, ResolvedConfig, Stop
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 
 CONCISE, RAMBLING = [7, 7, 7], list(range(20, 36))
 DEADLINE = 120
@@ -39,7 +39,7 @@ class Policy:
         for group in batch.groups:
             kinds: dict[bool, list[float]] = {True: [], False: []}
             for trajectory in group.trajectories:
-                kinds[trajectory.timelines[0].response_ids == CONCISE].append(trajectory.reward)
+                kinds[trajectory.timelines[0].response_ids.tolist() == CONCISE].append(trajectory.reward)
             if all(kinds.values()):
                 better = fmean(kinds[True]) > fmean(kinds[False])
                 self.share = min(0.95, max(0.05, self.share + (0.1 if better else -0.1)))
