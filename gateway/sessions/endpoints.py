@@ -55,12 +55,12 @@ async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken
     return FeedbackTaken(completion_id=given.completion_id, trains=turn.open, replaced=replaced)
 
 
-async def end_session(request: Request, id: str, said: SessionFeedback | None = None) -> SessionEnded:
+async def end_session(request: Request, id: str, said: SessionFeedback) -> SessionEnded:
     """A conversation is over.
 
     It ends on all routes; its hook runs after the response. The body, which may be left out, rates the session.
     """
-    feedback = said.feedback() if said is not None and said.model_fields_set else None
+    feedback = said.feedback() if said.model_fields_set else None
     if not _sessions(request).end(id, _caller(request).key_id, feedback):
         raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
     return SessionEnded(session_id=id, ended=True)
