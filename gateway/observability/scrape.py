@@ -82,13 +82,10 @@ def _guarding(gateway: Gateway) -> Iterator[Metric]:
     yield gauges("gateway_queued", "Requests that wait for a place", ("route",), (
         ((name,), load.queued) for name, load in loads
     ))  # fmt: skip
-    yield gauges("gateway_held_bytes", "Bodies of both", ("route",), (
-        ((name,), load.held_bytes) for name, load in loads
-    ))  # fmt: skip
     yield counters("gateway_shed", "Requests that were sent away with 429 for want of a place", ("route",), (
         ((name,), load.refused) for name, load in loads
     ))  # fmt: skip
-    yield counter("gateway_joined", "Retries that joined the request they repeat", gateway.joining.joined)
+    yield counter("gateway_joined", "Retries that joined the request they repeat", gateway.retries.joined)
     yield gauges("gateway_breaker_state", "1 for the state of the breaker of a route's upstream", ("route", "state"), (
         ((route.name, state.value), float(state is route.upstream.state))
         for route in routes if route.upstream is not None
