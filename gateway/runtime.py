@@ -20,7 +20,7 @@ from gateway.keys.ring import KeyRing
 from gateway.limits.admission import Admission
 from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import failed, note_left_out
-from gateway.observability.telemetry import Eyes
+from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
 from gateway.routing.live import LiveRoutes, Plan
 from gateway.sessions.response_store import ResponseStore
@@ -65,7 +65,7 @@ class Gateway:
         responses: stored for the Responses API.
         admission, retries: limits of the pipeline.
         door: counts of all requests, those without a route included; each route has its own.
-        eyes: observability.
+        telemetry: metrics, traces and logs of requests.
     """
 
     def __init__(self, plan: Plan, keys: KeyRing, source: ConfigSource | None = None) -> None:
@@ -79,7 +79,7 @@ class Gateway:
         self.pipeline = Pipeline(self.routes, self.admission, self.retries, self.sessions)
         self.door = Stats()
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
-        self.eyes = Eyes(plan.config)
+        self.telemetry = Telemetry(plan.config)
         self._held = AsyncExitStack()
         self._left_out: set[str] = set()
 
@@ -150,7 +150,7 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         # last to go, so that it observes the shutdown of the rest
-        await self._held.enter_async_context(self.eyes)
+        await self._held.enter_async_context(self.telemetry)
         await self._held.enter_async_context(self._keys.following())
         await self._held.enter_async_context(self.routes)
         await self._held.enter_async_context(self.sessions)

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.link": set(),
     "swarm.tracker": set(),
     "swarm.sync": set(),
-    "swarm.client": {"swarm.sync"},
+    "swarm.client": {"swarm.sync", "swarm.http"},
     "swarm.data": set(),
     "swarm.server": {
         "swarm.link",
