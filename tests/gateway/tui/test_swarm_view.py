@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tui import swarm_tables
-from gateway.tui.history import Line
-from gateway.tui.swarm_tables import Order
-from gateway.tui.swarm_text import freshness, head_lines, progress
+from gateway.tui.format import Table
+from gateway.tui.swarm_view import Order, episodes, progress, view
 from swarm.job import TrainJob
 from swarm.protocol import (
     ClientRow,
@@ -43,7 +41,11 @@ def job(collection: str) -> TrainJob:
 
 
 def head(told: ServerStatus, brief: bool = False) -> str:
-    return "\n".join(line.plain for line in head_lines(told, freshness(0.3), brief))
+    return "\n".join(f"{line.label} {line.text}" for line in view(told, []).head if not (brief and line.minor))
+
+
+def table(told: ServerStatus, key: str) -> Table:
+    return view(told, []).tables[key]
 
 
 def episode(**more: object) -> RunningEpisode:
@@ -117,34 +119,34 @@ def test_a_reason_commands_no_terminal() -> None:
 def test_episodes_are_chosen_by_all_words_and_sorted() -> None:
     one = episode(client_uuid="Alpha", task_id="t1", idle_seconds=60, calls=3)
     two = episode(client_uuid="beta", task_id="t1", seconds=500)
-    assert swarm_tables.chosen([one, two], Order.IDLE, "ALPHA t1") == [one]
-    assert swarm_tables.chosen([one, two], Order.IDLE, "alpha t2") == []
-    firsts = {order: swarm_tables.chosen([one, two], order, "t1")[0] for order in Order}
-    assert firsts == {Order.IDLE: one, Order.AGE: two, Order.CALLS: one, Order.CLIENT: one, Order.TASK: one}
-    text = "\n".join(line.plain for line in swarm_tables.episodes(status(running=[one]), Order.IDLE, "", 200))
-    assert "! 1m 00s" in text and "89abcdef" in text
+    told = status(running=[one, two])
+
+    def clients(order: Order, words: str) -> list[str]:
+        return [row.cells[1] for row in episodes(told, order, words).rows]
+
+    assert clients(Order.IDLE, "ALPHA t1") == ["Alpha"] and clients(Order.IDLE, "alpha t2") == []
+    firsts = {order: clients(order, "t1")[0] for order in Order}
+    assert firsts == {**dict.fromkeys(Order, "Alpha"), Order.AGE: "beta"}
+    assert {"! 1m 00s", "89abcdef"} <= set(episodes(told, Order.IDLE, "").rows[0].cells)
 
 
 def test_a_part_of_the_episodes_is_said_to_be_one() -> None:
     told = status(pool=POOL, running=[episode()])
-    first = swarm_tables.episodes(told, Order.IDLE, "", 80)[0].plain
-    assert first == "by idle; of 16 the 1 that have been idle for longest"
-    assert "no episode has these words" in swarm_tables.episodes(told, Order.IDLE, "nobody", 80)[1].plain
+    assert episodes(told, Order.IDLE, "").note == "by idle; of 16 the 1 that have been idle for longest"
+    assert "no episode has these words" in episodes(told, Order.IDLE, "nobody").note
 
 
 def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:
     running = [episode(task_id="new"), episode(task_id="two"), episode(task_id="eval", episode_type="eval")]
-    made = [line.plain.split() for line in swarm_tables.tasks(status(pool=POOL, running=running), 80)]
-    assert made[0][:4] == ["1", "complete,", "3", "begun;"]
-    assert [row[0] for row in made[2:]] == ["two", "one", "new", "whole"]
-    assert made[2][-4:] == ["1", "6", "to", "come"]
+    tasks = table(status(pool=POOL, running=running), "t")
+    assert tasks.note == "1 complete, 3 begun; a batch takes 4"
+    assert [row.cells[0] for row in tasks.rows] == ["two", "one", "new", "whole"]
+    assert list(tasks.rows[0].cells[2:]) == ["1", "6 to come"]
 
 
-def test_losses_and_what_happened() -> None:
-    told = status(dropped={"stale": 5}, quarantined={"N token ids": 2}, outcomes={"trainable": 12345})
-    text = "\n".join(line.plain for line in swarm_tables.losses(told, 80))
-    assert "5  stale" in text and "2  N token ids" in text and "12.3k  trainable" in text
-    lines = [Line(1.0, "first"), Line(2.0, "second \x1b[2J", "vllm")]
-    made = [line.plain for line in swarm_tables.happened(lines, ["boom"], 80)]
-    assert made[:2] == ["the engine's last lines", "| boom"]
-    assert "[vllm] second" in made[2] and "first" in made[3] and "\x1b" not in made[2]
+def test_losses_are_counted_under_their_titles() -> None:
+    told = status(dropped={"stale": 5, "late": 7}, outcomes={"trainable": 12345})
+    losses = table(told, "d")
+    assert [row.cells for row in losses.rows if row.cells[0]] == [("7", "late"), ("5", "stale"), ("12.3k", "trainable")]
+    assert len([row for row in losses.rows if not row.cells[0]]) == 2
+    assert table(status(), "d") == Table(losses.columns, [], "nothing was dropped")
