@@ -42,7 +42,7 @@ from swarm.link.messages import (
     RolloutReady,
     Stop,
 )
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 
 FOLDER_VARIABLE = "STANDIN_FOLDER"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 from tests.standins.vllm import (
     ScriptedVllm,
     Step,

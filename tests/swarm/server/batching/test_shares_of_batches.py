@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.batching import Collection
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 CLIENT_TIMEOUT = 300.0
@@ -45,6 +45,15 @@ class Claim:
     count: int
 
 
+@dataclass(eq=False)
+class Running:
+    """A claimed episode; ``calling`` while its LLM call is in flight."""
+
+    client: Client
+    task: str
+    calling: bool = True
+
+
 class Swarm:
     """A server with one engine and its clients, in simulated time."""
 
@@ -56,7 +65,7 @@ class Swarm:
         self.failures = failures
         self.clients = clients
         self.rolling = True
-        self.running: dict[int, tuple[Client, str]] = {}
+        self.running: dict[int, Running] = {}
         self.queue: list[Claim] = []
         self.batches: list[TrainBatch] = []
         self.owner: dict[str, str] = {}
@@ -129,15 +138,16 @@ class Swarm:
             self.collection.claimed(claim.client.name, "train", claim.task, claim.count)
             for _ in range(claim.count):
                 number = next(self._numbers)
-                self.running[number] = (claim.client, claim.task)
+                self.running[number] = Running(claim.client, claim.task)
                 self.collection.begin_call(claim.client.name)
                 self._after(claim.client.seconds * self.random.uniform(0.5, 2.0), lambda n=number: self._end(n))
 
     def _end(self, number: int) -> None:
-        client, task = self.running.get(number, (None, ""))
-        if client is None:
+        episode = self.running.get(number)
+        if episode is None:
             return
-        self.collection.end_call(client.name)
+        client, task = episode.client, episode.task
+        self._end_call(episode)
         if not client.alive:
             self._after(IDLE_TIMEOUT, lambda: self._lapse(number))
             return
@@ -152,10 +162,15 @@ class Swarm:
         if not client.left[task]:
             self._begin_task(client)
 
+    def _end_call(self, episode: Running) -> None:
+        if episode.calling:
+            episode.calling = False
+            self.collection.end_call(episode.client.name)
+
     def _lapse(self, number: int) -> None:
         if number in self.running:
-            client, task = self.running.pop(number)
-            self.collection.released(client.name, "train", task, "idle")
+            episode = self.running.pop(number)
+            self.collection.released(episode.client.name, "train", episode.task, "idle")
 
     def _post(self) -> None:
         self.rolling = False
@@ -166,10 +181,12 @@ class Swarm:
             if self.running and self.clock.now - started < POST_TIMEOUT:
                 self._after(1.0, leave)
                 return
-            for client, task in self.running.values():
-                self.collection.released(client.name, "train", task, "engine")
-                if client.alive:
-                    self._ask(client, task, 1)
+            for episode in self.running.values():
+                self.collection.released(episode.client.name, "train", episode.task, "engine")
+                # as in the server: an episode that is over cancels its call
+                self._end_call(episode)
+                if episode.client.alive:
+                    self._ask(episode.client, episode.task, 1)
             self.running.clear()
             batch = self.collection.take()
             self.batches.append(batch)
@@ -200,7 +217,7 @@ def swarms(draw: st.DrawFn) -> Swarm:
     return Swarm(clients, batch_size, draw(st.integers(2, 4)), draw(st.integers(0, 2**32)), failures)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(swarms())
 def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
     swarm.run(5)
@@ -210,15 +227,25 @@ def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
             assert abs(share[client.name] - client.ratio * swarm.job.batch_size) <= 1.0, (share, client)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(swarms(), st.integers(0, 1), st.integers(0, 2))
 def test_a_dead_client_is_not_waited_for_beyond_the_bound(swarm: Swarm, victim: int, before: int) -> None:
+    check_a_death(swarm, victim, before)
+
+
+def test_a_client_that_dies_when_a_batch_cut_off_its_call_is_not_waited_for() -> None:
+    clients = [Client("a", 0.1, 0.5, 1, False), Client("b", 0.9, 50.0, 1, False)]
+    check_a_death(Swarm(clients, batch_size=5, num_repeat=2, seed=0, failures=0.0), victim=1, before=1)
+
+
+def check_a_death(swarm: Swarm, victim: int, before: int) -> None:
+    """The client number ``victim`` dies after so many batches; the other one must get its batches all the same."""
     swarm.run(before)
     dead, survivor = swarm.clients[victim], swarm.clients[1 - victim]
     died = swarm.clock.now
     swarm.kill(dead)
     swarm.run(before + 1)
-    # what hung goes after an idle timeout, then the client counts as dead; then the other does the whole batch alone
+    # its episodes are taken back after an idle timeout, then it counts as dead; then the other fills the batch alone
     hung = 2 * dead.seconds + IDLE_TIMEOUT + CLIENT_TIMEOUT
     alone = 100 * survivor.seconds * swarm.job.batch_size * swarm.job.num_repeat
     assert swarm.clock.now - died <= hung + alone + POST_TIMEOUT + 20.0
