@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from gateway.api.seen import caller_of
+from gateway.api.endpoint import caller_of
 from gateway.runtime import Gateway
 from swarm.cards import model_list
 from swarm.http.routes import OpenAIBody

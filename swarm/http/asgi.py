@@ -169,23 +169,19 @@ class _BoundedBody:
         return self._send(message)
 
 
-def _too_large(limit: int) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
-
-
 # ---------------------------------------------------------------------- bodies
 
 
-async def read_json(request: Request, limit: int | None = None) -> dict[str, Any]:
-    """The request body as a JSON object; ``limit`` as for :func:`read_body`.
+async def read_json(request: Request) -> dict[str, Any]:
+    """The request body as a JSON object.
 
     Raises:
-        PayloadTooLargeError: the body is too large; raised before the rest is read.
         UnsupportedEncodingError: it is compressed.
         RequestError: it is not JSON (NaN, infinities and lone surrogates are not), or not an object.
+        PayloadTooLargeError, ClientDisconnect: see :func:`read_body`.
     """
     check_encoding(request.scope["headers"])
-    return parse_json(await read_body(request.scope, request.receive, limit))
+    return parse_json(await read_body(request.receive))
 
 
 def check_encoding(headers: RawHeaders) -> None:
@@ -196,27 +192,19 @@ def check_encoding(headers: RawHeaders) -> None:
         raise UnsupportedEncodingError(f"content-encoding: {name} is not supported; send the body uncompressed")
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int | None = None) -> bytes | bytearray:
+async def read_body(receive: Receive) -> bytes | bytearray:
     """The whole body.
 
-    Args:
-        limit: in bytes, where it is smaller than what :class:`BodyLimits` allows.
-
     Raises:
-        PayloadTooLargeError: it is longer; raised before the rest is read.
+        PayloadTooLargeError, RequestError: it is beyond the bounds of :class:`BodyLimits`.
         ClientDisconnect: the caller left before its end.
     """
-    declared = header(scope["headers"], b"content-length")
-    if limit is not None and declared is not None and declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
-        if limit is not None and len(body) + len(chunk) > limit:
-            raise _too_large(limit)
         if not message.get("more_body", False):
             return body + chunk if body else chunk
         body += chunk

@@ -123,7 +123,7 @@ class EngineRoutes:
                 code="code_sync_disabled",
             )
         self._check_offline()
-        archive = bytes(await read_body(request.scope, request.receive))
+        archive = bytes(await read_body(request.receive))
         async with self._one_code_sync:
             try:
                 snapshot = await asyncio.to_thread(self.snapshots.add, archive)

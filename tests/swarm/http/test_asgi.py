@@ -38,7 +38,7 @@ async def echo(request: Request, body: Body) -> Echoed:
 
 
 async def raw(request: Request) -> Response:
-    return Response(bytes(await read_body(request.scope, request.receive)))
+    return Response(bytes(await read_body(request.receive)))
 
 
 async def later(request: Request) -> Response:
