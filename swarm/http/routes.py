@@ -11,7 +11,7 @@ import functools
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, request_response
 
 from swarm.errors import RequestError
 from swarm.http.asgi import has_body, read_json
@@ -58,8 +58,8 @@ class JsonRoute(APIRoute):
     """A route whose endpoint takes and returns wire models.
 
     The endpoint takes ``request``, path parameters (strings), and a model for the body; a missing body is read as
-    ``{}``. It is called directly, because FastAPI's own handler would take longer than everything else that a claim
-    costs. Only endpoints with other parameters (queries) go through FastAPI's handler; they have no body.
+    ``{}``. It is called directly, because FastAPI's handler would take longer than everything else that a claim costs.
+    Only endpoints with other parameters (queries) go through FastAPI's handler; they have no body.
 
     Args:
         security: what opens the route, as OpenAPI states it; empty: nothing is needed.
@@ -92,27 +92,32 @@ class JsonRoute(APIRoute):
             **options,
         )
         self.description = description
+        if (handler := _direct_handler(endpoint, self.param_convertors.keys())) is not None:
+            self.app = request_response(handler)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        hints = {name: hint for name, hint in get_type_hints(self.endpoint).items() if name != "return"}
-        models = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
-        if hints.keys() - models.keys() - self.param_convertors.keys() - {"request"}:
-            return super().get_route_handler()
 
-        async def handle(request: Request) -> Response:
-            arguments: dict[str, Any] = {**request.path_params}
-            if "request" in hints:
-                arguments["request"] = request
-            for name, model in models.items():
-                arguments[name] = _validated(
-                    model, await read_json(request) if has_body(request.scope["headers"]) else {}
-                )
-            result = await self.endpoint(**arguments)
-            if isinstance(result, Response):
-                return result
-            return Response(result.model_dump_json(), media_type="application/json")
+def _direct_handler(
+    endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]
+) -> Callable[[Request], Awaitable[Response]] | None:
+    """What answers a request by calling ``endpoint``; ``None`` if it has parameters that only FastAPI can fill."""
+    hints = {name: hint for name, hint in get_type_hints(endpoint).items() if name != "return"}
+    models = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
+    if hints.keys() - models.keys() - path_parameters - {"request"}:
+        return None
 
-        return handle
+    async def handle(request: Request) -> Response:
+        arguments: dict[str, Any] = {**request.path_params}
+        if "request" in hints:
+            arguments["request"] = request
+        for name, model in models.items():
+            data = await read_json(request) if has_body(request.scope["headers"]) else {}
+            arguments[name] = _validated(model, data)
+        result = await endpoint(**arguments)
+        if isinstance(result, Response):
+            return result
+        return Response(result.model_dump_json(), media_type="application/json")
+
+    return handle
 
 
 def _validated(model: type[BaseModel], data: dict[str, Any]) -> BaseModel:
