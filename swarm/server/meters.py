@@ -13,16 +13,8 @@ from collections.abc import Callable
 
 from swarm.http.exposition import Histogram
 from swarm.protocol import Rates
-from swarm.server.journal.records import (
-    BatchTaken,
-    CallRecorded,
-    EpisodeClaimed,
-    EpisodeEnded,
-    EpisodeQuarantined,
-    EpisodesDropped,
-    Record,
-    StepRecorded,
-)
+from swarm.server.journal.rows import BatchRow, CallRow, EndRow, EpisodeRow, QuarantineRow, Row, StateRow, StepRow
+from swarm.states import EpisodeState
 
 #: different reasons that are told apart; later ones are counted as ``other``
 MAX_REASONS = 20
@@ -116,26 +108,26 @@ class Meters:
         self._claim_rate, self._episode_rate = Rate(), Rate()
         self._sampled_rate, self._trained_rate = Rate(), Rate()
 
-    def observe(self, record: Record) -> None:
-        """Count what ``record`` says; it is called with each record that the journal is given."""
-        match record:
-            case CallRecorded(call=call):
+    def observe(self, row: Row) -> None:
+        """Count what ``row`` says; it is called with each row that the journal is given."""
+        match row:
+            case CallRow(call=call):
                 self.sampled_tokens += len(call.response_ids)
                 self._sampled_rate.add(len(call.response_ids), self._clock())
-            case EpisodeClaimed(episode_type=episode_type):
+            case EpisodeRow(episode_type=episode_type):
                 self.claims[episode_type] += 1
                 self._claim_rate.add(1, self._clock())
-            case EpisodeEnded():
-                self._ended(record)
-            case EpisodeQuarantined(reason=reason):
+            case EndRow():
+                self._ended(row)
+            case QuarantineRow(reason=reason):
                 self.quarantined.add(reason)
-            case EpisodesDropped(episode_uuids=episodes, reason=reason, cause=cause):
-                self.dropped.add(cause or reason, len(episodes))
-            case BatchTaken(batch=batch):
+            case StateRow(state=EpisodeState.DROPPED, episode_uuids=episodes, reason=reason, cause=cause):
+                self.dropped.add(cause or reason or "", len(episodes))
+            case BatchRow(batch=batch):
                 trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
                 self._episodes_of_batch = len(trajectories)
                 self._tokens_of_batch = sum(sum(line.response_mask) for one in trajectories for line in one.timelines)
-            case StepRecorded(result=result):
+            case StepRow(result=result):
                 self.step_seconds.observe(result.seconds)
                 self.trained_episodes += self._episodes_of_batch
                 self.trained_tokens += self._tokens_of_batch
@@ -168,7 +160,7 @@ class Meters:
             trained_tokens_per_second=self._trained_rate.sum(now) / window,
         )
 
-    def _ended(self, record: EpisodeEnded) -> None:
+    def _ended(self, record: EndRow) -> None:
         if record.how != "ended":
             self.outcomes[record.how] += 1
             if record.drop_reason and record.drop_reason not in _UNUSED:

@@ -180,7 +180,6 @@ def wish_for(wanted: ClaimEpisodeRequest, config: ServerConfig, count: int = 1, 
         as_group=as_group,
         claim_key=wanted.idempotency_key or "",
         throttle=wanted.throttle_policy,
-        standby=wanted.standby,
     )
 
 

@@ -20,7 +20,6 @@ from swarm.http.shortcuts import Shortcuts, ShortRequest
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.journal.ledger import Changes
 from swarm.server.journal.writer import Writer
 from tests.swarm.server.conftest import JOB, ready
 
@@ -172,9 +171,9 @@ async def test_a_group_that_can_never_begin_is_the_applications(server: Server) 
 async def test_nobody_is_answered_before_it_is_on_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, may_commit = Writer._commit, threading.Event()
 
-    def held(self: Writer, changes: Changes) -> bool:
+    def held(self: Writer, rows: Any) -> bool:
         assert may_commit.wait(10)
-        return commit(self, changes)
+        return commit(self, rows)
 
     episode = await server.claim()
     monkeypatch.setattr(Writer, "_commit", held)
@@ -256,7 +255,7 @@ async def test_a_disk_that_does_not_answer_is_told_and_unkeyed_claims_go_back(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.server.journal.journal.SYNC_SECONDS", 0.05)
-    monkeypatch.setattr("swarm.server.journal.writer.Writer._commit", lambda self, changes: self._stopping.wait(1))
+    monkeypatch.setattr("swarm.server.journal.writer.Writer._commit", lambda self, rows: self._give_up.wait(1))
     answer = await server.post("/claim_episode", {"client_uuid": "me", "episode_type": "eval"})
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "journal_unavailable"
