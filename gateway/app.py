@@ -17,15 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from gateway.api import admin, models, status
+from gateway.api import admin, metrics, models, status
 from gateway.api.openapi import openapi
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.config import GatewayConfig
 from gateway.keys.middleware import KeyMiddleware
 from gateway.keys.ring import KeyRing
-from gateway.observability.middleware import SeeingMiddleware
-from gateway.observability.scrape import metrics
-from gateway.observability.telemetry import check_eyes
+from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
 from gateway.sessions.endpoint import end_session
@@ -48,12 +46,13 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
         ConfigError: hooks do not load, or what is to see cannot; said here, before anything is started.
     """
     plan = Plan.of(config)
-    check_eyes(config)
+    check_telemetry(config)
     keys = KeyRing(config)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
+            gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
             with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
@@ -66,14 +65,14 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Sta
             Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
             Route("/health", status.health),
             Route("/status", status.status),
-            Route("/metrics", metrics),
+            Route("/metrics", metrics.metrics),
             Route("/openapi.json", openapi),
             Route("/admin/reload", admin.reload, methods=["POST"]),
             *other_routes(),
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
-            Middleware(SeeingMiddleware),
+            Middleware(TelemetryMiddleware),
             Middleware(LoopbackGuard, enabled=keys.open),
             Middleware(KeyMiddleware, keys=keys),
         ],

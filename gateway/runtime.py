@@ -23,7 +23,7 @@ from gateway.limits.admission import Admission
 from gateway.limits.body_limits import Intake
 from gateway.limits.retry_dedup import Joining
 from gateway.observability.request import failed, note_left_out
-from gateway.observability.telemetry import Eyes
+from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
 from gateway.routing.live import LiveRoutes
 from gateway.routing.plan import Plan
@@ -67,7 +67,7 @@ class Gateway:
         responses: those that applications asked to keep.
         intake, admission, joining: what stands between requests and harm.
         door: counts of all requests, those without a route included; what a route did is counted there.
-        eyes: what looks at all this.
+        telemetry: metrics, traces and logs of requests.
     """
 
     def __init__(self, plan: Plan, keys: KeyRing, source: ConfigSource | None = None) -> None:
@@ -82,7 +82,7 @@ class Gateway:
         self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)
         self.door = Stats()
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
-        self.eyes = Eyes(plan.config)
+        self.telemetry = Telemetry(plan.config)
         self._held = AsyncExitStack()
         self._left_out: set[str] = set()
 
@@ -156,7 +156,7 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         # last to go: what ends with the gateway is still seen
-        await self._held.enter_async_context(self.eyes)
+        await self._held.enter_async_context(self.telemetry)
         await self._held.enter_async_context(self._keys.following())
         await self._held.enter_async_context(self.routes)
         await self._held.enter_async_context(self.sessions)

@@ -1,8 +1,8 @@
-"""How a gateway's log looks: lines of text, or one JSON object a line with the request that it is about.
+"""The form of a gateway's log lines: text, or one JSON object a line with the request it is about.
 
-Invariant: what users and models said is in no line unless it is asked for. An exception may quote it (a hook's
-``KeyError``, an engine's "invalid value"), so it is told by its kind and place; code that logs one passes the exception
-itself, never its message.
+Invariant: no line holds words of users or models unless that is enabled. An exception may quote them (a hook's
+``KeyError``, an engine's "invalid value"), so it is logged by its type and place; code that logs an exception passes
+the exception itself, never its message. Secrets are never logged.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from gateway.observability.observed import Observed
-from gateway.observability.request import current, trace_id
+from gateway.observability.request import RequestRecord, current, trace_id
 from gateway.observability.scrubbing import text_without_secrets
 from swarm.errors import CONTEXT_LENGTH, ConfigError, SwarmGatewayError, UnavailableError
 
 access = logging.getLogger("gateway.access")
 
-#: characters of what is told of an error amid a line
+#: Characters of an error's message within a line.
 _LONGEST = 1000
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text, and the trace of an error below it.
+    """One line of text, and an error's traceback below it.
 
     Args:
-        texts: whether the words of exceptions are told.
+        texts: whether messages of exceptions are logged.
     """
 
     def __init__(self, texts: bool = False) -> None:
@@ -45,24 +44,24 @@ class TextFormatter(logging.Formatter):
         return f"{text}\n{error}" if (error := self.error_of(record)) else text
 
     def message_of(self, record: logging.LogRecord) -> str:
-        """What the line says, without secrets."""
+        """The message, without secrets."""
         args: Any = record.args
         if not self._texts and isinstance(args, tuple):
-            args = tuple(_told(arg) if isinstance(arg, BaseException) else arg for arg in args)
+            args = tuple(_described(arg) if isinstance(arg, BaseException) else arg for arg in args)
         return text_without_secrets(str(record.msg) % args if args else str(record.msg))
 
     def error_of(self, record: logging.LogRecord) -> str:
-        """The trace of the error that the line is about, without secrets."""
+        """The traceback of the line's exception, without secrets."""
         exc = record.exc_info[1] if record.exc_info else None
         if exc is None:
             return ""
-        told = self.formatException((type(exc), exc, exc.__traceback__)) if self._texts else "\n".join(_places(exc))
-        return text_without_secrets(told)
+        text = self.formatException((type(exc), exc, exc.__traceback__)) if self._texts else "\n".join(_places(exc))
+        return text_without_secrets(text)
 
 
 class JsonFormatter(TextFormatter):
-    """``time`` (UTC), ``level``, ``logger``, ``message``; ``request_id``, ``trace_id`` and ``route`` where the line
-    belongs to a request; ``error`` with its trace; and what the line's ``extra={"fields": {...}}`` says."""
+    """``time`` (UTC), ``level``, ``logger``, ``message``; ``request_id``, ``trace_id`` and ``route`` of the request;
+    ``error`` with its traceback; and the line's ``extra={"fields": {...}}``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -71,70 +70,63 @@ class JsonFormatter(TextFormatter):
             "logger": record.name,
             "message": self.message_of(record),
         }
-        if (seen := current()) is not None:
-            line["request_id"] = seen.request_id
-            line |= {name: text for name, text in (("trace_id", trace_id()), ("route", seen.route)) if text}
+        if (request := current()) is not None:
+            line["request_id"] = request.request_id
+            line |= {name: text for name, text in (("trace_id", trace_id()), ("route", request.route)) if text}
         line |= getattr(record, "fields", {})
         if error := self.error_of(record):
             line["error"] = error
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class AccessLog:
-    """One line per request."""
-
-    def request_over(self, observed: Observed) -> None:
-        """Log how it went."""
-        if not access.isEnabledFor(logging.INFO):
-            return
-        seen = observed.seen
-        # it is the caller's text, and a line must stay one
-        path = quote(observed.path)
-        fields: dict[str, Any] = {
-            "method": observed.method,
-            "path": path,
-            "status": observed.status,
-            "outcome": observed.outcome,
-            "policy": seen.policy,
-            "seconds": round(observed.seconds, 4),
-            "own_seconds": round(max(0.0, observed.seconds - seen.away), 4),
-        }
-        if observed.first_seconds is not None:
-            fields["first_token_seconds"] = round(observed.first_seconds, 4)
-        if seen.failed:
-            fields["error_code"] = seen.failed
-        if seen.left_out:
-            fields["left_out"] = seen.left_out
-        access.info(
-            "%s %s %d %s %.3f s", observed.method, path, observed.status, observed.outcome, observed.seconds,
-            extra={"fields": fields},
-        )  # fmt: skip
+def log_access(record: RequestRecord) -> None:
+    """Log one request."""
+    if not access.isEnabledFor(logging.INFO):
+        return
+    # the caller's text; quoted, it cannot begin a line of its own
+    path = quote(record.path)
+    fields: dict[str, Any] = {
+        "method": record.method,
+        "path": path,
+        "status": record.status,
+        "outcome": record.outcome,
+        "policy": record.policy,
+        "seconds": round(record.seconds, 4),
+        "own_seconds": round(record.own_seconds, 4),
+    }
+    if record.first_seconds is not None:
+        fields["first_token_seconds"] = round(record.first_seconds, 4)
+    if record.error_code:
+        fields["error_code"] = record.error_code
+    if record.left_out:
+        fields["left_out"] = record.left_out
+    line = ("%s %s %d %s %.3f s", record.method, path, record.status, record.outcome, record.seconds)
+    access.info(*line, extra={"fields": fields})
 
 
-def _told(exc: BaseException) -> str:
-    """What may be said of ``exc``: its words where they cannot be a user's, else its kind, and that of what led to
-    it."""
+def _described(exc: BaseException) -> str:
+    """The message of ``exc`` if it cannot quote a user, else its type and those of its causes."""
     return str(exc)[:_LONGEST] if _quotes_nobody(exc) else " from ".join(map(_kind, _chain(exc)))
 
 
 def _quotes_nobody(exc: BaseException) -> bool:
     if isinstance(exc, SwarmGatewayError) and exc.code == CONTEXT_LENGTH:
-        # it tells lengths and settings
+        # it holds lengths and settings
         return True
-    # what the system says names files, and a hook's files may be named by a prompt
+    # messages of the system name files, and a prompt may name a hook's files
     return isinstance(exc, ConfigError | UnavailableError) or (isinstance(exc, OSError) and current() is None)
 
 
 def _kind(exc: BaseException) -> str:
     """Its type, its code, and the place where it was raised."""
-    said = [str(exc.code)] if isinstance(exc, SwarmGatewayError) and exc.code else []
+    parts = [str(exc.code)] if isinstance(exc, SwarmGatewayError) and exc.code else []
     if frames := traceback.extract_tb(exc.__traceback__):
-        said.append(f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}")
-    return type(exc).__qualname__ + (f" ({', '.join(said)})" if said else "")
+        parts.append(f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}")
+    return type(exc).__qualname__ + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _places(exc: BaseException) -> Iterator[str]:
-    """The lines of a traceback without the words of its exceptions."""
+    """The lines of a traceback without the messages of its exceptions."""
     for one in _chain(exc):
         if one.__traceback__ is not None:
             yield "Traceback (most recent call last):"
@@ -146,7 +138,7 @@ def _places(exc: BaseException) -> Iterator[str]:
 
 
 def _chain(exc: BaseException) -> Iterator[BaseException]:
-    """``exc`` and what led to it."""
+    """``exc`` and its causes."""
     known: set[int] = set()
     one: BaseException | None = exc
     while one is not None and id(one) not in known:

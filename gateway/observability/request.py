@@ -1,244 +1,246 @@
-"""What is seen of one request on its way: where its time goes, and which trace it belongs to.
+"""``RequestRecord``: one request under ``/v1`` as telemetry sees it, and the functions that note things about it.
 
-Invariant: looking changes nothing. Outside of a request, and without tracing, every call here does next to nothing and
-never fails. What goes on behind an answer (stragglers, submission) belongs to the request that began it.
+Invariant: noting changes nothing. Outside of a request, and without tracing, every function here does next to nothing
+and never fails. Work that goes on behind a response (stragglers, submission) belongs to the request that started it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal
 
-#: ``queue``: for a place. ``join``: for what an earlier request gets. ``claim``: for episodes. ``sample``: until the
-#: answers that are waited for are there. ``hook``: in reward hooks. ``submit``: until the swarm server acknowledges.
-#: ``upstream``: a plain upstream's answer.
+from starlette.types import Message
+
+from gateway.observability.metrics import Metrics
+from gateway.observability.tracing import NO_SPAN, OtelTracer, Span
+from swarm.http.asgi import header
+
+#: ``queue``: waiting for a place. ``join``: waiting for an earlier request's response. ``claim``: for episodes.
+#: ``sample``: for the answers that the response needs. ``hook``: in reward hooks. ``submit``: until the swarm server
+#: acknowledges. ``upstream``: for a plain upstream's answer.
 PhaseName = Literal["queue", "join", "claim", "sample", "hook", "submit", "upstream"]
 
+#: ``ok``; ``refused`` (4xx), ``overloaded`` (429), ``unavailable`` (502 to 504), ``failed``; ``broken``: an error in
+#: the middle of a response; ``disconnected``: the caller left.
+OutcomeName = Literal["ok", "refused", "overloaded", "unavailable", "failed", "broken", "disconnected"]
 
-class Span(Protocol):
-    """One stretch of a trace."""
-
-    @property
-    def recording(self) -> bool:
-        """Whether anybody will see it, and those inside it."""
-        ...
-
-    def set(self, name: str, value: str | int | float | bool) -> None:
-        """Note an attribute."""
-        ...
-
-    def failed(self, exc: BaseException) -> None:
-        """It ended with an error; only its kind is noted, its words may quote a prompt."""
-        ...
+#: Keep-alives of a silent stream, in the forms of the dialects: comments and pings.
+_KEEPALIVES = (b":", b"event: ping", b'data: {"type":"ping"', b'data: {"type": "ping"')
 
 
-class Tracer(Protocol):
-    """Makes spans; the one that is entered is the parent of those made inside, also in tasks begun there."""
+class RequestRecord:
+    """One request and its response; times are seconds.
 
-    def span(self, name: str, headers: dict[str, str] | None = None) -> AbstractContextManager[Span]:
-        """A span; ``headers`` are those of a request that may tell of a trace to go on with (W3C ``traceparent``)."""
-        ...
-
-    def headers(self) -> dict[str, str]:
-        """What tells another server of the span that is entered."""
-        ...
-
-
-class Meter(Protocol):
-    """Is told of phases that are over; seconds."""
-
-    def phase(self, route: str, name: PhaseName, seconds: float) -> None: ...
-
-
-class Seen:
-    """One request. Moments are :func:`time.perf_counter`'s.
+    Args:
+        request_id: its ``x-request-id``.
+        metrics: counts its phases.
+        tracer: makes its spans; ``None``: it is not traced, or not sampled.
+        traceparent: the caller's, passed on to other servers where there is no tracer.
+        method, path: of the request.
+        keep: bytes of each body that are kept.
 
     Attributes:
         route: name of the route, once it is known.
-        policy: how it was answered in fact: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
-        failed: the code of the error that the caller got to see; or ``""``.
-        left_out: what of the request could not be carried to the model.
-        tracer: ``None``: nobody traces it, or this one is not sampled.
-        traceparent: what other servers are told where there is no tracer.
-        away: seconds in which at least one phase was under way, until the answer was out.
+        policy: how it was answered: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
+        error_code: of the error that the caller gets; or ``""``.
+        left_out: fields of the request that could not be carried to the model.
+        phase_seconds: time in which at least one phase was running, until the end of the response.
+        status: HTTP status; 0: no response began.
+        streamed: whether the response is a stream of events.
+        request, response: the first ``keep`` bytes of each body.
+        first_seconds: from arrival to the first event of a stream, keep-alives apart.
+        seconds, outcome: from arrival to the end of the response; set by :meth:`end`.
     """
 
-    __slots__ = (
-        "_at_once",
-        "_since",
-        "away",
-        "failed",
-        "left_out",
-        "meter",
-        "over",
-        "policy",
-        "request_id",
-        "route",
-        "started",
-        "traceparent",
-        "tracer",
-    )  # fmt: skip
-
-    def __init__(self, request_id: str, meter: Meter, tracer: Tracer | None = None, traceparent: str = "") -> None:
+    def __init__(
+        self,
+        request_id: str,
+        metrics: Metrics,
+        tracer: OtelTracer | None = None,
+        traceparent: str = "",
+        method: str = "",
+        path: str = "",
+        keep: int = 0,
+    ) -> None:
         self.request_id = request_id
-        self.meter = meter
+        self.metrics = metrics
         self.tracer = tracer
         self.traceparent = traceparent
-        self.started = time.perf_counter()
+        self.method = method
+        self.path = path
         self.route = ""
         self.policy = ""
-        self.failed = ""
+        self.error_code = ""
         self.left_out: Sequence[str] = ()
-        self.away = 0.0
-        self.over = False
-        self._at_once = 0
-        self._since = 0.0
+        self.status = 0
+        self.streamed = False
+        self.request = bytearray()
+        self.response = bytearray()
+        self.first_seconds: float | None = None
+        self.seconds = 0.0
+        self.outcome: OutcomeName = "failed"
+        self.phase_seconds = 0.0
+        self._keep = keep
+        self._began = time.perf_counter()
+        self._ended = self._disconnected = False
+        self._parts = 0
+        self._running_phases = 0
+        self._phases_began = 0.0
 
-    def leave(self, now: float) -> None:
-        """A phase begins."""
-        if self._at_once == 0:
-            self._since = now
-        self._at_once += 1
+    @property
+    def live(self) -> bool:
+        """Whether the response was streamed while it was sampled; policy ``best`` replays a judged answer."""
+        return self.policy != "best" and (self.streamed or self._parts > 1)
 
-    def back(self, now: float) -> None:
-        """A phase is over."""
-        self._at_once -= 1
-        if self._at_once == 0 and not self.over:
-            self.away += now - self._since
+    @property
+    def own_seconds(self) -> float:
+        """The gateway's own part of :attr:`seconds`."""
+        return max(0.0, self.seconds - self.phase_seconds)
 
-    def end(self) -> float:
-        """The answer is out; returns how long it took."""
+    def sent(self, message: Message) -> None:
+        """Note a part of the response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            media_type = header(message.get("headers", ()), b"content-type") or b""
+            self.streamed = media_type.startswith(b"text/event-stream")
+            return
+        body: bytes = message.get("body", b"")
+        if not body:
+            return
+        self._parts += 1
+        if self.streamed and self.first_seconds is None and not body.startswith(_KEEPALIVES):
+            self.first_seconds = time.perf_counter() - self._began
+        if len(self.response) < self._keep:
+            self.response += body[: self._keep - len(self.response)]
+
+    def received(self, message: Message) -> None:
+        """Note a part of the request, or that the caller disconnected before the end of the response."""
+        if message["type"] == "http.disconnect":
+            self._disconnected = True
+        elif len(self.request) < self._keep:
+            self.request += message.get("body", b"")[: self._keep - len(self.request)]
+
+    def begin_phase(self, now: float) -> None:
+        """A phase begins; phases may overlap."""
+        if self._running_phases == 0:
+            self._phases_began = now
+        self._running_phases += 1
+
+    def end_phase(self, now: float) -> None:
+        """A phase ends."""
+        self._running_phases -= 1
+        if self._running_phases == 0 and not self._ended:
+            self.phase_seconds += now - self._phases_began
+
+    def end(self, *, whole: bool) -> None:
+        """The response is sent (``whole``), or nobody waits for the rest."""
         now = time.perf_counter()
-        if self._at_once and not self.over:
-            self.away += now - self._since
-        self.over = True
-        return now - self.started
+        if self._running_phases and not self._ended:
+            self.phase_seconds += now - self._phases_began
+        self._ended = True
+        self.seconds = now - self._began
+        self.outcome = self._outcome(whole)
+
+    def _outcome(self, whole: bool) -> OutcomeName:
+        if not whole:
+            return "disconnected" if self._disconnected else "failed"
+        if self.status < 400:
+            return "broken" if self.error_code else "ok"
+        if self.status == 429:
+            return "overloaded"
+        if self.status < 500:
+            return "refused"
+        return "unavailable" if self.status in (502, 503, 504) else "failed"
 
 
-_current: ContextVar[Seen | None] = ContextVar("gateway_request", default=None)
+_current: ContextVar[RequestRecord | None] = ContextVar("gateway_request", default=None)
 
 
-def current() -> Seen | None:
+def current() -> RequestRecord | None:
     """The request that this task works for."""
     return _current.get()
 
 
-class seeing(AbstractContextManager[None]):
-    """``with seeing(seen):`` what happens inside, and in tasks begun there, is seen of ``seen``."""
-
-    def __init__(self, seen: Seen) -> None:
-        self._token = _current.set(seen)
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        _current.reset(self._token)
+@contextmanager
+def recording(record: RequestRecord) -> Generator[None]:
+    """Everything inside, and in tasks started there, belongs to ``record``."""
+    token = _current.set(record)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def answered_by(route: str, policy: str = "") -> None:
-    """Note the route, and how the request is answered once that is known."""
-    if (seen := _current.get()) is not None:
-        seen.route = route
-        seen.policy = policy or seen.policy
+    """Note the route, and the policy once it is known."""
+    if (record := _current.get()) is not None:
+        record.route = route
+        record.policy = policy or record.policy
 
 
 def failed(code: str) -> None:
-    """Note an error that the caller gets to see."""
-    if (seen := _current.get()) is not None:
-        seen.failed = code
+    """Note the error that the caller gets."""
+    if (record := _current.get()) is not None:
+        record.error_code = code
 
 
 def note_left_out(left_out: Sequence[str]) -> None:
-    """Note what of the request could not be carried to the model."""
-    if (seen := _current.get()) is not None:
-        seen.left_out = left_out
+    """Note fields of the request that could not be carried to the model."""
+    if (record := _current.get()) is not None:
+        record.left_out = left_out
 
 
-class phase(AbstractContextManager["phase"]):
-    """``with phase("claim"):`` this time is spent there and not in the gateway itself; and a span of its trace."""
-
-    __slots__ = ("_name", "_seen", "_since", "_span", "_spanning")
-
-    def __init__(self, name: PhaseName) -> None:
-        self._name: PhaseName = name
-        self._seen: Seen | None = None
-        self._since = 0.0
-        self._spanning: AbstractContextManager[Span] | None = None
-        self._span: Span | None = None
-
-    def set(self, name: str, value: str | int | float | bool) -> None:
-        """Note an attribute of its span."""
-        if self._span is not None:
-            self._span.set(name, value)
-
-    def __enter__(self) -> Self:
-        self._seen = seen = _current.get()
-        if seen is not None:
-            self._since = time.perf_counter()
-            seen.leave(self._since)
-            if seen.tracer is not None:
-                self._spanning = seen.tracer.span(self._name)
-                self._span = self._spanning.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        seen = self._seen
-        if seen is None:
-            return
+@contextmanager
+def phase(name: PhaseName) -> Generator[Span]:
+    """Count the time inside as a phase, not as the gateway's own, and make it a span of the trace."""
+    record = _current.get()
+    if record is None:
+        yield NO_SPAN
+        return
+    began = time.perf_counter()
+    record.begin_phase(began)
+    try:
+        with span(name) as made:
+            yield made
+    finally:
         now = time.perf_counter()
-        seen.back(now)
-        seen.meter.phase(seen.route, self._name, now - self._since)
-        if self._spanning is not None and self._span is not None:
-            if exc is not None:
-                self._span.failed(exc)
-            self._spanning.__exit__(None, None, None)
+        record.end_phase(now)
+        record.metrics.phase(record.route, name, now - began)
 
 
-class span(AbstractContextManager["Span | None"]):
-    """``with span("sample 3"):`` a stretch of the trace that is not counted by itself."""
-
-    __slots__ = ("_name", "_span", "_spanning")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._spanning: AbstractContextManager[Span] | None = None
-        self._span: Span | None = None
-
-    def __enter__(self) -> Span | None:
-        seen = _current.get()
-        if seen is not None and seen.tracer is not None:
-            self._spanning = seen.tracer.span(self._name)
-            self._span = self._spanning.__enter__()
-        return self._span
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if self._spanning is not None and self._span is not None:
-            if exc is not None:
-                self._span.failed(exc)
-            self._spanning.__exit__(None, None, None)
+@contextmanager
+def span(name: str) -> Generator[Span]:
+    """Make the time inside a span of the trace."""
+    record = _current.get()
+    if record is None or record.tracer is None:
+        yield NO_SPAN
+        return
+    with record.tracer.span(name) as made:
+        yield made
 
 
 def trace_headers() -> dict[str, str]:
-    """What a request sent on behalf of this one says of its trace: ours, or the caller's as it came."""
-    seen = _current.get()
-    if seen is None:
+    """Trace headers for requests sent on behalf of this one: of our span, or the caller's own."""
+    record = _current.get()
+    if record is None:
         return {}
-    if seen.tracer is not None:
-        return seen.tracer.headers()
-    return {"traceparent": seen.traceparent} if seen.traceparent else {}
+    if record.tracer is not None:
+        return record.tracer.headers()
+    return {"traceparent": record.traceparent} if record.traceparent else {}
 
 
 def trace_id() -> str:
-    """Of the trace that this request belongs to; empty where there is none."""
+    """Id of the trace that this request belongs to; empty without one."""
     return trace_headers().get("traceparent", "")[3:35]
 
 
 def metadata() -> dict[str, str]:
-    """What an episode's output says of where it came from: ``request_id``, and ``traceparent`` if there is a trace."""
-    seen = _current.get()
-    if seen is None:
+    """The origin of an episode, for its output: ``request_id``, and ``traceparent`` if there is a trace."""
+    record = _current.get()
+    if record is None:
         return {}
     trace = trace_headers().get("traceparent")
-    return {"request_id": seen.request_id} | ({"traceparent": trace} if trace else {})
+    return {"request_id": record.request_id} | ({"traceparent": trace} if trace else {})

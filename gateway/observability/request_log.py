@@ -1,11 +1,12 @@
-"""The request log: every request and its answer, one JSON object a line, in files that are put aside by size.
+"""The request log: every request and its response, one JSON object a line, in files that rotate by size.
 
-Invariant: what looks like a secret is removed before anything is written; only the owner may read the files; a disk
-that is slow or full costs lines (counted), never a request.
+Invariant: secrets are removed before anything is written; only the owner may read the files; a disk that is slow or
+full costs lines (counted), never a request.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -13,18 +14,17 @@ import queue
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gateway.config.observability import RequestLogConfig
-from gateway.observability.observed import Observed
-from gateway.observability.request import trace_id
-from gateway.observability.scrubbing import told_body
+from gateway.observability.request import RequestRecord, trace_id
+from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-#: Lines that wait for the disk, and bytes of them.
-_WAITING, _WAITING_BYTES = 1000, 64 * 1024 * 1024
+#: Bounds of what waits for the disk.
+_MAX_LINES, _MAX_BYTES = 1000, 64 * 1024 * 1024
 _CLOSE_SECONDS = 5.0
 
 
@@ -38,7 +38,7 @@ class RequestLog:
     def __init__(self, config: RequestLogConfig) -> None:
         self._config = config
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        # of the event loop's thread, and of the writer's: each counts what it has done
+        # one is counted by the event loop's thread, the other by the writer's
         self._put_bytes = self._taken_bytes = 0
         self.lost = 0
         self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
@@ -47,39 +47,38 @@ class RequestLog:
         """Begin to write."""
         self._thread.start()
 
-    def request_over(self, observed: Observed) -> None:
-        """Note a request and its answer."""
-        seen = observed.seen
-        size = len(observed.asked) + len(observed.answer)
-        if self._lines.qsize() >= _WAITING or self._put_bytes - self._taken_bytes + size > _WAITING_BYTES:
+    def request_over(self, record: RequestRecord) -> None:
+        """Write a request and its response; does not wait."""
+        size = len(record.request) + len(record.response)
+        if self._lines.qsize() >= _MAX_LINES or self._put_bytes - self._taken_bytes + size > _MAX_BYTES:
             self.lost += 1
             return
         self._put_bytes += size
         self._lines.put(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "request_id": seen.request_id,
+                "request_id": record.request_id,
                 "trace_id": trace_id(),
-                "route": seen.route,
-                "policy": seen.policy,
-                "method": observed.method,
-                "path": observed.path,
-                "status": observed.status,
-                "outcome": observed.outcome,
-                "error": seen.failed,
-                "left_out": seen.left_out,
-                "seconds": round(observed.seconds, 4),
-                "request": bytes(observed.asked),
-                "answer": bytes(observed.answer),
+                "route": record.route,
+                "policy": record.policy,
+                "method": record.method,
+                "path": record.path,
+                "status": record.status,
+                "outcome": record.outcome,
+                "error": record.error_code,
+                "left_out": record.left_out,
+                "seconds": round(record.seconds, 4),
+                "request": bytes(record.request),
+                "answer": bytes(record.response),
             }
         )
 
     def close(self) -> None:
-        """Write what waits, within five seconds; blocks."""
+        """Write the lines that wait, within five seconds; blocks."""
         self._lines.put(None)
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
-            logger.error("the request log cannot keep up: %d lines are lost", self.lost + self._lines.qsize())
+            logger.error("the request log is too slow: %d lines are lost", self.lost + self._lines.qsize())
 
     def _write_all(self) -> None:
         failing = False
@@ -96,23 +95,24 @@ class RequestLog:
 
     def _text(self, line: dict[str, Any]) -> bytes:
         most = self._config.max_text_bytes
-        told = {name: told_body(line[name], cut=len(line[name]) >= most) for name in ("request", "answer")}
-        return (json.dumps({**line, **told}, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        bodies = {name: readable_body(line[name], cut=len(line[name]) >= most) for name in ("request", "answer")}
+        return (json.dumps({**line, **bodies}, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
     def _write(self, line: bytes) -> None:
         path = self._config.path
-        with _opened(path) as file:
-            size = file.tell()
-            if not size or size + len(line) <= self._config.max_bytes:
-                file.write(line)
-                return
-        _put_aside(path, self._config.files)
-        with _opened(path) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = path.stat().st_size if path.exists() else 0
+        if size and size + len(line) > self._config.max_bytes:
+            _rotate(path, self._config.files)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            # an existing file may be readable by others
+            os.fchmod(descriptor, 0o600)
             file.write(line)
 
 
 def check_request_log(config: RequestLogConfig) -> None:
-    """Raise :class:`ConfigError` unless the file can be written, as far as that can be told without doing so."""
+    """Raise :class:`ConfigError` if the file cannot be written, as far as that shows without writing it."""
     path = config.path
     if path.is_dir():
         raise ConfigError(f"request_log: {path} is a folder; name a file in it")
@@ -121,21 +121,10 @@ def check_request_log(config: RequestLogConfig) -> None:
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
 
 
-def _opened(path: Path) -> IO[bytes]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    # a file that was there may be open to others
-    os.fchmod(descriptor, 0o600)
-    file = os.fdopen(descriptor, "ab")
-    file.seek(0, os.SEEK_END)
-    return file
-
-
-def _put_aside(path: Path, files: int) -> None:
-    """``log`` becomes ``log.1``, that ``log.2``, ...; the oldest goes."""
-    for number in range(files - 1, 0, -1):
-        newer = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
+def _rotate(path: Path, files: int) -> None:
+    """``log`` becomes ``log.1``, that ``log.2``, ...; the oldest of ``files`` is deleted."""
+    names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
+    names[-1].unlink(missing_ok=True)
+    for newer, older in reversed(list(itertools.pairwise(names))):
         if newer.exists():
-            os.replace(newer, path.with_name(f"{path.name}.{number}"))
-    if files == 1:
-        path.unlink(missing_ok=True)
+            os.replace(newer, older)

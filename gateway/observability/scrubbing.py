@@ -1,6 +1,6 @@
-"""What is taken out of whatever is written down: secrets, known by the name of their field or by their form.
+"""Removal of secrets, known by the name of their field or by their form, from everything that is written.
 
-Invariant: one removed too many is the lesser mistake; what is not a secret by name or form cannot be known as one.
+Invariant: removing too much is the smaller mistake; a secret that neither name nor form gives away stays.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 _REMOVED = "[removed]"
-#: Fields that hold a secret by their name; a sampled ``token`` of log-probabilities is none.
+#: Names of fields that hold a secret; the ``token`` of log-probabilities is not one.
 _SECRET_FIELD = re.compile(
     r"(authorization|cookie|credential|passw(or)?d|passphrase|secret|private_?key|api_?-?key"
     r"|(access|auth|bearer|id|refresh|session)_?-?token)",
     re.IGNORECASE,
 )
-#: Texts that are a secret by their form: keys of providers and of ours, tokens, private keys, passwords in addresses.
+#: Forms of secrets: keys of providers and of ours, tokens, private keys, passwords in addresses.
 _SECRET_TEXT = re.compile(
     r"\b(sk|pk|rk|xox[abprs]|gh[pousr]|github_pat|glpat|hf|AIza|AKIA|ASIA)[-_]?[A-Za-z0-9][A-Za-z0-9_-]{14,}"
     r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
@@ -26,12 +26,12 @@ _SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-#: What a cut may have left of a secret.
+#: The last word of a cut text, which may be part of a secret.
 _CUT_WORD = re.compile(r"\S{1,256}\Z")
 
 
 def text_without_secrets(text: str) -> str:
-    """``text`` with what has the form of a secret replaced."""
+    """``text`` with everything that has the form of a secret replaced."""
     return _SECRET_TEXT.sub(_REMOVED, text)
 
 
@@ -50,11 +50,11 @@ def without_secrets(value: Any) -> Any:
     return text_without_secrets(value) if isinstance(value, str) else value
 
 
-def told_body(body: bytes, *, cut: bool = False) -> Any:
-    """A body as one may write it down: JSON as such, any other text as text, what is neither by its size.
+def readable_body(body: bytes, *, cut: bool = False) -> Any:
+    """A body without secrets: JSON as such, other text as text, binary data as its size.
 
     Args:
-        cut: only its beginning is there; its last word then goes.
+        cut: ``body`` is only the beginning; its last word is left out.
     """
     if not body:
         return None
@@ -74,6 +74,6 @@ def told_body(body: bytes, *, cut: bool = False) -> Any:
 
 
 def without_credentials(url: str) -> str:
-    """``url`` without the user and the password that it may name."""
+    """``url`` without its user and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

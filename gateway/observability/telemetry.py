@@ -1,52 +1,73 @@
-"""``Eyes``: everything that looks at a gateway's requests, made from its configuration.
+"""``Telemetry``: metrics, traces and logs of a gateway's requests, and the middleware that records each under ``/v1``.
 
-Invariant: what is not configured costs nothing, and what is lives as long as the gateway.
+Invariant: messages pass unchanged and without delay, and nothing here can fail on what a request contains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from gateway.config import GatewayConfig
-from gateway.observability.logs import AccessLog
+from gateway.observability.logs import log_access
 from gateway.observability.metrics import Metrics
-from gateway.observability.observed import Listener
-from gateway.observability.request import Tracer
+from gateway.observability.request import RequestRecord, recording, trace_headers
 from gateway.observability.request_log import RequestLog, check_request_log
-from gateway.observability.tracing import OtelTracer, check_tracing
+from gateway.observability.tracing import NO_SPAN, OtelTracer, Span, check_tracing
+from swarm.http.asgi import RawHeaders, header
+
+_RECORDED = "/v1/"
+#: https://www.w3.org/TR/trace-context/#traceparent-header; ids of zeros only are invalid
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Eyes:
+class Telemetry:
     """An async context, to be entered once.
 
     Attributes:
         metrics: of all requests.
         tracer: makes spans; ``None``: no tracing.
-        request_log: writes requests down; ``None``: nobody does.
-        listeners: hear of each request that is over.
-        keep: bytes of each request and answer that they get to see.
+        request_log: writes requests to a file; ``None``: nobody does.
+        keep: bytes of each request and response that a record keeps.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self.metrics = Metrics()
-        self._otel: OtelTracer | None = None
+        self.tracer: OtelTracer | None = None
         self.request_log = RequestLog(config.request_log) if config.request_log is not None else None
         self.keep = config.request_log.max_text_bytes if config.request_log is not None else 0
-        listeners: list[Listener] = [AccessLog()] if config.access_log else []
-        if self.request_log is not None:
-            listeners.append(self.request_log)
-        self.listeners = tuple(listeners)
 
-    @property
-    def tracer(self) -> Tracer | None:
-        return self._otel
+    def request_over(self, record: RequestRecord, span: Span) -> None:
+        """Count, trace and log a request that ended; it runs inside the request, so it does not wait."""
+        labels = (record.route, record.policy)
+        metrics = self.metrics
+        if record.first_seconds is not None:
+            metrics.first_token.labels(*labels).observe(record.first_seconds)
+        metrics.requests.labels(*labels, record.outcome).inc()
+        metrics.seconds.labels(*labels).observe(record.seconds)
+        # without a policy no pipeline answered: a list of models, feedback, a refusal; and of a response that was
+        # streamed while it was sampled nobody can tell the gateway's time from the engine's
+        if record.outcome == "ok" and record.policy and not record.live:
+            metrics.overhead.labels(*labels).observe(record.own_seconds)
+        span.set("http.response.status_code", record.status)
+        span.set("gateway.request_id", record.request_id)
+        span.set("gateway.route", record.route)
+        span.set("gateway.policy", record.policy)
+        span.set("gateway.outcome", record.outcome)
+        if self._config.access_log:
+            log_access(record)
+        if self.request_log is not None:
+            self.request_log.request_over(record)
 
     async def __aenter__(self) -> Self:
         if self._config.tracing is not None:
-            self._otel = OtelTracer(self._config.tracing)
+            self.tracer = OtelTracer(self._config.tracing)
         if self.request_log is not None:
             self.request_log.start()
         return self
@@ -56,13 +77,85 @@ class Eyes:
     ) -> None:
         if self.request_log is not None:
             await asyncio.to_thread(self.request_log.close)
-        if self._otel is not None:
-            await asyncio.to_thread(self._otel.close)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
 
-def check_eyes(config: GatewayConfig) -> None:
-    """Raise :class:`ConfigError` where what is to look cannot: tracing is not installed, a log cannot be written."""
+def check_telemetry(config: GatewayConfig) -> None:
+    """Raise :class:`ConfigError` if tracing is not installed or the request log cannot be written."""
     if config.tracing is not None:
         check_tracing()
     if config.request_log is not None:
         check_request_log(config.request_log)
+
+
+class TelemetryMiddleware:
+    """Wraps the app; the request's state has the ``gateway`` with its telemetry."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(_RECORDED):
+            await self.app(scope, receive, send)
+            return
+        state, headers = scope["state"], scope["headers"]
+        telemetry: Telemetry = state["gateway"].telemetry
+        tracer = telemetry.tracer
+        record = RequestRecord(
+            state["request_id"],
+            telemetry.metrics,
+            tracer,
+            _traceparent(headers),
+            scope["method"],
+            scope["path"],
+            telemetry.keep,
+        )
+        whole = False
+
+        async def sending(message: Message) -> None:
+            nonlocal whole
+            await send(message)
+            record.sent(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                whole = True
+                record.end(whole=True)
+                telemetry.request_over(record, span)
+
+        async def receiving() -> Message:
+            message = await receive()
+            if not whole:
+                record.received(message)
+            return message
+
+        spanning: AbstractContextManager[Span] = nullcontext(NO_SPAN)
+        if tracer is not None:
+            spanning = tracer.span(f"{record.method} request", _trace(record, headers))
+        with recording(record), spanning as span:
+            if tracer is not None and not span.recording:
+                # a trace that is not sampled needs its headers alone, no spans
+                record.traceparent, record.tracer = trace_headers().get("traceparent", ""), None
+            try:
+                await self.app(scope, receiving, sending)
+            except Exception:
+                # the server outside of all middleware answers it
+                record.status = record.status or 500
+                raise
+            finally:
+                if not whole:
+                    record.end(whole=False)
+                    telemetry.request_over(record, span)
+
+
+def _traceparent(headers: RawHeaders) -> str:
+    """The caller's, if it is valid."""
+    given = header(headers, b"traceparent")
+    return given.decode() if given is not None and _TRACEPARENT.fullmatch(given) else ""
+
+
+def _trace(record: RequestRecord, headers: RawHeaders) -> dict[str, str]:
+    """The headers of the trace that the request belongs to."""
+    if not record.traceparent:
+        return {}
+    state = header(headers, b"tracestate") or b""
+    return {"traceparent": record.traceparent, "tracestate": state.decode("latin-1")}

@@ -15,15 +15,12 @@ from gateway.background import Background
 from gateway.rollout.claims import Episodes
 from gateway.rollout.sampling import Sampler
 from gateway.rollout.submission import Submitter
-from gateway.routing.control import ControlSender
 from gateway.sessions.open_groups import OpenGroups
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
-from swarm.client.wire import tls_context
-from swarm.http.near import NearClient
+from swarm.client.transport import HttpSender
+from swarm.http.client import HttpClient
 
-#: Seconds; an idle connection is dropped before the other side (uvicorn: after 5 s) closes it under a request.
-_KEEPALIVE = 3.0
 #: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
 _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
@@ -55,10 +52,8 @@ class Swarm:
     def __init__(self, url: str, token: str) -> None:
         self.url = url
         self.background = Background(grace_seconds=_LAST_SECONDS)
-        # neither goes through a proxy of the environment: an episode's address is the swarm server's own
-        control = ControlSender(NearClient(keepalive=_KEEPALIVE, tls=tls_context()))
-        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES, transport=control)
-        self._http = NearClient(keepalive=_KEEPALIVE, tls=tls_context())
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES, transport=HttpSender(HttpClient()))
+        self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)
         self.episodes = Episodes(self.client, self.background, self.open_groups)

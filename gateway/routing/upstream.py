@@ -21,8 +21,7 @@ from gateway.routing.health import Health
 from gateway.routing.upstream_dialect import read_chat, speaks_no
 from gateway.types import Incoming, Outcome, Relayed
 from swarm.errors import UnavailableError, UpstreamError
-from swarm.http.client import ConnectionBrokenError, LiveAnswer
-from swarm.http.outside import OutsideClient
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy
 
 CHAT = "/v1/chat/completions"
 #: Dialects that a chat can stand in for.
@@ -32,8 +31,6 @@ _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
 _PASSED_ON_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
 _PROBE_SECONDS = 5.0
-#: Below the 5 s after which uvicorn drops an idle connection.
-_KEEPALIVE_SECONDS = 4.0
 _RETRY_PAUSE = 0.2
 #: How long a dialect that was not spoken is not tried again.
 _SILENT_SECONDS = 600.0
@@ -53,7 +50,7 @@ class Upstream:
         self._model = config.model
         self._timeout = timeout
         self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
-        self._http = OutsideClient(keepalive=_KEEPALIVE_SECONDS)
+        self._http = HttpClient(proxies=has_proxy(config.base_url))
         self._health = Health(self._name, self._answers, Breaker())
         self._unspoken: dict[str, float] = {}
 

@@ -17,6 +17,7 @@ from swarm.client import wire
 from swarm.client.flows import Flow, Pause, Send
 from swarm.client.policy import Outcome, Reply
 from swarm.errors import StateError, UnavailableError
+from swarm.http.client import ConnectionBrokenError, HttpClient
 
 T = TypeVar("T")
 
@@ -112,6 +113,27 @@ class HttpxSender:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+class HttpSender:
+    """Over ``http``, which is closed with it; failures come out as httpx would have named them."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    async def send(self, step: Send) -> Outcome:
+        try:
+            async with asyncio.timeout(step.seconds):
+                answer = await self._http.request(step.method, step.url, step.content, step.headers)
+        except ConnectionBrokenError as exc:
+            return (httpx.ConnectError if exc.unsent else httpx.ReadError)(str(exc))
+        except TimeoutError:
+            return httpx.ReadTimeout(f"the answer took longer than {step.seconds:g} s")
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        return Reply(answer.status, headers, answer.content)
+
+    async def close(self) -> None:
+        await self._http.close()
 
 
 class AsyncDriver:

@@ -1,24 +1,35 @@
-"""The port through which our servers send requests: pooled connections, whole answers or live ones.
+"""The HTTP client of every outgoing call, over aiohttp: pooled connections, whole answers or streamed ones.
 
-Invariant: whatever the network does comes out as one :class:`ConnectionBrokenError`, which says whether anything was
-sent; an answer that is not read to its end takes its connection with it, and so ends the call at the other side.
+Invariant: every network failure is a :class:`ConnectionBrokenError`, which says whether the server may have read the
+request. Leaving an answer before its end, or being cancelled, closes the connection and so cancels the call there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+import ipaddress
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-#: Seconds that a connection may take to be made.
+import aiohttp
+
+#: Seconds to resolve a host's name, connect and agree on TLS.
 CONNECT_SECONDS = 5.0
+#: Seconds an idle connection is kept: below the 5 s after which uvicorn and vLLM close it.
+KEEPALIVE_SECONDS = 3.0
+
+_CLOSED = "the client is closed"
+#: Headers that aiohttp would add. Without ``accept-encoding``, servers send the body as it is.
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type")
 
 
 class ConnectionBrokenError(Exception):
-    """No answer, or half of one; ``unsent`` tells that the server has certainly not read the request."""
+    """There is no answer, or only a part of it. If ``unsent``, the server has certainly not read the request."""
 
     def __init__(self, message: str, *, unsent: bool) -> None:
         super().__init__(message)
@@ -27,7 +38,7 @@ class ConnectionBrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; header names in lower case are found."""
+    """A whole answer; names of ``headers`` match in any case."""
 
     status: int
     headers: Mapping[str, str]
@@ -35,7 +46,7 @@ class Answer:
 
 
 class LiveAnswer(Protocol):
-    """An answer whose body is still coming; headers as of :class:`Answer`."""
+    """An answer whose body is still to be read; attributes as of :class:`Answer`."""
 
     status: int
     headers: Mapping[str, str]
@@ -44,57 +55,158 @@ class LiveAnswer(Protocol):
         """The whole body.
 
         Raises:
-            ConnectionBrokenError: it breaks off.
+            ConnectionBrokenError: the connection broke before the body's end.
         """
         ...
 
     def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises as :meth:`read`."""
+        """The body in parts, each as soon as it has arrived; raises as :meth:`read`."""
         ...
 
 
-class HttpClient(ABC):
-    """A pool of connections; :meth:`close` it. Deadlines are the caller's: an answer is waited for for ever."""
+class HttpClient:
+    """A pool of connections for one event loop; :meth:`close` it. It follows no redirects and keeps no cookies.
 
-    @abstractmethod
+    There is no time limit but the one on connecting: put an ``asyncio.timeout`` around each call.
+
+    Args:
+        keepalive: seconds that an idle connection is kept. Choose fewer than the server does: a connection that the
+            server closes just as a request is sent looks like a server that died of the request.
+        tls: for ``https`` addresses; default: the system's certificates.
+        proxies: whether to use the proxies that the environment names. This costs about a millisecond per request; ask
+            :func:`has_proxy`.
+    """
+
+    def __init__(
+        self, *, keepalive: float = KEEPALIVE_SECONDS, tls: ssl.SSLContext | None = None, proxies: bool = False
+    ) -> None:
+        self._keepalive = keepalive
+        self._tls = tls
+        self._proxies = proxies
+        self._opened: aiohttp.ClientSession | None = None
+        self._closed = False
+
     async def close(self) -> None:
-        """Close the connections; calls under way break."""
+        """Close all connections; calls under way fail with :class:`ConnectionBrokenError`."""
+        self._closed = True
+        if self._opened is not None:
+            await self._opened.close()
 
-    @abstractmethod
-    def posted(
+    @asynccontextmanager
+    async def posted(
         self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
-    ) -> AbstractAsyncContextManager[LiveAnswer]:
-        """The answer from its headers on.
+    ) -> AsyncGenerator[LiveAnswer]:
+        """Send a request; the block starts when the answer's headers have arrived.
 
         Raises:
-            ConnectionBrokenError: there is none, or it breaks off while it is read.
+            ConnectionBrokenError: the connection failed, here or while the answer is read.
         """
-
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
-        """The whole answer, whatever its status.
-
-        Raises:
-            ConnectionBrokenError: there is none.
-        """
-        return await self.request("POST", url, content, headers)
+        response = await self._send(method, url, content, headers)
+        async with response:
+            yield _Live(response, self)
 
     async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
-        """The whole answer to another method.
+        """Send a request and read the whole answer, whatever its status.
 
         Raises:
-            ConnectionBrokenError: there is none.
+            ConnectionBrokenError: the connection failed.
         """
-        async with self.posted(url, content, headers, method=method) as answer:
-            return Answer(answer.status, answer.headers, await answer.read())
+        response = await self._send(method, url, content, headers)
+        async with response:
+            return Answer(response.status, response.headers, await _Live(response, self).read())
+
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
+        """:meth:`request` with ``POST``."""
+        return await self.request("POST", url, content, headers)
 
     async def get(self, url: str, seconds: float) -> Answer:
-        """The same for a short question that is given up after ``seconds``.
+        """:meth:`request` with ``GET``, given up after ``seconds``.
 
         Raises:
-            ConnectionBrokenError: no answer in time.
+            ConnectionBrokenError: also when the time is over.
         """
         try:
             async with asyncio.timeout(seconds):
                 return await self.request("GET", url, None, {})
         except TimeoutError as exc:
             raise ConnectionBrokenError(f"no answer within {seconds:g} s", unsent=False) from exc
+
+    @contextmanager
+    def translated(self) -> Generator[None]:
+        """Raise errors of aiohttp as :class:`ConnectionBrokenError`."""
+        try:
+            yield
+        except aiohttp.ClientError as exc:
+            unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL)
+            raise ConnectionBrokenError(f"{type(exc).__name__}: {exc}", unsent=unsent) from exc
+        # when the body's length is not given, aiohttp takes our closing of the connection for the body's end
+        if self._closed:
+            raise ConnectionBrokenError(_CLOSED, unsent=False)
+
+    async def _send(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        if self._closed:
+            raise ConnectionBrokenError(_CLOSED, unsent=True)
+        try:
+            with self.translated():
+                return await self._session().request(method, url, data=content, headers=headers, allow_redirects=False)
+        except ValueError as exc:
+            # the URL or a header is malformed
+            raise ConnectionBrokenError(f"cannot send a request to {url!r}: {exc}", unsent=True) from exc
+        except (AssertionError, RuntimeError, asyncio.CancelledError) as exc:
+            # which of them a closed session raises depends on how far the call was
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            raise ConnectionBrokenError(_CLOSED, unsent=False) from exc
+
+    def _session(self) -> aiohttp.ClientSession:
+        # not in __init__: a session belongs to the event loop that runs when it is made
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive, ssl=self._tls or True),
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=_NOT_ADDED,
+                trust_env=self._proxies,
+            )
+        return self._opened
+
+
+class _Live:
+    """See :class:`LiveAnswer`."""
+
+    def __init__(self, response: aiohttp.ClientResponse, client: HttpClient) -> None:
+        self._response = response
+        self._client = client
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        with self._client.translated():
+            return await self._response.read()
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        parts = self._response.content.iter_any()
+        while True:
+            with self._client.translated():
+                part = await anext(parts, None)
+            if part is None:
+                return
+            yield part
+
+
+def has_proxy(url: str) -> bool:
+    """Whether the environment names a proxy for ``url``; a loopback address never has one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return not is_loopback(host) and parts.scheme in getproxies() and not proxy_bypass(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine's own."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,7 +1,7 @@
-"""What happened since the server started, counted as it happens.
+"""Counts of one server's life: Prometheus metrics, reasons, and rates over the last minute.
 
-Invariant: a counter only grows, and the number of different counters is bounded: whatever text a reason is, it is
-counted under one of at most :data:`MAX_REASONS` names.
+Invariant: a counter only grows, and the number of time series is bounded: any reason is counted under one of at most
+:data:`MAX_REASONS` names.
 """
 
 from __future__ import annotations
@@ -11,46 +11,47 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from swarm.http.exposition import Histogram
+from prometheus_client import Counter as CounterMetric
+from prometheus_client import Histogram
+
+from swarm.http.exposition import new_registry
 from swarm.protocol import Rates
 from swarm.server.journal.rows import BatchRow, CallRow, EndRow, EpisodeRow, QuarantineRow, Row, StateRow, StepRow
 from swarm.states import EpisodeState
 
-#: different reasons that are told apart; later ones are counted as ``other``
+#: Distinct reasons; later ones are counted as ``other``.
 MAX_REASONS = 20
-#: characters of a reason's name
+#: Characters of a reason's name.
 MAX_REASON = 100
-#: of what a client says that gives an episode up: ``reward_hook_failed: hook_timeout: its own words``
+#: The kind at the start of a client's reason, as in ``reward_hook_failed: hook_timeout: its own words``.
 _KIND = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+(: [a-z0-9_]+)?(?=: |$)")
-#: what says it in words of its own, which must not use up the names
+#: Counts reasons in a client's own words, which must not use up the names.
 GIVEN_UP = "given_up"
-#: given up before anything was sampled: nothing is lost
+#: Given up before anything was sampled: nothing is lost.
 _UNUSED = ("standby_unused", "claim_withdrawn")
-#: seconds over which rates are taken
+#: Seconds over which rates are taken.
 WINDOW = 60.0
 
-WAIT_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-STEP_BOUNDS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-REQUEST_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0)
+_WAITS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STEPS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_REQUESTS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0)
 
 
 class Rate:
-    """The sum of what was added within the last :data:`WINDOW` seconds, kept by the second."""
-
-    __slots__ = ("_seconds", "_sum")
+    """The sum of the amounts added within the last :data:`WINDOW` seconds, kept by the second."""
 
     def __init__(self) -> None:
-        self._seconds: deque[list[float]] = deque()
+        self._seconds: deque[tuple[int, float]] = deque()
         self._sum = 0.0
 
     def add(self, amount: float, now: float) -> None:
-        second = float(int(now))
+        second = int(now)
         if self._seconds and self._seconds[-1][0] == second:
-            self._seconds[-1][1] += amount
+            self._seconds[-1] = (second, self._seconds[-1][1] + amount)
         else:
-            self._seconds.append([second, amount])
-            self._forget(now)
+            self._seconds.append((second, amount))
         self._sum += amount
+        self._forget(now)
 
     def sum(self, now: float) -> float:
         self._forget(now)
@@ -60,11 +61,11 @@ class Rate:
         while self._seconds and self._seconds[0][0] <= now - WINDOW:
             self._sum -= self._seconds.popleft()[1]
         if not self._seconds:
-            self._sum = 0.0  # nothing is left for rounding errors to add up in
+            self._sum = 0.0  # rounding errors must not add up
 
 
 class Reasons:
-    """Counts by reason; numbers in a reason and reasons beyond :data:`MAX_REASONS` are not told apart."""
+    """Counts by reason; numbers in a reason are replaced, and reasons beyond :data:`MAX_REASONS` are ``other``."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -83,39 +84,47 @@ class Meters:
 
     Args:
         clock: seconds, monotonic.
+
+    Attributes:
+        registry: the Prometheus metrics of this server.
+        outcomes: how episodes ended: ``trainable``, ``eval``, ``untrainable`` (ended with a result), ``aborted``,
+            ``idle``, ``capped``, ``engine``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started = clock()
-        #: by type of episode
-        self.claims: Counter[str] = Counter()
-        #: ``trainable``, ``eval``, ``untrainable`` (ended with a result), ``aborted``, ``idle``, ``capped``, ``engine``
         self.outcomes: Counter[str] = Counter()
         self.quarantined = Reasons()
         self.dropped = Reasons()
-        self.sampled_tokens = 0
-        self.trained_tokens = 0
-        self.trained_episodes = 0
-        self.claim_waits = Histogram(WAIT_BOUNDS)
-        self.step_seconds = Histogram(STEP_BOUNDS)
-        #: by (method, route, status)
-        self.requests: Counter[tuple[str, str, int]] = Counter()
-        #: route -> durations
-        self.request_seconds: dict[str, Histogram] = {}
+        self.registry = registry = new_registry()
+        self._claims = CounterMetric("swarm_claimed_episodes", "Episodes given out", ["type"], registry=registry)
+        self._claim_waits = Histogram(
+            "swarm_claim_wait_seconds", "From claim to grant", buckets=_WAITS, registry=registry
+        )
+        self._steps = Histogram("swarm_step_seconds", "Duration of training steps", buckets=_STEPS, registry=registry)
+        self._trained = CounterMetric("swarm_trained_episodes", "Episodes of recorded steps", registry=registry)
+        tokens = CounterMetric("swarm_tokens", "Tokens of the policy", ["kind"], registry=registry)
+        self._sampled_tokens, self._trained_tokens = tokens.labels("sampled"), tokens.labels("trained")
+        self._requests = CounterMetric(
+            "swarm_requests", "Answered requests", ["method", "route", "status"], registry=registry
+        )
+        self._request_seconds = Histogram(
+            "swarm_request_seconds", "Until the end of the answer", ["route"], buckets=_REQUESTS, registry=registry
+        )
         self._tokens_of_batch = 0
         self._episodes_of_batch = 0
         self._claim_rate, self._episode_rate = Rate(), Rate()
         self._sampled_rate, self._trained_rate = Rate(), Rate()
 
     def observe(self, row: Row) -> None:
-        """Count what ``row`` says; it is called with each row that the journal is given."""
+        """Count ``row``; called with each record given to the journal."""
         match row:
             case CallRow(call=call):
-                self.sampled_tokens += len(call.response_ids)
+                self._sampled_tokens.inc(len(call.response_ids))
                 self._sampled_rate.add(len(call.response_ids), self._clock())
             case EpisodeRow(episode_type=episode_type):
-                self.claims[episode_type] += 1
+                self._claims.labels(episode_type).inc()
                 self._claim_rate.add(1, self._clock())
             case EndRow():
                 self._ended(row)
@@ -126,27 +135,24 @@ class Meters:
             case BatchRow(batch=batch):
                 trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
                 self._episodes_of_batch = len(trajectories)
-                self._tokens_of_batch = sum(sum(line.response_mask) for one in trajectories for line in one.timelines)
+                self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
             case StepRow(result=result):
-                self.step_seconds.observe(result.seconds)
-                self.trained_episodes += self._episodes_of_batch
-                self.trained_tokens += self._tokens_of_batch
+                self._steps.observe(result.seconds)
+                self._trained.inc(self._episodes_of_batch)
+                self._trained_tokens.inc(self._tokens_of_batch)
                 self._trained_rate.add(self._tokens_of_batch, self._clock())
                 self._episodes_of_batch = self._tokens_of_batch = 0
             case _:
                 pass
 
     def claim_granted(self, waited: float) -> None:
-        """A claim was granted ``waited`` seconds after it had come."""
-        self.claim_waits.observe(waited)
+        """A claim was granted ``waited`` seconds after it arrived."""
+        self._claim_waits.observe(waited)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered; ``route`` is a route's template, never a path that a caller made up."""
-        self.requests[method, route, status] += 1
-        durations = self.request_seconds.get(route)
-        if durations is None:
-            durations = self.request_seconds[route] = Histogram(REQUEST_BOUNDS)
-        durations.observe(seconds)
+        self._requests.labels(method, route, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
 
     def rates(self) -> Rates:
         """Means over the window, or over the server's life while that is shorter."""

@@ -19,7 +19,7 @@ import yaml
 
 from swarm.client import SwarmClient
 from swarm.job import TrainJob
-from tests.clients.model import GIVES_UP
+from tests.standins.models import GIVES_UP
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL, GROUP = "tiny", 2

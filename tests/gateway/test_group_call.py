@@ -15,7 +15,7 @@ from starlette.routing import Route
 from gateway.rollout.sampling import Sampler
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import UpstreamError
-from swarm.http.near import NearClient
+from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.stand_in import MODEL, Swarm, completion, error, listening
@@ -105,7 +105,7 @@ async def test_an_answer_that_does_not_count_its_choices_is_refused(counts: str)
         return JSONResponse(one, headers=headers)
 
     app = Starlette(routes=[Route("/groups/g/v1/chat/completions", answer, methods=["POST"])])
-    http = NearClient(keepalive=3.0)
+    http = HttpClient()
     async with listening(app) as url:
         episodes = [EpisodeEndpoint(episode_uuid=f"e{k}", base_url="http://x", api_key="k") for k in range(2)]
         group = EpisodeGroup(episodes, "g", f"{url}/groups/g/v1", "key")

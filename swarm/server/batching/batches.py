@@ -22,7 +22,8 @@ from swarm.server.journal.rows import (
     StepRow,
 )
 from swarm.states import EpisodeEvent, EpisodeState, next_episode
-from swarm.types import StepResult, TrainBatch, Trajectory
+from swarm.tokens import TrainBatch, Trajectory
+from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from swarm.server.batching.methods import Group
 from swarm.server.batching.shares import Shares
 from swarm.server.batching.throttle import Throttle
 from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow
-from swarm.types import TrainBatch, Trajectory
+from swarm.tokens import TrainBatch, Trajectory
 
 #: seconds without a sign of life after which nobody waits for a client
 CLIENT_TIMEOUT = 300.0

@@ -18,7 +18,7 @@ from swarm.server.batching.methods import MIN_GROUP, Group, Member, Tally, metho
 from swarm.server.batching.shares import Shares
 from swarm.server.journal.rows import GroupRow
 from swarm.states import EpisodeState
-from swarm.types import TrainBatch, Trajectory
+from swarm.tokens import TrainBatch, Trajectory
 
 #: Why finished episodes will never be trained; for counters.
 DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared"]

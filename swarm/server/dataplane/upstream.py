@@ -13,13 +13,10 @@ from typing import Any, TypeVar, cast
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import RequestError, UpstreamError
-from swarm.http.client import ConnectionBrokenError, LiveAnswer
-from swarm.http.near import NearClient
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
 from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
 from swarm.server.dataplane.replicas import Replicas
 
-#: vLLM's server drops idle connections after 5 s; reusing one in that moment would fail
-_KEEPALIVE_SECONDS = 4.0
 _PROBE_SECONDS = 5.0
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
@@ -42,9 +39,8 @@ class Upstream:
     """A client of vLLM's replicas; :meth:`close` it."""
 
     def __init__(self) -> None:
-        # calls are bounded by the deadline around them: silence is normal while weights are synced; and a proxy set for
-        # the outside world must not see the engine's traffic
-        self._http = NearClient(keepalive=_KEEPALIVE_SECONDS)
+        # no timeout of its own: silence is normal while weights are synced, and callers set deadlines
+        self._http = HttpClient()
         #: where the calls go
         self.replicas = Replicas(self._answers)
 

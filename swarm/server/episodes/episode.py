@@ -14,16 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from swarm.credentials import digest
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.concurrency import Once
 from swarm.server.journal.rows import EpisodeRow
 from swarm.states import EpisodeState
+from swarm.tokens import ModelCall, Trajectory
 from swarm.tracker.timelines import merge_calls
-from swarm.types import ModelCall, Trajectory, WorkflowOutput
+from swarm.types import WorkflowOutput
 
 
 def new_key() -> str:
@@ -101,8 +100,8 @@ class Episode:
                 num_calls=len(self.calls),
                 log_metrics=output.log_metrics,
             )
-        except ValidationError as exc:
-            return f"invalid trajectory: {exc.errors()[0]['msg']}"
+        except ValueError as exc:
+            return f"invalid trajectory: {exc}"
 
 
 @dataclass(eq=False)

@@ -31,7 +31,7 @@ from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.codec import is_of
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
-from swarm.types import ModelCall, Trajectory
+from swarm.tokens import ModelCall, Trajectory
 
 logger = logging.getLogger(__name__)
 

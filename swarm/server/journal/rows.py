@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from swarm.protocol import EpisodeType
 from swarm.states import EpisodeState
-from swarm.types import ModelCall, StepResult, TrainBatch, Trajectory, WorkflowOutput
+from swarm.tokens import ModelCall, TrainBatch, Trajectory
+from swarm.types import StepResult, WorkflowOutput
 
 #: How an episode ended: with its client's result, because its client gave up, by its idle timeout, by its wall-clock
 #: cap, or with the engine's phase (a batch left without it, or a run began that does not continue the one before).

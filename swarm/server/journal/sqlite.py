@@ -33,7 +33,8 @@ from swarm.server.journal.rows import (
 )
 from swarm.server.journal.schema import LIVE
 from swarm.states import EpisodeState
-from swarm.types import ModelCall, StepResult, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, TrainBatch, TrainGroup, Trajectory
+from swarm.types import StepResult
 
 #: endings, claims and steps that memory starts with; older endings are looked up one by one
 MAX_ENDINGS = 20_000

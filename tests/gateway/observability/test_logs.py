@@ -12,7 +12,7 @@ import pytest
 
 from gateway.observability.logs import JsonFormatter, TextFormatter
 from gateway.observability.metrics import Metrics
-from gateway.observability.request import Seen, seeing
+from gateway.observability.request import RequestRecord, recording
 from swarm.errors import HookError, UnavailableError
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -41,9 +41,9 @@ def failing() -> None:
 
 
 def test_a_line_of_json_says_which_request_it_is_about() -> None:
-    seen = Seen("req_1", Metrics(), traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
-    seen.route = "mine"
-    with seeing(seen):
+    request = RequestRecord("req_1", Metrics(), traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
+    request.route = "mine"
+    with recording(request):
         line = json.loads(JsonFormatter().format(record("group %s is late\nby much", 7)))
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -88,7 +88,7 @@ def test_what_cannot_quote_a_user_is_told_in_its_words() -> None:
     assert TextFormatter().format(record("%s", UnavailableError("it is down"))).endswith(": it is down")
     full = OSError(28, "No space left on device")
     assert TextFormatter().format(record("%s", full)).endswith("No space left on device")
-    with seeing(Seen("req_1", Metrics())):
+    with recording(RequestRecord("req_1", Metrics())):
         # a hook's file may be named by a prompt
         assert TextFormatter().format(record("%s", full)).endswith(": OSError")
 

@@ -31,9 +31,10 @@ class Found(dict[tuple[str, frozenset[tuple[str, str]]], float]):
 
 async def scrape(http: httpx.AsyncClient) -> Found:
     answer = await http.get("/metrics")
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
     samples = [one for family in text_string_to_metric_families(answer.text) for one in family.samples]
     found = Found({(one.name, frozenset(one.labels.items())): one.value for one in samples})
+    assert not [name for name in found.names() if name.endswith("_created")]
     assert len(found) == len(samples), "a series stands there twice"
     return found
 

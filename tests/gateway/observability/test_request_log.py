@@ -14,8 +14,7 @@ import pytest
 from gateway.app import create_app
 from gateway.config import GatewayConfig, RequestLogConfig
 from gateway.observability.metrics import Metrics
-from gateway.observability.observed import Observed
-from gateway.observability.request import Seen
+from gateway.observability.request import RequestRecord
 from gateway.observability.request_log import RequestLog
 from swarm.errors import ConfigError
 from tests.gateway.conftest import OpenGateway
@@ -24,16 +23,16 @@ CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "what users say"}]}
 
 
-def exchange(asked: bytes, answer: bytes = b"{}") -> Observed:
-    observed = Observed(Seen("req_1", Metrics()), "POST", CHAT, keep=10_000)
-    observed.received({"type": "http.request", "body": asked})
-    observed.sent({"type": "http.response.start", "status": 200, "headers": []})
-    observed.sent({"type": "http.response.body", "body": answer})
-    observed.end(whole=True)
-    return observed
+def exchange(asked: bytes, answer: bytes = b"{}") -> RequestRecord:
+    record = RequestRecord("req_1", Metrics(), method="POST", path=CHAT, keep=10_000)
+    record.received({"type": "http.request", "body": asked})
+    record.sent({"type": "http.response.start", "status": 200, "headers": []})
+    record.sent({"type": "http.response.body", "body": answer})
+    record.end(whole=True)
+    return record
 
 
-def write(config: RequestLogConfig, *exchanges: Observed) -> RequestLog:
+def write(config: RequestLogConfig, *exchanges: RequestRecord) -> RequestLog:
     log = RequestLog(config)
     log.start()
     for one in exchanges:
@@ -70,21 +69,15 @@ async def test_a_request_and_its_answer_are_a_line(open_gateway: OpenGateway, tm
     }
 
 
-def test_files_are_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+@pytest.mark.parametrize(
+    ("files", "kept"), [(3, {"log": [4], "log.1": [3], "log.2": [2]}), (1, {"log": [4]})], ids=["three", "one"]
+)
+def test_files_rotate_and_the_oldest_is_deleted(tmp_path: Path, files: int, kept: dict[str, list[int]]) -> None:
     exchanges = [exchange(json.dumps({"number": number, "said": "x" * 600}).encode()) for number in range(5)]
-    write(RequestLogConfig(path=path, max_bytes=1024, files=3), *exchanges)
+    write(RequestLogConfig(path=tmp_path / "log", max_bytes=1024, files=files), *exchanges)
     found = {one.name: [line["request"]["number"] for line in lines(one)] for one in tmp_path.iterdir()}
-    assert found == {"log": [4], "log.1": [3], "log.2": [2]}
+    assert found == kept
     assert all(stat.S_IMODE(one.stat().st_mode) == 0o600 for one in tmp_path.iterdir())
-
-
-def test_one_file_that_is_full_begins_anew(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    exchanges = [exchange(json.dumps({"number": number, "said": "x" * 600}).encode()) for number in range(3)]
-    write(RequestLogConfig(path=path, max_bytes=1024, files=1), *exchanges)
-    assert [one.name for one in tmp_path.iterdir()] == ["log"]
-    assert [line["request"]["number"] for line in lines(path)] == [2]
 
 
 def test_what_others_could_read_they_cannot_any_more(tmp_path: Path) -> None:
@@ -96,11 +89,11 @@ def test_what_others_could_read_they_cannot_any_more(tmp_path: Path) -> None:
 
 def test_a_long_text_is_cut(tmp_path: Path) -> None:
     config = RequestLogConfig(path=tmp_path / "log", max_text_bytes=1024)
-    observed = Observed(Seen("req_1", Metrics()), "POST", CHAT, keep=config.max_text_bytes)
+    record = RequestRecord("req_1", Metrics(), keep=config.max_text_bytes)
     for _ in range(10):
-        observed.received({"type": "http.request", "body": b"word " * 100})
-    observed.end(whole=False)
-    write(config, observed)
+        record.received({"type": "http.request", "body": b"word " * 100})
+    record.end(whole=False)
+    write(config, record)
     (line,) = lines(config.path)
     assert line["request"].startswith("word word") and 1000 < len(line["request"]) <= 1024
     assert (line["status"], line["outcome"], line["answer"]) == (0, "failed", None)

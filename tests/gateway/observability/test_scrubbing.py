@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observability.scrubbing import text_without_secrets, told_body, without_credentials, without_secrets
+from gateway.observability.scrubbing import readable_body, text_without_secrets, without_credentials, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_a_secret_is_known_by_its_field() -> None:
 
 
 def test_bodies_are_told_as_what_they_are() -> None:
-    assert told_body(b"") is None
-    assert told_body(b'{"a": "sk-proj-abcdefghijklmnop0123"}') == {"a": "[removed]"}
-    assert told_body(b"data: {}\n\n") == "data: {}\n\n"
-    assert told_body(b"RIFF\x00\xff\xfe") == "[7 bytes]"
-    assert told_body(b"[" * 100_000) == "[" * 100_000
+    assert readable_body(b"") is None
+    assert readable_body(b'{"a": "sk-proj-abcdefghijklmnop0123"}') == {"a": "[removed]"}
+    assert readable_body(b"data: {}\n\n") == "data: {}\n\n"
+    assert readable_body(b"RIFF\x00\xff\xfe") == "[7 bytes]"
+    assert readable_body(b"[" * 100_000) == "[" * 100_000
 
 
 def test_a_cut_leaves_no_half_of_a_secret_or_a_character() -> None:
     whole = json.dumps({"said": "grüße, my key is sk-proj-abcdefghijklmnop0123"}, ensure_ascii=False).encode()
     for length in range(1, len(whole)):
-        told = told_body(whole[:length], cut=True)
+        told = readable_body(whole[:length], cut=True)
         assert "sk-" not in told and "�" not in told
 
 

@@ -62,7 +62,7 @@ async def test_nothing_tells(
     case: str,
 ) -> None:
     spans = InMemorySpanExporter()
-    monkeypatch.setattr(tracing, "_exporter", lambda config: spans)
+    monkeypatch.setattr(tracing, "make_exporter", lambda config: spans)
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}]}
     content: bytes | None = None
     match case:

@@ -38,7 +38,7 @@ class Exported(InMemorySpanExporter):
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exported]:
     exporter = Exported()
     # shut down with its gateway, and read after that
-    monkeypatch.setattr(tracing, "_exporter", lambda config: exporter)
+    monkeypatch.setattr(tracing, "make_exporter", lambda config: exporter)
     yield exporter
 
 

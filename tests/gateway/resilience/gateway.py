@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
 from gateway.config import load_config
-from gateway.observability.request import Seen, seeing
+from gateway.observability.request import RequestRecord, recording
 from gateway.runtime import Gateway
 from swarm.http.serve import bind, run_app
 
@@ -79,9 +79,6 @@ class Whereabouts:
     def set(self, name: str, value: Any) -> None:
         pass
 
-    def failed(self, exc: BaseException) -> None:
-        pass
-
     def sent(self, message: Message) -> None:
         body = message.get("body", b"")
         if body and not self.streaming and b"data:" in body:
@@ -122,7 +119,7 @@ class WhereaboutsMiddleware:
             await send(message)
             where.sent(message)
 
-        with seeing(Seen(request, where, where)):
+        with recording(RequestRecord(request, where, where)):
             await self.app(scope, receiving, sending)
 
 

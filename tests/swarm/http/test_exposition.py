@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from prometheus_client import Histogram
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from swarm.http.exposition import Histogram, counter, counters, exposition, gauge, gauges, histogram, histograms
+from swarm.http.exposition import counter, exposition, gauge, new_registry
 
 
-def test_buckets_are_cumulative_and_inclusive() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        histogram.observe(value)
-    assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
-    assert histogram.total == 12.0
+class Collected(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield gauge("g", "a gauge", 1.5)
+        yield gauge("gs", "gauges", {("x", 'y"\n'): 2.0}, "a", "b")
+        yield counter("c", "a counter", 3)
+        yield counter("cs", "counters", {"x": 4}, "a")
 
 
 def test_everything_is_read_back() -> None:
-    waits = Histogram((1.0, 2.0))
-    waits.observe(1.5)
-    answer = exposition(
-        [
-            gauge("g", "a gauge", 1.5),
-            gauges("gs", "gauges", ["a", "b"], [(("x", 'y"\n'), 2.0)]),
-            counter("c", "a counter", 3),
-            counters("cs", "counters", ["a"], [(("x",), 4)]),
-            histogram("h", "a histogram", waits),
-            histograms("hs", "histograms", ["a"], {("x",): waits}),
-        ]
-    )
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    registry = new_registry()
+    registry.register(Collected())
+    Histogram("h", "a histogram", buckets=(1.0, 2.0), registry=registry).observe(1.0)
+    answer = exposition(registry)
+    assert answer.headers["content-type"].startswith("text/plain; version=")
     families = text_string_to_metric_families(bytes(answer.body).decode())
     found = {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
     assert found == {
@@ -36,14 +33,9 @@ def test_everything_is_read_back() -> None:
         ("gs", "x", 'y"\n'): 2.0,
         ("c_total",): 3,
         ("cs_total", "x"): 4,
-        ("h_bucket", "1.0"): 0,
+        ("h_bucket", "1.0"): 1,
         ("h_bucket", "2.0"): 1,
         ("h_bucket", "+Inf"): 1,
         ("h_count",): 1,
-        ("h_sum",): 1.5,
-        ("hs_bucket", "x", "1.0"): 0,
-        ("hs_bucket", "x", "2.0"): 1,
-        ("hs_bucket", "x", "+Inf"): 1,
-        ("hs_count", "x"): 1,
-        ("hs_sum", "x"): 1.5,
+        ("h_sum",): 1,
     }

@@ -12,8 +12,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 
 from swarm.errors import ConfigError
-from swarm.http.client import ConnectionBrokenError
-from swarm.http.near import NearClient
+from swarm.http.client import ConnectionBrokenError, HttpClient
 from swarm.http.serve import bind, uvicorn_config
 from swarm.http.tls import TLSFiles
 from tests.swarm.http.certificates import make_certificate, make_tls
@@ -36,14 +35,14 @@ async def test_a_server_speaks_tls_to_who_trusts_its_certificate(tmp_path: Path)
         async with httpx.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=30) as http:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await http.get(f"https://{address}/")
-        near = NearClient(keepalive=60, tls=trusting)
-        assert [(await near.get(f"https://{address}/", 30)).content for _ in range(2)] == [body.encode()] * 2
-        await near.close()
-        near = NearClient(keepalive=60)
+        http = HttpClient(keepalive=60, tls=trusting)
+        assert [(await http.get(f"https://{address}/", 30)).content for _ in range(2)] == [body.encode()] * 2
+        await http.close()
+        http = HttpClient(keepalive=60)
         with pytest.raises(ConnectionBrokenError, match="CERTIFICATE_VERIFY_FAILED") as refused:
-            await near.get(f"https://{address}/", 30)
+            await http.get(f"https://{address}/", 30)
         assert refused.value.unsent
-        await near.close()
+        await http.close()
     finally:
         server.should_exit = True
         await running

@@ -14,7 +14,8 @@ from swarm.server.journal.rows import (
 )
 from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
 from swarm.states import EpisodeState
-from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.types import StepResult
 
 
 class Clock:
@@ -71,13 +72,15 @@ def test_each_record_is_counted_once() -> None:
         StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0)),
     ):
         meters.observe(record)
-    assert meters.claims == {"train": 1}
-    assert meters.sampled_tokens == 3
+    value = meters.registry.get_sample_value
+    assert value("swarm_claimed_episodes_total", {"type": "train"}) == 1
+    assert value("swarm_tokens_total", {"kind": "sampled"}) == 3
     assert meters.outcomes == {"trainable": 1, "eval": 1, "untrainable": 2, "idle": 1}
     assert meters.quarantined.counts() == {"N token ids, N log-probabilities": 2}
     assert meters.dropped.counts() == {"stale": 2, "no completed LLM call was recorded": 1}
-    assert (meters.trained_episodes, meters.trained_tokens) == (2, 4)
-    assert meters.step_seconds.total == 3.0
+    assert value("swarm_trained_episodes_total") == 2
+    assert value("swarm_tokens_total", {"kind": "trained"}) == 4
+    assert value("swarm_step_seconds_sum") == 3.0
 
 
 def test_what_its_client_gave_up_is_counted_by_the_kind_of_its_reason() -> None:
@@ -118,7 +121,7 @@ def test_a_batch_that_is_trained_twice_counts_once() -> None:
     step = StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0))
     meters.observe(step)
     meters.observe(step)
-    assert meters.trained_tokens == 1
+    assert meters.registry.get_sample_value("swarm_tokens_total", {"kind": "trained"}) == 1
 
 
 def test_rates_are_means_over_the_window() -> None:
@@ -142,7 +145,6 @@ def test_a_rate_forgets_as_it_is_fed() -> None:
         rate.add(1, float(second))
         rate.add(1, second + 0.5)
     assert rate.sum(999.5) == 120
-    assert len(rate._seconds) == 60
 
 
 def test_reasons_are_bounded() -> None:

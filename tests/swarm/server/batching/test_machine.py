@@ -24,7 +24,7 @@ from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
 from swarm.server.batching.groups import Dropped
 from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 TIMEOUT = 100.0

@@ -92,16 +92,6 @@ async def test_a_connection_is_used_again(upstream: Upstream) -> None:
         assert "content-type: application/json" in server.heads[0]
 
 
-async def test_a_connection_that_has_idled_too_long_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.server.dataplane.upstream._KEEPALIVE_SECONDS", 0.0)
-    upstream = Upstream()
-    async with Server(says("200 OK", b"{}")) as server:
-        for _ in range(2):
-            await upstream.post(server.url, BODY)
-        assert server.connections == 2
-    await upstream.close()
-
-
 async def test_a_proxy_and_credentials_of_the_environment_are_not_used(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, EpisodeRow, Row, StateRow, StepRow
 from swarm.states import EpisodeState
-from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory, WorkflowOutput
+from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tracker.timelines import merge_calls
+from swarm.types import StepResult, WorkflowOutput
 
 
 def claimed(uuid: str, client: str = "c", **fields: Any) -> EpisodeRow:
@@ -62,10 +66,7 @@ def ended(uuid: str, task_id: str = "t", tokens: int = 3, client: str = "c", **f
 def ended_with(row: CallRow, task_id: str = "t", **fields: Any) -> EndRow:
     """A train episode that waits for a batch with the tokens of this call."""
     call = row.call
-    timeline = Timeline(
-        response_mask=[1] * len(call.response_ids), num_calls=1, **call.model_dump(exclude={"call_id", "finish_reason"})
-    )
-    given = trajectory(row.episode_uuid, task_id).model_copy(update={"timelines": [timeline]})
+    given = structs.replace(trajectory(row.episode_uuid, task_id), timelines=merge_calls([call]))
     return ended(row.episode_uuid, task_id, trajectory=given, kept_call=call.call_id, **fields)
 
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.routing.control import ControlSender
 from swarm.client import AsyncSwarmClient, RetryPolicy
+from swarm.client.transport import HttpSender
 from swarm.errors import StateError, UnavailableError
-from swarm.http.near import NearClient
+from swarm.http.client import HttpClient
 from swarm.http.serve import bind
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ async def serving(handle: Handle) -> AsyncGenerator[str]:
 
 
 def client(url: str, policy: RetryPolicy = SLOW, seconds: float = 30.0) -> AsyncSwarmClient:
-    sender = ControlSender(NearClient(keepalive=60))
+    sender = HttpSender(HttpClient(keepalive=60))
     return AsyncSwarmClient(url, policy=policy, transport=sender, request_timeout=seconds)
 
 

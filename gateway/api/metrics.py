@@ -1,0 +1,139 @@
+"""``GET /metrics``: the metrics that Prometheus scrapes.
+
+Invariant: counts that the gateway's parts keep are read at the scrape; a slow swarm server delays it by no more than a
+status request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.observability.scrubbing import without_credentials
+from gateway.routing.breaker import BreakerState
+from gateway.stats import Stats
+from swarm.http.exposition import counter, exposition, gauge
+
+if TYPE_CHECKING:
+    from gateway.runtime import Gateway
+
+
+#: Values by two labels.
+_Pairs = dict[tuple[str, str], float]
+
+
+async def metrics(request: Request) -> Response:
+    """Everything, in Prometheus' text form."""
+    gateway: Gateway = request.state.gateway
+    await asyncio.gather(*(swarm.episodes.last_known() for swarm in gateway.routes.swarms))
+    return exposition(gateway.telemetry.metrics.registry)
+
+
+class GatewayCollector(Collector):
+    """The state of one gateway, read at each scrape."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        yield from _groups(gateway.routes.stats)
+        yield counter("gateway_errors", "Errors that callers got, by code", gateway.door.errors, "code")
+        yield from _limits(gateway)
+        yield from _swarms(gateway)
+        yield from _sessions(gateway)
+        if (log := gateway.telemetry.request_log) is not None:
+            yield counter("gateway_request_log_lost", "Lines of the request log that were not written", log.lost)
+
+
+def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
+    dropped, submitted, tokens = _Pairs(), _Pairs(), _Pairs()
+    failures, fallbacks, shares = _Pairs(), _Pairs(), dict[str, float]()
+    for name, one in stats.items():
+        dropped |= {(name, reason): count for reason, count in one.dropped.items()}
+        submitted |= {(name, "true"): one.informative, (name, "false"): one.uninformative}
+        tokens |= {(name, "delivered"): one.delivered_tokens, (name, "wasted"): one.wasted_tokens}
+        failures |= {(name, code): count for code, count in one.hook_failures.items()}
+        fallbacks |= {(name, reason): count for reason, count in one.fallbacks.items()}
+        if groups := one.informative + one.uninformative:
+            shares[name] = one.informative / groups
+    trained = {name: one.trained for name, one in stats.items()}
+    yield counter("gateway_trained_groups", "Groups that the swarm server acknowledged", trained, "route")
+    yield counter("gateway_dropped_groups", "Groups that were not trained", dropped, "route", "reason")
+    yield counter(
+        "gateway_submitted_groups", "Groups by whether their rewards differ", submitted, "route", "informative"
+    )
+    yield gauge("gateway_informative_group_share", "Of the groups submitted since the start", shares, "route")
+    yield counter(
+        "gateway_tokens",
+        "Completion tokens of groups: delivered, or wasted on answers that nobody got",
+        tokens,
+        "route",
+        "fate",
+    )
+    yield counter("gateway_hook_failures", "Hook calls without a result", failures, "route", "code")
+    yield counter(
+        "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"
+    )
+
+
+def _limits(gateway: Gateway) -> Iterator[Metric]:
+    routes = gateway.routes.table.routes
+    loads = {route.name: gateway.admission.load(route.name) for route in routes}
+    in_flight = {name: load.in_flight for name, load in loads.items()}
+    yield gauge("gateway_in_flight", "Requests being served", in_flight, "route")
+    queued = {name: load.queued for name, load in loads.items()}
+    yield gauge("gateway_queued", "Requests that wait for a place", queued, "route")
+    held = {name: load.held_bytes for name, load in loads.items()}
+    yield gauge("gateway_held_bytes", "Bodies of both", held, "route")
+    shed = {name: load.refused for name, load in loads.items()}
+    yield counter("gateway_shed", "Requests refused with 429 for want of a place", shed, "route")
+    yield counter("gateway_joined", "Retries that joined the request they repeat", gateway.joining.joined)
+    breakers = {
+        (route.name, state.value): float(state is route.upstream.state)
+        for route in routes
+        if route.upstream is not None
+        for state in BreakerState
+    }
+    yield gauge(
+        "gateway_breaker_state", "1 for the state of the breaker of a route's upstream", breakers, "route", "state"
+    )
+
+
+def _swarms(gateway: Gateway) -> Iterator[Metric]:
+    # one address may occur twice: with two tokens, or left behind by an older configuration
+    up, opened, background = dict[str, float](), Counter[str](), Counter[str]()
+    closed = Counter[tuple[str, str]]()
+    for swarm in gateway.routes.swarms:
+        name = without_credentials(swarm.url)
+        up[name] = min(up.get(name, 1.0), float(swarm.episodes.down_since is None))
+        opened[name] += len(swarm.open_groups)
+        background[name] += len(swarm.background)
+        for why, count in swarm.open_groups.closed.items():
+            closed[name, why] += count
+    yield gauge("gateway_swarm_up", "1 while the swarm server answers", up, "swarm")
+    yield gauge("gateway_open_groups", "Judged groups that wait for feedback or a session's end", opened, "swarm")
+    yield counter("gateway_closed_groups", "Groups that were open, by why they closed", closed, "swarm", "why")
+    yield gauge("gateway_background", "Pieces of work behind answers", background, "swarm")
+
+
+def _sessions(gateway: Gateway) -> Iterator[Metric]:
+    sessions, counts = gateway.sessions, gateway.sessions.counts
+    yield gauge("gateway_sessions", "Open conversations", len(sessions))
+    yield gauge("gateway_session_bytes", "Of their requests and answers", sessions.size)
+    yield counter("gateway_linked_requests", "Requests that continue an answer, by what says so", counts.linked, "kind")
+    yield counter("gateway_ended_sessions", "By why they ended", counts.ended, "kind")
+    yield counter("gateway_signals", "What was observed of answers", counts.signals, "kind")
+    yield counter("gateway_feedback", "Feedback that counts, or came too late to train", counts.feedback, "kind")
+    yield counter(
+        "gateway_session_hook_failures", "Session hooks without a result, by code", counts.hook_failures, "kind"
+    )
+    rewards = {"credited": counts.credited, "dropped": counts.credit_dropped}
+    yield counter("gateway_session_rewards", "Rewards of turns by session hooks, by their fate", rewards, "fate")
