@@ -18,7 +18,6 @@ from gateway.rollout.submission import Submitter
 from gateway.sessions.open_groups import OpenGroups
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
-from swarm.client.transport import HttpSender
 from swarm.http.client import HttpClient
 
 #: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
@@ -52,7 +51,7 @@ class Swarm:
     def __init__(self, url: str, token: str) -> None:
         self.url = url
         self.background = Background(grace_seconds=_LAST_SECONDS)
-        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES, transport=HttpSender(HttpClient()))
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
         self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)

@@ -5,27 +5,26 @@ Invariant: every outcome is a value, each within its deadline; nothing that a se
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
+from urllib.parse import urlencode
 
-import httpx
 from pydantic import BaseModel
 
 from gateway.cli.status import printable
 from gateway.tui.targets import Kind, Target
 from swarm.client import wire
-from swarm.client.flows import Send
-from swarm.client.policy import Outcome, Reply, is_broken_connection
-from swarm.client.transport import AsyncSender, HttpxSender
+from swarm.client.policy import Outcome
 from swarm.errors import SwarmGatewayError
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 
 StatusT = TypeVar("StatusT", bound=BaseModel)
 
 #: Seconds that an answer may take beyond those that the server was asked to wait.
 DEADLINE = 10.0
-_CONNECT = 5.0
 #: Characters of a server's own words that are shown.
 _MOST_WORDS = 300
 
@@ -54,14 +53,13 @@ class Asker(Generic[StatusT]):
     Args:
         target: whom.
         model: what its status is read as.
-        sender: replaces the network.
+        http: closed with this.
     """
 
-    def __init__(self, target: Target, model: type[StatusT], sender: AsyncSender | None = None) -> None:
+    def __init__(self, target: Target, model: type[StatusT], http: HttpClient | None = None) -> None:
         self._target = target
         self._model = model
-        # with the connections, so that the secret is in no variable of a question
-        self._sender = sender or HttpxSender(headers=_headers(target))
+        self._http = http or HttpClient()
 
     async def ask(self, query: Mapping[str, str | int | float] | None = None, wait: float = 0.0) -> StatusT | Trouble:
         """The status, at the latest ``wait`` and :data:`DEADLINE` seconds from now."""
@@ -74,22 +72,25 @@ class Asker(Generic[StatusT]):
     async def _ask(self, query: Mapping[str, str | int | float] | None, wait: float) -> StatusT | Trouble:
         call = wire.Call("GET", "/status", self._model)
         seconds = wait + DEADLINE
-        url = self._target.status_url + (f"?{httpx.QueryParams(query)}" if query else "")
-        send = Send("GET", url, {}, None, httpx.Timeout(seconds, connect=_CONNECT), seconds)
-        outcome = await self._sender.send(send)
-        if is_broken_connection(outcome):
-            # one that was kept alive does so when its server was restarted: a new one tells
-            outcome = await self._sender.send(send)
-        if not isinstance(outcome, Reply) or outcome.status >= 400:
+        url = self._target.status_url + (f"?{urlencode(query)}" if query else "")
+        outcome = await self._send(url, seconds)
+        if not isinstance(outcome, Answer) or outcome.status >= 400:
             return trouble_of(self._target, outcome, seconds)
         try:
             return wire.read_answer(call, outcome)
         except SwarmGatewayError as exc:
             return _nonsense(self._target, exc.message)
 
+    async def _send(self, url: str, seconds: float) -> Outcome:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._http.request("GET", url, None, _headers(self._target))
+        except (ConnectionBrokenError, TimeoutError) as exc:
+            return exc
+
     async def close(self) -> None:
         """Close the connections."""
-        await self._sender.close()
+        await self._http.close()
 
 
 def _headers(target: Target) -> dict[str, str]:
@@ -103,10 +104,10 @@ def unexpected(target: Target, error: Exception) -> Trouble:
 
 def trouble_of(target: Target, outcome: Outcome, waited: float) -> Trouble:
     """What an outcome that is no answer means, and what to do."""
-    if isinstance(outcome, httpx.TimeoutException) and not isinstance(outcome, httpx.ConnectTimeout):
+    if isinstance(outcome, TimeoutError):
         silent = f"{target.address} takes the question and does not answer within {waited:.0f} s"
         return Trouble(Why.SLOW, f"{silent}: is it overloaded or stopped?")
-    if isinstance(outcome, httpx.RequestError):
+    if isinstance(outcome, ConnectionBrokenError):
         return Trouble(Why.AWAY, _away(target, outcome))
     said = wire.error_of(wire.Call("GET", "/status", BaseModel), outcome).message.removeprefix("/status: ")
     said = printable(" ".join(said.removesuffix(_CLIENTS_ADVICE).split()))[:_MOST_WORDS]
@@ -121,7 +122,7 @@ def trouble_of(target: Target, outcome: Outcome, waited: float) -> Trouble:
 _CLIENTS_ADVICE = "; pass the server's token (token=... or SWARM_TOKEN)"
 
 
-def _away(target: Target, error: httpx.RequestError) -> str:
+def _away(target: Target, error: ConnectionBrokenError) -> str:
     why = printable(str(error) or type(error).__name__)[:_MOST_WORDS]
     start = "swarm-gateway swarm start" if target.kind is Kind.SWARM else "swarm-gateway serve"
     return f"no {target.kind} answers at {target.address} ({why}): start it (`{start}`) or check {target.kind.option}"

@@ -89,7 +89,7 @@ def _of_kind(kind: Kind, urls: Sequence[str], secrets: Sequence[str], option: st
 
 def _parsed(kind: Kind, text: str) -> httpx.URL:
     try:
-        return parse_server_url(text)
+        return httpx.URL(parse_server_url(text))
     except ConfigError as exc:
         example = SWARM_URL if kind is Kind.SWARM else GATEWAY_URL
         raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {example}") from exc

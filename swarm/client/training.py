@@ -14,9 +14,8 @@ from contextlib import contextmanager
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.executors import BoundedThreadPoolExecutor
-from swarm.client.policy import RetryPolicy
-from swarm.client.retrying import attempts_of, is_stop, with_retries, with_retries_async
-from swarm.client.sync import SwarmClient
+from swarm.client.policy import RetryPolicy, attempts_of, is_stop, with_retries, with_retries_async
+from swarm.client.sync import Stopping, SwarmClient
 from swarm.client.throttle import Throttle, ThrottleSchedule, as_policy
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError, ConflictError
@@ -72,7 +71,7 @@ def auto_train_with_dataset(
         ConflictError: the server has no job.
         ExceptionGroup: as many episodes as run at once failed, and none worked.
     """
-    stopping = threading.Event()
+    stopping = Stopping()
     training = _Training(client.status(), num_repeat, total_steps, max_parallel, stopping.set)
     attempts, policy = attempts_of(auto_retry), RetryPolicy()
 
