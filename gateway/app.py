@@ -18,16 +18,15 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from gateway.api import admin, metrics, models, status
+from gateway.api.feedback import end_session, give_feedback
 from gateway.api.openapi import openapi
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.config import GatewayConfig
 from gateway.keys.middleware import KeyMiddleware
 from gateway.keys.ring import KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
-from gateway.routing.plan import Plan
+from gateway.routing.live import Plan
 from gateway.runtime import ConfigSource, Gateway
-from gateway.sessions.endpoint import end_session
-from gateway.sessions.feedback_endpoint import give_feedback
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
 from swarm.http.guard import LoopbackGuard

@@ -11,9 +11,6 @@ from gateway.runtime import ConfigSource
 from swarm.http.serve import bind, run_app
 from swarm.http.tls import TLSFiles
 
-#: New objects between two collections of garbage; an answer with log-probabilities is thousands of them.
-_GC_THRESHOLD = 20_000
-
 
 def serve(
     config: GatewayConfig, on_bound: Callable[[str], None] | None = None, source: ConfigSource | None = None
@@ -34,9 +31,8 @@ def serve(
     if on_bound is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
-    # what is loaded by now stays: it need not be looked through again and again
+    # what is loaded by now stays, and the garbage collector need not look through it again and again
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
     run_app(app, sock, tls=tls)
 
 

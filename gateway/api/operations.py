@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.sessions.feedback_body import GivenFeedback, SessionFeedback
+from gateway.api.feedback import GivenFeedback, SessionFeedback
 from swarm.http.openapi import Method, OpenAIBody, Operation, Query
 
 

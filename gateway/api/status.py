@@ -40,7 +40,7 @@ async def status(request: Request) -> Response:
                 **total.as_dict(),
                 "background": sum(len(swarm.background) for swarm in swarms),
                 "control": gateway.config.control,
-                "joined": gateway.joining.joined,
+                "joined": gateway.retries.joined,
                 **engine,
                 "routes": {
                     route.name: {
@@ -66,7 +66,6 @@ def _load(load: Load) -> dict[str, int]:
     return {
         "running": load.in_flight,
         "waiting": load.queued,
-        "held_bytes": load.held_bytes,
         "refused": load.refused,
     }
 

@@ -207,7 +207,7 @@ async def rested(url: str) -> dict[str, Any]:
         async def nothing_is_held() -> bool:
             status = (await http.get("/status")).json()
             loads = [route["load"] for route in status["routes"].values()]
-            held = [load[what] for load in loads for what in ("running", "waiting", "held_bytes")]
+            held = [load[what] for load in loads for what in ("running", "waiting")]
             return not (status["in_flight"] or status["background"] or any(held))
 
         await until_async(nothing_is_held, SECONDS, "the gateway still holds something")
@@ -231,7 +231,7 @@ async def test_before_a_swarm_server(tmp_path: Path) -> None:
         controller.sync_job(JOB.model_copy(update={"batch_size": 200_000}))
         controller.boot()
         controller.rollout_ready(ready(vllm_url.removeprefix("http://")))
-        async with serving(create_app(GatewayConfig(swarm_url=swarm_url, hooks=hooks, warm_groups=0))) as url:
+        async with serving(create_app(GatewayConfig(swarm_url=swarm_url, hooks=hooks))) as url:
             statuses = await asyncio.to_thread(fuzz, url)
             trained = (await rested(url))["groups"]["trained"]
         status = (await server.get("/status?steps=0")).json()

@@ -1,0 +1,117 @@
+"""``POST /v1/feedback`` and ``POST /v1/sessions/{id}/end``: the user's feedback, and the end of a conversation.
+
+Invariant: a key speaks only of its own answers and sessions; those of others do not exist to it. Each way to rate is a
+number from -1 (bad) to 1 (good), a request rates once, and later feedback replaces earlier.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway.api.endpoint import caller_of
+from gateway.runtime import Gateway
+from reward_hooks import Feedback
+from swarm.errors import NotFoundError, RequestError
+from swarm.http.asgi import read_model
+from swarm.types import Model
+
+_LONGEST_BODY = 64 * 1024
+#: Labels that rate, as scores.
+RATINGS = {"good": 1.0, "neutral": 0.0, "bad": -1.0}
+#: Labels for what the user did with an answer, which only the application can see.
+SIGNALS = ("accepted", "copied", "edited", "regenerated", "repeated", "continued", "abandoned")
+
+Signal = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Said(Model):
+    """A rating (``score``, or ``label`` good, neutral, bad), a comment, and what the user did (``signals``, each in
+    [0, 1]; or one of their names as ``label``)."""
+
+    score: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
+    label: str | None = None
+    comment: str = Field(default="", max_length=10_000)
+    signals: dict[Annotated[str, Field(min_length=1, max_length=64)], Signal] = Field(default={}, max_length=32)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.label is not None and self.label not in (*RATINGS, *SIGNALS):
+            raise ValueError(f"label is {self.label!r}; use one of {', '.join((*RATINGS, *SIGNALS))}")
+        if self.score is not None and self.label in RATINGS:
+            raise ValueError(f"score and label {self.label!r} both rate the answer; send one of them")
+        self.check_says_something()
+        return self
+
+    def check_says_something(self) -> None:
+        """Raise :class:`ValueError` for an empty body."""
+        if self.label is None and self.score is None and not self.comment and not self.signals:
+            raise ValueError("send a score, a label, a comment, or signals")
+
+    def feedback(self) -> Feedback:
+        """For hooks."""
+        observed = {signal: 1.0 for signal in SIGNALS if signal == self.label}
+        rating = RATINGS.get(self.label or "", self.score)
+        return Feedback(rating=rating, comment=self.comment, signals={**observed, **self.signals})
+
+
+class GivenFeedback(Said):
+    """Feedback to one answer: ``completion_id`` is its id in whatever dialect, ``choice`` its index where the request
+    asked for several."""
+
+    completion_id: str = Field(min_length=1, max_length=256)
+    choice: int = Field(default=0, ge=0)
+
+
+class SessionFeedback(Said):
+    """Feedback to a whole session; may be empty."""
+
+    def check_says_something(self) -> None:
+        """Anything goes."""
+
+
+async def give_feedback(request: Request) -> Response:
+    """``POST /v1/feedback``: note the feedback; ``trains`` in the answer: its group is still open.
+
+    Raises:
+        RequestError: the body makes no sense, or names a choice that was not delivered.
+        NotFoundError: no answer of that id that trains was delivered to this key, or it is forgotten.
+    """
+    given = await read_model(request, GivenFeedback, _LONGEST_BODY)
+    gateway: Gateway = request.state.gateway
+    sessions = gateway.sessions
+    turn = sessions.turn(given.completion_id, caller_of(request.scope).key_id)
+    if turn is None:
+        raise NotFoundError(
+            f"completion {given.completion_id!r} is not known: it was not delivered to this key, was not judged "
+            "(passed straight through, or answered by an upstream), or its session is over",
+            code="completion_not_found",
+            param="completion_id",
+        )
+    if given.choice >= turn.choices:
+        raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
+    replaced = turn.say(given.choice, given.feedback())
+    sessions.counts.feedback["counts" if turn.open else "late"] += 1
+    return JSONResponse({"completion_id": given.completion_id, "trains": turn.open, "replaced": replaced})
+
+
+async def end_session(request: Request) -> Response:
+    """``POST /v1/sessions/{id}/end``: end the session on all routes; its hook runs after the answer. The body is
+    optional feedback.
+
+    Raises:
+        RequestError: the body makes no sense.
+        NotFoundError: this key has no such session, or it is over.
+    """
+    given: SessionFeedback | None = None
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        given = await read_model(request, SessionFeedback, _LONGEST_BODY)
+    gateway: Gateway = request.state.gateway
+    session_id: str = request.path_params["id"]
+    feedback = given.feedback() if given is not None and given.model_fields_set else None
+    if not gateway.sessions.end(session_id, caller_of(request.scope).key_id, feedback):
+        raise NotFoundError(f"session {session_id!r} is not known, or is over", code="session_not_found")
+    return JSONResponse({"session_id": session_id, "ended": True})
