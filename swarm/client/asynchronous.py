@@ -15,11 +15,10 @@ from typing import Any, Self, TypeVar
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer
+from swarm.client.claiming import Claim, Claimer, Throttle
 from swarm.client.engine import EngineControl, WeightSyncCallbacks, raise_failed_starts, watch
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, OpenEpisodes, sweep_async
 from swarm.client.policy import RetryPolicy, attempts_of
-from swarm.client.throttle import Throttle
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
@@ -111,17 +110,9 @@ class AsyncSwarmClient(EngineControl):
         Raises:
             UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``.
         """
-        [endpoint] = await self._claim(
-            Claim(
-                None,
-                self._begin_timeout,
-                episode_type,
-                discard_episode_timeout,
-                max_episode_seconds,
-                throttle_policy,
-                idempotency_key,
-            )
-        )
+        timeouts = (discard_episode_timeout, max_episode_seconds)
+        wanted = Claim(None, self._begin_timeout, episode_type, *timeouts, throttle_policy, idempotency_key)
+        [endpoint] = await self._claim(wanted)
         return endpoint.episode_uuid, endpoint
 
     async def end_episode(self, task: Task | str, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
@@ -170,12 +161,10 @@ class AsyncSwarmClient(EngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
         idempotency_key: str | None = None,
-        standby: bool = False,
     ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
-        The group has an address of its own, where one call samples an answer for each episode. On ``standby`` it is
-        claimed in advance: until its first call it gives way to whoever else claims, and to the end of the batch.
+        The group has an address of its own, where one request samples an answer for each episode.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
@@ -183,18 +172,8 @@ class AsyncSwarmClient(EngineControl):
                 ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
-        return await self._claim(
-            Claim(
-                count,
-                wait_seconds,
-                episode_type,
-                discard_episode_timeout,
-                max_episode_seconds,
-                throttle_policy,
-                idempotency_key,
-                standby,
-            )
-        )
+        timeouts = (discard_episode_timeout, max_episode_seconds)
+        return await self._claim(Claim(count, wait_seconds, episode_type, *timeouts, throttle_policy, idempotency_key))
 
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
@@ -343,7 +322,7 @@ class AsyncSwarmClient(EngineControl):
 
     @asynccontextmanager
     async def watching_status(
-        self, on_status: Callable[[ServerStatus], Awaitable[None]]
+        self, on_status: Callable[[ServerStatus], Awaitable[object]]
     ) -> AsyncGenerator[ServerStatus]:
         """Yield the current status; inside the block, call ``on_status`` with the status after each change of the
         engine's state.

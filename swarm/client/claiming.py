@@ -1,4 +1,4 @@
-"""How episodes are claimed: one logical claim, many long polls, one idempotency key.
+"""How episodes are claimed and claims throttled: one logical claim, many long polls, one idempotency key.
 
 Invariant: all polls and retries of a claim carry the same key, so a claim whose answer was lost gets the episodes that
 were granted to it, and no others. Episodes granted to a claim that nobody waits for any more are handed back.
@@ -7,17 +7,17 @@ were granted to it, and no others. Episodes granted to a claim that nobody waits
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
-from swarm.client.throttle import Throttle, ThrottleSchedule, as_policy
-from swarm.errors import StateError, UnavailableError
+from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.protocol import (
     MAX_SECONDS,
     NO_EPISODES,
@@ -61,6 +61,72 @@ _STATE_CODES = {
 
 
 @dataclass(frozen=True)
+class ThrottleSchedule:
+    """A throttle policy whose ratio depends on the training step.
+
+    Args:
+        ratios: a function from the step to the ratio, or steps with the ratio from each on, e.g.
+            ``[(0, 0.8), (100, 0.4)]``; before the first of them, the first ratio holds.
+        expected_batch_size: tasks per batch; default the job's.
+        expected_num_repeat: episodes per task; default the job's.
+        current_task_id: the task that the next episode is for; see :meth:`for_task`.
+
+    Raises:
+        RequestError: no ratios, or steps that do not rise.
+    """
+
+    ratios: Callable[[int], float] | Sequence[tuple[int, float]]
+    expected_batch_size: int | None = None
+    expected_num_repeat: int | None = None
+    current_task_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if callable(self.ratios):
+            return
+        steps = [step for step, _ in self.ratios]
+        if not steps or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+            raise RequestError("a ratio schedule is a list of (step, ratio) with rising steps", param="ratios")
+
+    def for_task(self, task_id: str) -> ThrottleSchedule:
+        """The same schedule for an episode of this task: one already begun is never delayed."""
+        return replace(self, current_task_id=task_id)
+
+    def at(self, step: int) -> SwarmThrottlePolicy:
+        """The policy of a training step.
+
+        Raises:
+            RequestError: the ratio is no positive number.
+        """
+        fields = {
+            "ratio": self._ratio(step),
+            "expected_batch_size": self.expected_batch_size,
+            "expected_num_repeat": self.expected_num_repeat,
+            "current_task_id": self.current_task_id,
+        }
+        return wire.checked(SwarmThrottlePolicy, fields)
+
+    def _ratio(self, step: int) -> float:
+        if callable(self.ratios):
+            return self.ratios(step)
+        return next((ratio for begin, ratio in reversed(self.ratios) if begin <= step), self.ratios[0][1])
+
+
+#: How a claim may be throttled: one policy, a policy that follows the step, or a policy's fields.
+Throttle = SwarmThrottlePolicy | ThrottleSchedule | Mapping[str, Any]
+
+
+def as_policy(throttle: Throttle | None) -> SwarmThrottlePolicy | ThrottleSchedule | None:
+    """``throttle`` with its fields checked.
+
+    Raises:
+        RequestError: a field is out of range.
+    """
+    if isinstance(throttle, Mapping):
+        return wire.checked(SwarmThrottlePolicy, throttle)
+    return throttle
+
+
+@dataclass(frozen=True)
 class Claim:
     """A claim of ``count`` episodes at once, or of one by ``/claim_episode`` if it is ``None``.
 
@@ -75,7 +141,6 @@ class Claim:
     max_episode_seconds: float | None = None
     throttle: Throttle | None = None
     idempotency_key: str | None = None
-    standby: bool = False
 
 
 class Claimer:
@@ -196,7 +261,6 @@ def _call(
         "throttle_policy": policy,
         "wait_seconds": poll,
         "idempotency_key": key,
-        "standby": wanted.standby,
     }
     timeout = poll + wire.WAIT_GRACE
     if wanted.count is None:

@@ -17,28 +17,23 @@ or, with the abort built in::
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import functools
 import os
-import threading
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakSet, finalize
 
-from anyio import to_thread
-from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+from anyio.from_thread import BlockingPortal
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, sweep
 from swarm.client.policy import RetryPolicy, attempts_of
-from swarm.errors import StateError, UnavailableError
+from swarm.client.portal import Call, Connection, Stopping, claimed, in_thread, stopping_run
+from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import ServerStatus
 from swarm.types import Task, WorkflowOutput
@@ -47,129 +42,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 HandleT = TypeVar("HandleT")
-
-
-class Call(Generic[T]):
-    """An asynchronous call that a thread waits for."""
-
-    def __init__(self, portal: BlockingPortal, work: Coroutine[Any, Any, T]) -> None:
-        self._portal = portal
-        self._task: asyncio.Task[Any] | None = None
-
-        async def run() -> T:
-            self._task = asyncio.current_task()
-            return await work
-
-        try:
-            self._future: Future[T] = portal.start_task_soon(run)
-        except RuntimeError as exc:
-            work.close()
-            raise StateError(f"this client is closed, or called from its own event loop: {exc}") from exc
-
-    def result(self) -> T:
-        """What the call returns or raises. An exception that interrupts the wait (Ctrl-C) cancels the call first.
-
-        Raises:
-            CancelledError: :meth:`cancel` was called in time.
-        """
-        try:
-            return self._future.result()
-        except BaseException:
-            if not self._future.done():
-                self.cancel()
-                wait([self._future])
-            raise
-
-    def cancel(self) -> None:
-        """Cancel the call; it may still end with a result."""
-        with suppress(RuntimeError):  # the loop has ended, and the call with it
-            self._portal.start_task_soon(lambda: self._task and self._task.cancel())
-
-
-class Stopping(threading.Event):
-    """Set to end a run of user code: its retries, the claims that its threads wait for, and those to come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._claims: set[Call[Any]] = set()
-
-    def set(self) -> None:
-        """End the run."""
-        super().set()
-        with self._lock:
-            claims = tuple(self._claims)
-        for claim in claims:
-            claim.cancel()
-
-    def granted(self, claim: Call[T]) -> T:
-        """Wait for a claim.
-
-        Raises:
-            UnavailableError: ``run_stopped``.
-        """
-        with self._lock:
-            self._claims.add(claim)
-        try:
-            if self.is_set():
-                claim.cancel()
-            episodes = claim.result()
-        except CancelledError:
-            raise _run_stopped() from None
-        finally:
-            with self._lock:
-                self._claims.discard(claim)
-        if self.is_set():
-            # granted just when the run was stopped: the run aborts it
-            raise _run_stopped()
-        return episodes
-
-
-_stopping: ContextVar[Stopping | None] = ContextVar("stopping", default=None)
-
-
-def _run_stopped() -> UnavailableError:
-    return UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
-
-
-def _claimed(claim: Call[T]) -> T:
-    stopping = _stopping.get()
-    return claim.result() if stopping is None else stopping.granted(claim)
-
-
-@functools.cache
-def _portals(pid: int) -> BlockingPortalProvider:
-    """The event loop that all clients of a process share; a forked child has a loop of its own."""
-    return BlockingPortalProvider()
-
-
-class _Connection:
-    """The asynchronous client behind one :class:`SwarmClient` in one process."""
-
-    def __init__(self, make: Callable[[], AsyncSwarmClient]) -> None:
-        self.pid = os.getpid()
-        self.client = make()
-        self._provider = _portals(self.pid)
-        self.portal = self._provider.__enter__()
-        self._loop: asyncio.AbstractEventLoop = self.portal.call(asyncio.get_running_loop)
-        self._closing = threading.Lock()
-        self._closed = False
-
-    def close(self) -> None:
-        """Close the client, and end the loop if no other client uses it."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-        try:
-            Call(self.portal, self.client.close()).result()
-        finally:
-            self._provider.__exit__(None, None, None)
-
-    def close_soon(self) -> None:
-        """Close the connections without waiting; for a client that was collected, maybe by the loop's own thread."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.client.close()))
 
 
 def blocking(
@@ -181,7 +53,7 @@ def blocking(
     def blocked(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         here = self.connection
         call = Call(here.portal, method(here.client, *args, **kwargs))
-        return _claimed(call) if claims else call.result()
+        return claimed(call) if claims else call.result()
 
     return blocked
 
@@ -197,7 +69,7 @@ def managed(
     def manager(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[HandleT]:
         here = self.connection
         block = method(here.client, *args, **kwargs)
-        entered = _claimed(Call(here.portal, block.__aenter__()))
+        entered = claimed(Call(here.portal, block.__aenter__()))
         try:
             yield handle(entered, here.portal)
         finally:
@@ -255,38 +127,11 @@ class Group:
         return Call(self._portal, self._inner.end(task, outputs)).result()
 
 
-def _in_thread(func: Callable[P, object]) -> Callable[P, Coroutine[Any, Any, None]]:
-    """``func`` for the event loop: in a daemon thread, where it may block and use the client. Cancelling the call
-    leaves the thread to finish."""
-
-    async def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        def run() -> None:
-            try:
-                func(*args, **kwargs)
-            except (SystemExit, KeyboardInterrupt) as exc:
-                # it would end the event loop
-                raise RuntimeError(f"a callback raised {exc!r}") from exc
-
-        await to_thread.run_sync(run, abandon_on_cancel=True)
-
-    return call
-
-
 class SwarmClient:
     """Runs episodes and controls the engine of one swarm server; any number of threads may share it.
 
-    Methods behave as those of :class:`AsyncSwarmClient` of the same name. A child process that was forked uses
-    connections of its own.
-
-    Args:
-        server_url: address of the swarm server, e.g. ``http://127.0.0.1:10086``.
-        token: the server's token; default ``$SWARM_TOKEN``.
-        client_uuid: name of this client at the server; default a fresh one.
-        request_timeout: seconds for one request (a claim: those it waits, and ten more).
-        begin_timeout: seconds that :meth:`begin_episode` waits for a free episode: longer than a training step.
-        boot_timeout: seconds that starting an engine may take.
-        policy: when a request is repeated.
-        auto_start_swarm_server: if nothing answers at a loopback address, start a server there and stop it at close.
+    Methods and arguments are those of :class:`AsyncSwarmClient`, but the constructor starts the server if it is to. A
+    forked child process uses connections of its own.
 
     Raises:
         ConfigError: ``server_url`` is no http address, or a server cannot be started there.
@@ -306,7 +151,7 @@ class SwarmClient:
         auto_start_swarm_server: bool = False,
     ) -> None:
         self._policy = policy or RetryPolicy()
-        self._make = functools.partial(
+        self._make = partial(
             AsyncSwarmClient,
             server_url,
             token,
@@ -317,7 +162,7 @@ class SwarmClient:
             policy=policy,
             auto_start_swarm_server=auto_start_swarm_server,
         )
-        self._connection = _Connection(self._make)
+        self._connection = Connection(self._make)
         try:
             Call(self._connection.portal, self._connection.client.__aenter__()).result()
         except BaseException:
@@ -327,10 +172,10 @@ class SwarmClient:
         finalize(self, self._connection.close_soon).atexit = False
 
     @property
-    def connection(self) -> _Connection:
+    def connection(self) -> Connection:
         """The client on the event loop of this process."""
         if self._connection.pid != os.getpid():
-            self._connection = _Connection(self._make)
+            self._connection = Connection(self._make)
         return self._connection
 
     @property
@@ -371,20 +216,9 @@ class SwarmClient:
         max_workers: int = 32,
         auto_retry: bool | int = True,
     ) -> list[T | None]:
-        """Call ``func(task)`` for each task in threads; episodes it begins and does not end are aborted.
+        """See :meth:`AsyncSwarmClient.run_episodes_until_all_complete`; ``func`` runs in ``max_workers`` threads.
 
-        Args:
-            tasks: read as threads come free, so a generator of any length will do. For a GRPO group of N, give each
-                task N times.
-            func: begins and ends its own episode; what it begins in threads of its own is not tracked.
-            max_workers: threads.
-            auto_retry: ``True`` tries a task up to three times, a number that many times, ``False`` once.
-
-        Returns:
-            What ``func`` returned, in the order of the tasks; ``None`` where it failed for good (logged).
-
-        Raises:
-            ExceptionGroup: every task failed.
+        What ``func`` begins in threads of its own is not tracked.
         """
         stopping = Stopping()
 
@@ -396,7 +230,7 @@ class SwarmClient:
     def run_tracked(self, func: Callable[[], T], stopping: Stopping | None = None) -> T:
         """Return what ``func`` returns; episodes that it begins and does not end are aborted, and once ``stopping`` is
         set it begins none."""
-        token = _stopping.set(stopping)
+        token = stopping_run.set(stopping)
         try:
             with self.connection.client.open_episodes.run() as left_open:
                 try:
@@ -405,7 +239,7 @@ class SwarmClient:
                     if left_open:
                         self.abort(left_open)
         finally:
-            _stopping.reset(token)
+            stopping_run.reset(token)
 
     # -- engine
 
@@ -445,7 +279,7 @@ class SwarmClient:
             UnavailableError: no server within the policy's bound.
         """
         here = self.connection
-        Call(here.portal, here.client.add_entering_weight_sync_callback(_in_thread(callback))).result()
+        Call(here.portal, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
 
     @contextmanager
     def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus]:
@@ -455,7 +289,7 @@ class SwarmClient:
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-        with _watching(self, _in_thread(on_status)) as first:
+        with _watching(self, in_thread(on_status, abandon=True)) as first:
             yield first
 
     # -- plumbing
