@@ -39,9 +39,8 @@ from swarm.server.api.responses import answer
 from swarm.server.auth import Caller
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.engine.verbose import VerboseLog
 from swarm.server.episodes.episode import Episode
-from swarm.server.monitor import idle_seconds, shown_uuid
+from swarm.server.monitor import VerboseLog, idle_seconds, shown_uuid
 from swarm.states import EngineState
 
 #: Its clients of March and April 2026 keep for 0.5 s what they were told of the engine's state.

@@ -1,7 +1,7 @@
 """``Collection``: what the pool asks about finished episodes, the clients they come from, and the next batch.
 
 Invariant: as in the parts it puts together, :mod:`~swarm.server.batching.groups` (every trajectory in one place),
-:mod:`~swarm.server.batching.clients` and :mod:`~swarm.server.batching.throttle`. Pure logic on one event loop:
+:mod:`~swarm.server.batching.clients` and :mod:`~swarm.server.batching.shares`. Pure logic on one event loop:
 nothing here waits, writes or logs; whatever is dropped is returned, so that the caller can record and count it.
 """
 
@@ -16,8 +16,7 @@ from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
 from swarm.server.batching.clients import Client, Clients, RollingClock
 from swarm.server.batching.groups import Dropped, Failure, GroupStore
 from swarm.server.batching.methods import Group
-from swarm.server.batching.shares import Shares
-from swarm.server.batching.throttle import Throttle
+from swarm.server.batching.shares import Shares, Throttle
 from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow
 from swarm.tokens import TrainBatch, Trajectory
 
