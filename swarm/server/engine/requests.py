@@ -23,7 +23,6 @@ from swarm.server.engine.runs import JournalPort, TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.journal import OnDisk
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState
 
@@ -77,20 +76,6 @@ class EpisodeRequests(EngineBoard):
         """
         await self._journal.synced()
 
-    @property
-    def unhindered(self) -> bool:
-        """Whether a claim may be granted at once: there is a job, no claim waits, and the disk keeps up."""
-        return self._pool is not None and not len(self.claims) and not self.journal_behind
-
-    @property
-    def journal_behind(self) -> bool:
-        """Whether claims are refused because too much waits for the disk."""
-        return self._journal.pending > MAX_PENDING
-
-    def on_disk(self, told: OnDisk) -> None:
-        """Call ``told`` as :meth:`synced` returns or raises."""
-        self._journal.on_disk(told)
-
     # ------------------------------------------------------------------ episodes
 
     async def claim(
@@ -112,7 +97,7 @@ class EpisodeRequests(EngineBoard):
                     param="count",
                 )
             self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
-        if self.journal_behind:
+        if self._journal.pending > MAX_PENDING:
             return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()

@@ -19,7 +19,6 @@ from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.journal import OnDisk
 from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch
@@ -40,8 +39,6 @@ class JournalPort(Protocol):
     def recover(self) -> Recovered: ...
 
     def append(self, *rows: Row) -> None: ...
-
-    def on_disk(self, told: OnDisk) -> None: ...
 
     async def synced(self) -> None: ...
 

@@ -108,14 +108,6 @@ class ClaimQueue:
             return Refusal(waiting.reason)
         return waiting
 
-    def claim_at_once(self, wish: ClaimWish) -> Grant | None:
-        """Grant ``wish`` if no claim waits, it repeats nothing and can be granted now; otherwise use :meth:`claim`."""
-        name = (wish.client_uuid, wish.claim_key)
-        if self._waiting or name in self._withdrawn or (wish.claim_key and name in self._granted):
-            return None
-        outcome = self._try(wish)
-        return outcome if isinstance(outcome, Grant) else None
-
     async def wait(
         self, waiting: WaitingClaim, within: float, receive: Callable[[], Awaitable[Any]] | None = None
     ) -> Grant | Refusal:
