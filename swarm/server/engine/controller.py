@@ -136,7 +136,7 @@ class Controller(EpisodeRequests):
         self._serving = Serving(
             tuple(message.addresses), message.model, message.policy_version, self._engine_gone, message.stays_awake
         )
-        self.pool.batches.advance(message.policy_version)
+        self.pool.collection.advance(message.policy_version)
         if self._state is EngineState.WEIGHT_SYNCING and not self._sent and outstanding is not None:
             # the batch waits for the disk: if it were taken back now, the engine would get it twice
             logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
@@ -165,7 +165,7 @@ class Controller(EpisodeRequests):
                 break
             # the batch had come back, and its step was reported after all
             self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
-        batch = pool.batches.take()
+        batch = pool.collection.take()
         self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
         while True:
             try:
@@ -196,7 +196,7 @@ class Controller(EpisodeRequests):
 
         Call it once no more messages of that engine can arrive: the batch's step may be among the last ones.
         """
-        if self._sent and (failure := self.pool.batches.fail(self._sent)) is not None:
+        if self._sent and (failure := self.pool.collection.fail(self._sent)) is not None:
             logger.warning(
                 "the trainer failed on batch %s for the %d. time (%s): it is %s",
                 self._sent,

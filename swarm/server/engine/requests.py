@@ -163,7 +163,7 @@ class EpisodeRequests(EngineBoard):
         """The client has no more for the current batch."""
         if self._pool is None:
             return AgreeSyncWeightResponse(success=False, failure_reason="there is no training job yet")
-        reason = self._pool.batches.agree(client_uuid)
+        reason = self._pool.collection.agree(client_uuid)
         in_vain = self._pool.collection.in_vain
         self._watch()
         await self.synced()
@@ -212,7 +212,7 @@ class EpisodeRequests(EngineBoard):
             return
         if self._state is EngineState.ROLLING and pool.collection.in_vain:
             logger.warning("the clients agree to a weight sync, but %s", _IN_VAIN)
-            pool.batches.end_agreements()
+            pool.collection.end_agreements()
             self.agreement_over = time.monotonic()
         if self._state is EngineState.ROLLING_POST or pool.batch_ready:
             self._collected.notify()
@@ -220,7 +220,7 @@ class EpisodeRequests(EngineBoard):
     def _next_due(self) -> float:
         if (pool := self._pool) is None:
             return math.inf
-        deadline, change = pool.next_deadline(), pool.batches.collection.next_change()
+        deadline, change = pool.next_deadline(), pool.collection.next_change()
         if change is None:
             return math.inf if deadline is None else deadline
         return change if deadline is None else min(deadline, change)

@@ -19,7 +19,7 @@ from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow
+from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow, StepRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch
 from swarm.types import StepResult
@@ -126,7 +126,7 @@ class TrainingRun:
         if self._stopped:
             if job.resume:
                 # other processes than before may use it, and nobody waits for the earlier ones
-                self.pool.batches.end_agreements()
+                self.pool.collection.end_agreements()
             else:
                 self._begin(job, "another training run began")
             self._stopped = False
@@ -152,7 +152,8 @@ class TrainingRun:
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
-        self.pool.batches.confirm(result)
+        self.pool.collection.confirm(result.batch_id, result.step)
+        self._journal.append(StepRow(self._run_id, result))
         self.steps.append(result)
         return True
 
