@@ -31,9 +31,7 @@ from swarm.server.api.shortcuts import EpisodeShortcuts
 from swarm.server.api.status import StatusRoutes
 from swarm.server.auth import Admission, AuthMiddleware, ClientNames, TokenRing
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.not_found import Elsewhere
-from swarm.server.dataplane.routes import DataPlane
-from swarm.server.dataplane.upstream import Upstream
+from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
@@ -63,8 +61,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     """
     controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
-    upstream = Upstream()
-    data_plane = DataPlane(config, controller, upstream)
+    data_plane = DataPlane(config, controller)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # a look at the file for each request would cost a busy server a tenth of its time
@@ -90,7 +87,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 expiry.cancel()
                 await supervisor.stop()
                 await asyncio.gather(expiry, return_exceptions=True)
-                await upstream.close()
+                await data_plane.close()
 
     names = ClientNames()
     control = [
@@ -103,7 +100,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
         *ServingRoutes(data_plane).routes(),
     ]
-    elsewhere = Elsewhere(data_plane.routes())
+    not_found = NotFound(data_plane.routes())
     admission = Admission(ring, config.anonymous)
     guards = [
         Middleware(AuthMiddleware, admission=admission),
@@ -115,8 +112,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             DirectRoutes(data_plane.routes()),
             Route("/health", health, methods=["GET"]),
             *data_plane.routes(),
-            Mount("/episodes", app=elsewhere),
-            Mount("/groups", app=elsewhere),
+            Mount("/episodes", app=not_found),
+            Mount("/groups", app=not_found),
             # last: it answers for every path that is not above, so that nothing is told to callers without the token
             Mount("", routes=control, middleware=guards),
         ],

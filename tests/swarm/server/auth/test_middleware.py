@@ -22,7 +22,7 @@ from swarm.server.app import create_app
 from swarm.server.auth import Caller, check_exposure
 from swarm.server.auth.scopes import ROUTE_SCOPES, WITHOUT_TOKEN
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.not_found import Elsewhere
+from swarm.server.dataplane.routes import NotFound
 from tests.swarm.server.vllm import serving
 
 SCOPES: tuple[TokenScope, ...] = ("read", "claim", "admin")
@@ -49,7 +49,7 @@ def routes_of(app: Starlette) -> Iterator[BaseRoute]:
         if isinstance(route, DirectRoutes):
             continue  # the same as in the mount, as its own test holds
         if isinstance(route, Mount):
-            if isinstance(route.app, Elsewhere):
+            if isinstance(route.app, NotFound):
                 continue  # it says no to everybody
             assert not route.path, "a mount below a path would hide its paths from the table of scopes"
             yield from route.routes
