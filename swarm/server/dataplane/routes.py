@@ -139,7 +139,7 @@ class DataPlane:
     async def _chat(
         self, request: Request, owner: CallOwner, dialect: Dialect, group_size: int | None = None
     ) -> Response:
-        asked = await read_json(request, self.config.max_body_bytes)
+        asked = await read_json(request)
         # an episode may have ended while the body was read
         owner.check()
         headers: Mapping[str, str] = {}
