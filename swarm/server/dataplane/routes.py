@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -73,7 +72,7 @@ class DataPlane:
         episode, group, chat = "/episodes/{episode_uuid}", "/groups/{group_uuid}", ChatDialect()
         return [
             *(
-                Route(episode + dialect.path, partial(self._translated, dialect=dialect), methods=["POST"])
+                Route(episode + dialect.path, self._endpoint(dialect), methods=["POST"])
                 for dialect in (chat, CompletionsDialect(), MessagesDialect(), ResponsesDialect())
             ),
             Route(f"{episode}/v1/models", self.models, methods=["GET"]),
@@ -130,11 +129,15 @@ class DataPlane:
             error.status = 504
             raise error from exc
 
-    async def _translated(self, request: Request, dialect: Dialect) -> Response:
-        try:
-            return await self._chat(request, self._open(request), dialect)
-        except SwarmGatewayError as exc:
-            return _refusal(dialect, exc)
+    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def endpoint(request: Request) -> Response:
+            """One call of the episode's model."""
+            try:
+                return await self._chat(request, self._open(request), dialect)
+            except SwarmGatewayError as exc:
+                return _refusal(dialect, exc)
+
+        return endpoint
 
     async def _chat(
         self, request: Request, owner: CallOwner, dialect: Dialect, group_size: int | None = None
