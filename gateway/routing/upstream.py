@@ -149,7 +149,7 @@ class Upstream:
         url = self._base + path.removeprefix("/v1")
         stack = AsyncExitStack()
         try:
-            async with self._breaker.call() as trial:
+            with self._breaker.call() as call:
                 try:
                     async with asyncio.timeout(self._timeout):
                         answer = await self._reached(stack, method, url, body, self._headers(more))
@@ -160,7 +160,7 @@ class Upstream:
                     raise late from None
                 except ConnectionBrokenError as exc:
                     raise self._broken(exc) from exc
-                trial.end(answer.status < 500)
+                call.failed = answer.status >= 500
             self._check(answer.status)
             headers = {name: value for name, value in _lowered(answer.headers) if _passes(name)}
             if whole is not None:
