@@ -201,7 +201,7 @@ async def _straight(route: Route, training: Training, incoming: Incoming, *, pat
 
 
 async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Upstream]:
-    """The model's route and its upstream; for a model of no route, such as one for embeddings, the only route with one."""
+    """The model's route and its upstream; for a model of no route, such as for embeddings, the only route with one."""
     route: Route | None = None
     unknown: NotFoundError | None = None
     try:
