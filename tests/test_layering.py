@@ -22,12 +22,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm": set(),
     "swarm.http": set(),
     "swarm.credentials": set(),
-    "swarm.link": set(),
-    "swarm.tracker": set(),
+    # token data is numpy's: beside the base, so that gateways and clients do without
+    "swarm.tokens": set(),
+    "swarm.link": {"swarm.tokens"},
+    "swarm.tracker": {"swarm.tokens"},
     "swarm.sync": set(),
     "swarm.client": {"swarm.sync", "swarm.http"},
     "swarm.data": set(),
     "swarm.server": {
+        "swarm.tokens",
         "swarm.link",
         "swarm.tracker",
         "swarm.http",
@@ -39,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": set(),
     "adapters.dialects": set(),
     "adapters.models": set(),
-    "adapters.verl": {"swarm.link", "adapters.models"},
+    "adapters.verl": {"swarm.tokens", "swarm.link", "adapters.models"},
     "gateway": {"swarm.client", "swarm.data", "swarm.http", "swarm.credentials", "reward_hooks", "adapters.dialects"},
 }
 MAY_IMPORT_HEAVY = {"adapters.verl", "adapters.models"}

@@ -22,7 +22,7 @@ from swarm.errors import EngineError
 from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BatchReady, Stop
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 
 PARTITION = "train"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from swarm.types import Timeline, TrainBatch, Trajectory
+from swarm.tokens import Timeline, TrainBatch, Trajectory
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
 
 def _sampled(trajectory: Trajectory) -> list[Timeline]:
     # verl reads a trajectory's advantage at the first sampled token of its last timeline; without one it would be 0
-    timelines = [timeline for timeline in trajectory.timelines if any(timeline.response_mask)]
+    timelines = [timeline for timeline in trajectory.timelines if timeline.sampled_tokens]
     if not timelines:
         raise ValueError(f"episode {trajectory.episode_uuid} has no token that the policy sampled")
     return timelines

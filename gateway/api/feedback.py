@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from gateway.api.endpoint import caller_of
-from gateway.runtime import Gateway
+from gateway.sessions.sessions import Sessions
 from reward_hooks import Feedback
 from swarm.errors import NotFoundError, RequestError
-from swarm.http.asgi import read_model
 from swarm.types import Model
 
-_LONGEST_BODY = 64 * 1024
 #: Labels that rate, as scores.
 RATINGS = {"good": 1.0, "neutral": 0.0, "bad": -1.0}
 #: Labels for what the user did with an answer, which only the application can see.
@@ -73,16 +70,27 @@ class SessionFeedback(Said):
         """Anything goes."""
 
 
-async def give_feedback(request: Request) -> Response:
-    """``POST /v1/feedback``: note the feedback; ``trains`` in the answer: its group is still open.
+class FeedbackTaken(BaseModel):
+    """What became of the feedback."""
 
-    Raises:
-        RequestError: the body makes no sense, or names a choice that was not delivered.
-        NotFoundError: no answer of that id that trains was delivered to this key, or it is forgotten.
+    completion_id: str
+    trains: bool = Field(description="whether the group is still open for it")
+    replaced: bool
+
+
+class SessionEnded(BaseModel):
+    """The session is over."""
+
+    session_id: str
+    ended: bool
+
+
+async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken:
+    """What the user says of an answer.
+
+    ``trains`` in the response says whether the answer's group is still open for it.
     """
-    given = await read_model(request, GivenFeedback, _LONGEST_BODY)
-    gateway: Gateway = request.state.gateway
-    sessions = gateway.sessions
+    sessions = _sessions(request)
     turn = sessions.turn(given.completion_id, caller_of(request.scope).key_id)
     if turn is None:
         raise NotFoundError(
@@ -95,23 +103,19 @@ async def give_feedback(request: Request) -> Response:
         raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
     replaced = turn.say(given.choice, given.feedback())
     sessions.counts.feedback["counts" if turn.open else "late"] += 1
-    return JSONResponse({"completion_id": given.completion_id, "trains": turn.open, "replaced": replaced})
+    return FeedbackTaken(completion_id=given.completion_id, trains=turn.open, replaced=replaced)
 
 
-async def end_session(request: Request) -> Response:
-    """``POST /v1/sessions/{id}/end``: end the session on all routes; its hook runs after the answer. The body is
-    optional feedback.
+async def end_session(request: Request, id: str, said: SessionFeedback | None = None) -> SessionEnded:
+    """A conversation is over.
 
-    Raises:
-        RequestError: the body makes no sense.
-        NotFoundError: this key has no such session, or it is over.
+    It ends on all routes; its hook runs after the response. The body, which may be left out, rates the session.
     """
-    given: SessionFeedback | None = None
-    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-        given = await read_model(request, SessionFeedback, _LONGEST_BODY)
-    gateway: Gateway = request.state.gateway
-    session_id: str = request.path_params["id"]
-    feedback = given.feedback() if given is not None and given.model_fields_set else None
-    if not gateway.sessions.end(session_id, caller_of(request.scope).key_id, feedback):
-        raise NotFoundError(f"session {session_id!r} is not known, or is over", code="session_not_found")
-    return JSONResponse({"session_id": session_id, "ended": True})
+    feedback = said.feedback() if said is not None and said.model_fields_set else None
+    if not _sessions(request).end(id, caller_of(request.scope).key_id, feedback):
+        raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
+    return SessionEnded(session_id=id, ended=True)
+
+
+def _sessions(request: Request) -> Sessions:
+    return request.state.gateway.sessions

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from swarm.link.messages import BatchReady, Message, RolloutReady, StepDone
-from swarm.types import StepResult, TrainBatch
+from swarm.tokens import TrainBatch
+from swarm.types import StepResult
 
 
 class Sender(Protocol):

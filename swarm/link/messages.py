@@ -1,4 +1,5 @@
-"""Messages of the engine link and their framing: one frame ``[msgpack {"kind": ..., ...}]`` per message.
+"""Messages of the engine link and their framing: one frame ``[msgpack {"kind": ..., ...}]`` per message; the arrays of
+a batch are its bins.
 
 Engine processes (roles ``driver`` and ``rollout``) connect DEALER sockets to the server's ROUTER and present the
 token that the server put into their environment; anything before a valid ``Hello`` is dropped.
@@ -8,56 +9,56 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgpack
-from pydantic import Field, TypeAdapter, ValidationError
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
 
 from swarm.errors import LinkError
-from swarm.types import Model, StepResult, TrainBatch
+from swarm.tokens import READERS, TrainBatch
+from swarm.types import StepResult
 
 Role = Literal["driver", "rollout"]
 
 
-class Hello(Model):
+class _Message(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True, forbid_unknown_fields=True):
+    """Base of all messages; ``kind`` on the wire is the name of the class."""
+
+
+class Hello(_Message, frozen=True, kw_only=True):
     """First message of each engine process."""
 
-    kind: Literal["hello"] = "hello"
     role: Role
     token: str
     pid: int
 
 
-class Heartbeat(Model):
+class Heartbeat(_Message, frozen=True, kw_only=True):
     """Sent by both ends every second; silence for 5 s means the other end is dead."""
 
-    kind: Literal["heartbeat"] = "heartbeat"
 
-
-class BootProgress(Model):
+class BootProgress(_Message, frozen=True, kw_only=True):
     """What the engine is doing while it boots, for people."""
 
-    kind: Literal["boot_progress"] = "boot_progress"
     stage: str
     detail: str = ""
 
 
-class ResolvedConfig(Model):
+class ResolvedConfig(_Message, frozen=True, kw_only=True):
     """verl's configuration as it will run, before anything heavy starts."""
 
-    kind: Literal["resolved_config"] = "resolved_config"
     config: dict[str, Any]
 
 
-class CodeImported(Model):
+class CodeImported(_Message, frozen=True, kw_only=True):
     """Where the engine's processes import the synced code from, before the first ``RolloutReady``.
 
     ``processes`` has the answer of :func:`swarm.link.code.imported` in each process that was asked, by what it is.
     """
 
-    kind: Literal["code_imported"] = "code_imported"
     processes: dict[str, dict[str, str]]
 
 
-class RolloutReady(Model):
+class RolloutReady(_Message, frozen=True, kw_only=True):
     """vLLM serves with weights of ``policy_version`` and the trainer wants a batch for the next step.
 
     ``addresses`` are ``host:port`` of each replica's OpenAI server; ``model`` is the name vLLM serves under.
@@ -66,8 +67,7 @@ class RolloutReady(Model):
     ``stays_awake`` tells that vLLM serves while the trainer computes; else it has to give its memory away meanwhile.
     """
 
-    kind: Literal["rollout_ready"] = "rollout_ready"
-    addresses: list[str] = Field(min_length=1)
+    addresses: Annotated[list[str], Meta(min_length=1)]
     model: str
     policy_version: int
     next_step: int
@@ -75,35 +75,31 @@ class RolloutReady(Model):
     stays_awake: bool = True
 
 
-class StepDone(Model):
+class StepDone(_Message, frozen=True, kw_only=True):
     """A training step is complete and its weights are in vLLM."""
 
-    kind: Literal["step_done"] = "step_done"
     result: StepResult
 
 
-class Finished(Model):
-    """The engine leaves: on purpose (``error`` empty) or because of ``error``."""
+class Finished(_Message, frozen=True, kw_only=True):
+    """The engine leaves: on purpose (``error`` empty) or because of ``error``; with ``wrong_config`` the job is at
+    fault, so another start would fail alike."""
 
-    kind: Literal["finished"] = "finished"
     error: str = ""
-    wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+    wrong_config: bool = False
 
 
-class BatchReady(Model):
+class BatchReady(_Message, frozen=True, kw_only=True):
     """Server to ``rollout``: the batch for the step that ``RolloutReady`` announced."""
 
-    kind: Literal["batch_ready"] = "batch_ready"
     batch: TrainBatch
 
 
-class Stop(Model):
+class Stop(_Message, frozen=True, kw_only=True):
     """Server to both roles: finish now."""
 
-    kind: Literal["stop"] = "stop"
 
-
-Message = Annotated[
+Message = (
     Hello
     | Heartbeat
     | BootProgress
@@ -113,17 +109,13 @@ Message = Annotated[
     | StepDone
     | Finished
     | BatchReady
-    | Stop,
-    Field(discriminator="kind"),
-]
-_adapter: TypeAdapter[Message] = TypeAdapter(Message)
+    | Stop
+)
 
 
 def encode(message: Message) -> bytes:
     """The single frame that carries ``message``."""
-    frame = msgpack.packb(message.model_dump(mode="json"))
-    assert frame is not None  # None only when packing into a given buffer
-    return frame
+    return _ENCODER.encode(message)
 
 
 def decode(frame: bytes) -> Message:
@@ -133,6 +125,18 @@ def decode(frame: bytes) -> Message:
         LinkError: not msgpack, an unknown kind, or fields that do not fit.
     """
     try:
-        return _adapter.validate_python(msgpack.unpackb(frame))
-    except (ValidationError, ValueError, msgpack.UnpackException) as exc:
+        return _DECODER.decode(frame)
+    except msgspec.DecodeError as exc:
         raise LinkError(f"undecodable link message: {exc}") from exc
+
+
+def _to_wire(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, StepResult) else np.ascontiguousarray(value).data
+
+
+def _from_wire(kind: Any, value: Any) -> Any:
+    return StepResult.model_validate(value) if kind is StepResult else READERS[kind](value)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=_from_wire)

@@ -143,7 +143,7 @@ class Meters:
             case BatchTaken(batch=batch):
                 trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
                 self._episodes_of_batch = len(trajectories)
-                self._tokens_of_batch = sum(sum(line.response_mask) for one in trajectories for line in one.timelines)
+                self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
             case StepRecorded(result=result):
                 self._steps.observe(result.seconds)
                 self._trained.inc(self._episodes_of_batch)

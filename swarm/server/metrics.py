@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 
 
 def batch_metrics(batch: TrainBatch) -> dict[str, float]:
     """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in trajectories]
-    tokens = [sum(sum(timeline.response_mask) for timeline in t.timelines) for t in trajectories]
+    tokens = [trajectory.sampled_tokens for trajectory in trajectories]
     return {
         "swarm/reward_mean": statistics.fmean(rewards),
         "swarm/reward_std": statistics.pstdev(rewards),

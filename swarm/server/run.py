@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Callable, Generator, Sequence
@@ -18,9 +19,8 @@ from starlette.applications import Starlette
 from swarm.errors import ConfigError
 from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
-from swarm.server.auth import check_exposure
+from swarm.server.auth.middleware import check_exposure
 from swarm.server.config import ServerConfig
-from swarm.server.garbage import collect_in_steps
 
 #: how long answers in progress may take once the server is told to stop
 _DRAIN_SECONDS = 5
@@ -69,12 +69,14 @@ async def serve(
     app = create_app(config, engine_command=engine_command)
 
     def ready() -> None:
+        # modules loaded by now stay: garbage collection need not scan them again and again
+        gc.freeze()
         # not before the journal is open: that may fail, and takes its time where it is large
         if on_ready is not None:
             on_ready(url_of(config.host, listener))
 
     server = _Server(
-        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level, shortcuts=app.state.shortcuts),
+        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
         ready,
         app.state.controller.close,
     )
@@ -121,13 +123,6 @@ def run(
 ) -> None:
     """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
 
-    async def work() -> None:
-        collecting = asyncio.create_task(collect_in_steps(), name="garbage")
-        try:
-            await serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
-        finally:
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
-
+    work = serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(work())
+        runner.run(work)

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from swarm.types import ModelCall, Timeline
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.tokens import ModelCall, Timeline
+
+_Ids = NDArray[np.int32]
 
 
 def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
@@ -29,9 +35,9 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
     order = sorted(range(len(calls)), key=lambda i: (len(calls[i].prompt_ids), -len(calls[i].response_ids)))
     for index in order:
         call = calls[index]
-        if not call.response_ids:
+        if not len(call.response_ids):
             continue
-        full = [*call.prompt_ids, *call.response_ids]
+        full = np.concatenate([call.prompt_ids, call.response_ids])
         place = tree.find(full, len(call.prompt_ids))
         if place.matched == len(full):
             # all prompts in that timeline are at most as long as this one: its tokens past our prompt are sampled
@@ -39,7 +45,7 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
             continue
         timeline = place.extends
         if timeline is None:
-            timeline = _Growing(index, prompt_ids=call.prompt_ids)
+            timeline = _Growing(index, call.prompt_ids)
             timelines.append(timeline)
         timeline.append(call)
         tree.insert(full, timeline)
@@ -48,14 +54,13 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
 
 
 def _alone(call: ModelCall) -> list[Timeline]:
-    """The timelines of an episode of one call, the most frequent one: its very lists, which nobody changes."""
-    if not call.response_ids:
+    """The timelines of an episode of one call, the most frequent kind; they share the call's arrays."""
+    if not len(call.response_ids):
         return []
-    # not validated, here as below: the lengths agree by construction, and the entries are those of validated calls
-    timeline = Timeline.model_construct(
+    timeline = Timeline(
         prompt_ids=call.prompt_ids,
         response_ids=call.response_ids,
-        response_mask=[1] * len(call.response_ids),
+        response_mask=np.ones(len(call.response_ids), np.bool_),
         logprobs=call.logprobs,
         min_policy_version=call.min_policy_version,
         max_policy_version=call.max_policy_version,
@@ -66,31 +71,35 @@ def _alone(call: ModelCall) -> list[Timeline]:
 
 @dataclass
 class _Growing:
+    """A timeline in the making: the lists hold parts of its arrays, in order; ``length`` counts its tokens."""
+
     first_call: int
-    prompt_ids: list[int]
-    response_ids: list[int] = field(default_factory=list[int])
-    mask: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
+    prompt_ids: _Ids
+    response_ids: list[_Ids] = field(default_factory=list[_Ids])
+    mask: list[NDArray[np.bool_]] = field(default_factory=list[NDArray[np.bool_]])
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     versions: list[int] = field(default_factory=list[int])
     num_calls: int = 0
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.prompt_ids)
 
     def append(self, call: ModelCall) -> None:
-        between = call.prompt_ids[len(self.prompt_ids) + len(self.response_ids) :]
-        self.response_ids += between
-        self.mask += [0] * len(between)
-        self.logprobs += [0.0] * len(between)
-        self.response_ids += call.response_ids
-        self.mask += [1] * len(call.response_ids)
-        self.logprobs += call.logprobs
+        between, sampled = call.prompt_ids[self.length :], len(call.response_ids)
+        self.response_ids += (between, call.response_ids)
+        self.mask += (np.zeros(len(between), np.bool_), np.ones(sampled, np.bool_))
+        self.logprobs += (np.zeros(len(between), np.float32), call.logprobs)
         self.versions += (call.min_policy_version, call.max_policy_version)
         self.num_calls += 1
+        self.length += len(between) + sampled
 
     def freeze(self) -> Timeline:
-        return Timeline.model_construct(
+        return Timeline(
             prompt_ids=self.prompt_ids,
-            response_ids=self.response_ids,
-            response_mask=self.mask,
-            logprobs=self.logprobs,
+            response_ids=np.concatenate(self.response_ids),
+            response_mask=np.concatenate(self.mask),
+            logprobs=np.concatenate(self.logprobs),
             min_policy_version=min(self.versions),
             max_policy_version=max(self.versions),
             num_calls=self.num_calls,
@@ -101,7 +110,7 @@ class _Growing:
 class _Node:
     """A node of the radix tree: ``ids`` are on the edge that leads here; ``ends`` is the timeline that ends here."""
 
-    ids: list[int]
+    ids: _Ids
     edges: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
     ends: _Growing | None = None
 
@@ -126,12 +135,12 @@ class _Tree:
     """Radix tree over the full ids of all timelines."""
 
     def __init__(self) -> None:
-        self._root = _Node([])
+        self._root = _Node(np.empty(0, np.int32))
 
-    def find(self, full: list[int], prompt_length: int) -> _Place:
+    def find(self, full: _Ids, prompt_length: int) -> _Place:
         node, depth, extends = self._root, 0, None
         while depth < len(full):
-            child = node.edges.get(full[depth])
+            child = node.edges.get(int(full[depth]))
             if child is None:
                 break
             common = _common(child.ids, full, depth)
@@ -143,30 +152,26 @@ class _Tree:
                 extends = child.ends
         return _Place(depth, node, extends)
 
-    def insert(self, full: list[int], timeline: _Growing) -> None:
+    def insert(self, full: _Ids, timeline: _Growing) -> None:
         """Add ``full``, which is not yet contained, as the ids of ``timeline``; its shorter end is forgotten."""
         node, depth = self._root, 0
         while True:
             if node.ends is timeline:
                 node.ends = None
-            child = node.edges.get(full[depth])
+            token = int(full[depth])
+            child = node.edges.get(token)
             if child is None:
-                node.edges[full[depth]] = _Node(full[depth:], ends=timeline)
+                node.edges[token] = _Node(full[depth:], ends=timeline)
                 return
             common = _common(child.ids, full, depth)
             if common < len(child.ids):
                 lower = _Node(child.ids[common:], child.edges, child.ends)
-                child.ids, child.edges, child.ends = child.ids[:common], {lower.ids[0]: lower}, None
+                child.ids, child.edges, child.ends = child.ids[:common], {int(lower.ids[0]): lower}, None
             node, depth = child, depth + common
 
 
-def _common(edge: list[int], full: list[int], start: int) -> int:
+def _common(edge: _Ids, full: _Ids, start: int) -> int:
     """How many ids of ``edge`` equal those of ``full`` from ``start``."""
-    if full[start : start + len(edge)] == edge:
-        return len(edge)
-    length = 0
-    for ours, theirs in zip(edge, full[start : start + len(edge)], strict=False):
-        if ours != theirs:
-            break
-        length += 1
-    return length
+    length = min(len(edge), len(full) - start)
+    differs: NDArray[Any] = edge[:length] != full[start : start + length]
+    return int(differs.argmax()) if differs.any() else length

@@ -11,8 +11,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.clients.model import GIVES_UP
 from tests.clients.stack import MODEL, SECONDS, Stack
+from tests.standins.models import GIVES_UP
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ import httpx
 import openai
 import pytest
 
-from tests.clients.model import GIVES_UP
 from tests.clients.stack import MODEL, SECONDS, Stack, stack
 from tests.gateway.resilience.rig import until_async
+from tests.standins.models import GIVES_UP
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 

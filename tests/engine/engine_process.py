@@ -32,7 +32,8 @@ from swarm.link.messages import (
 from swarm.link.segments import remove_segments
 from swarm.link.server import EngineLink
 from swarm.server.engine.supervisor import engine_environment
-from swarm.types import ModelCall, StepResult, Timeline, TrainBatch
+from swarm.tokens import ModelCall, Timeline, TrainBatch
+from swarm.types import StepResult
 
 M = TypeVar("M")
 

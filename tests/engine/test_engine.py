@@ -20,7 +20,7 @@ from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, BootProgress, Finished, RolloutReady, StepDone
 from swarm.server.dataplane.failures import UpstreamRefusalError
 from swarm.server.dataplane.upstream import Upstream
-from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, gather, sample, timeline, until
 from tests.standins import vllm_rules
@@ -68,7 +68,7 @@ async def two_turns(client: httpx.AsyncClient, ready: RolloutReady) -> list[Time
         f"http://{ready.addresses[0]}/v1/completions",
         json={
             "model": ready.model,
-            "prompt": first.prompt_ids + first.response_ids + observed,
+            "prompt": [*first.prompt_ids.tolist(), *first.response_ids.tolist(), *observed],
             "max_tokens": 6,
             "temperature": 1.0,
             "top_p": 1.0,

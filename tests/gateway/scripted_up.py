@@ -116,8 +116,9 @@ def main() -> None:
     if script == "paced":
         import swarm.server.engine.supervisor
         from gateway.cli import main as command_line
+        from tests.standins.engine import command
 
-        swarm.server.engine.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.gateway.resilience.engine")
+        swarm.server.engine.supervisor.ENGINE_COMMAND = command("paced")
         sys.argv[1:] = arguments
         command_line()
         return

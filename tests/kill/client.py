@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.wire import post
 from tests.kill.drivers import DRIVERS, GROUP, Bare, Driver
-from tests.kill.engine import Log
+from tests.standins.engine import Log
 
 WORKERS = 4
 _CHAT_GIVE_UP_AFTER = 10.0

@@ -28,6 +28,7 @@ from swarm.job import TrainJob, dump_job
 from tests.kill.drivers import DRIVERS
 from tests.kill.invariants import Witnesses, lines
 from tests.kill.proxy import Proxy
+from tests.standins import engine
 
 JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
 CLIENTS = tuple(DRIVERS)
@@ -172,7 +173,7 @@ class Harness:
                 stdout=asyncio.subprocess.PIPE if arguments[0].endswith("server") else output,
                 stderr=output,
                 cwd=ROOT,
-                env={**os.environ, "KILL_FOLDER": str(self.folder), "PYTHONPATH": str(ROOT)},
+                env={**os.environ, engine.FOLDER_VARIABLE: str(self.folder), "PYTHONPATH": str(ROOT)},
             )
 
     async def _start_server(self) -> None:
@@ -275,6 +276,6 @@ def kill_engine(pid: int) -> None:
     """Kill an engine that its server left behind; its number may be somebody else's by now."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        if "tests.kill.engine" in process.cmdline():
+        if engine.__file__ in process.cmdline():
             process.kill()
             process.wait(timeout=10)

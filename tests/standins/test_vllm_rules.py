@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
-from tests.clients.engine import Served
+from tests.standins.models import ObedientVllm
+from tests.standins.vllm import ScriptedVllm
 from tests.standins.vllm_rules import (
     CASES,
     WITH_TOOL_PARSER,
@@ -21,7 +21,6 @@ from tests.standins.vllm_rules import (
     request,
     too_long,
 )
-from tests.swarm.server.vllm import ScriptedVllm
 
 pytestmark = pytest.mark.anyio
 
@@ -35,24 +34,12 @@ EVERY = [
 ]
 
 
-def vllm(rules: VllmRules) -> Starlette:
-    scripted = ScriptedVllm()
-    scripted.rules = rules
-    return scripted.app
-
-
-def served(rules: VllmRules) -> Starlette:
-    one = Served()
-    one.rules = rules
-    return one.app
-
-
-@pytest.mark.parametrize(("rules", "case"), EVERY, ids=[case.name for _, case in EVERY])
-@pytest.mark.parametrize("make", [vllm, served])
-async def test_a_stand_in_refuses_what_vllm_refuses(make: type, rules: VllmRules, case: Case) -> None:
-    transport = httpx.ASGITransport(make(rules))
-    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
-        await check(client, case, "tiny")
+@pytest.mark.parametrize("make", [ScriptedVllm, ObedientVllm])
+async def test_a_stand_in_refuses_what_vllm_refuses(make: type[ScriptedVllm]) -> None:
+    vllm = make()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(vllm.app), base_url="http://vllm") as client:
+        for vllm.rules, case in EVERY:
+            await check(client, case, "tiny")
 
 
 @pytest.mark.parametrize("case", too_long(100), ids=lambda case: case.name)

@@ -20,7 +20,8 @@ from swarm.server.journal.records import (
     Recovered,
     StepRecorded,
 )
-from swarm.types import StepResult, TrainBatch, Trajectory
+from swarm.tokens import TrainBatch, Trajectory
+from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
 

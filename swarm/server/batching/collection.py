@@ -20,7 +20,7 @@ from swarm.server.batching.rolling import RollingClock
 from swarm.server.batching.shares import Shares
 from swarm.server.batching.throttle import Throttle
 from swarm.server.journal.records import EndedHow, GroupLosses, OutstandingBatch
-from swarm.types import TrainBatch, Trajectory
+from swarm.tokens import TrainBatch, Trajectory
 
 #: seconds without a sign of life after which nobody waits for a client
 CLIENT_TIMEOUT = 300.0

@@ -17,7 +17,7 @@ from swarm.job import TrainJob
 from swarm.server.batching.methods import MIN_GROUP, Group, Member, Tally, method_of
 from swarm.server.batching.shares import Shares
 from swarm.server.journal.records import GroupLosses
-from swarm.types import TrainBatch, Trajectory
+from swarm.tokens import TrainBatch, Trajectory
 
 #: Why finished episodes will never be trained; for counters.
 DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared"]

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from swarm.job import CollectionMethod
-from swarm.types import TrainGroup, Trajectory
+from swarm.tokens import TrainGroup, Trajectory
 
 #: episodes that a group needs to compare them with each other
 MIN_GROUP = 2

@@ -20,7 +20,7 @@ from swarm.server.engine.controller import Controller
 from swarm.server.episodes.endings import DELETED
 from swarm.server.episodes.episode import Episode
 from swarm.states import EngineState
-from swarm.types import ModelCall
+from swarm.tokens import ModelCall
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from swarm.server.dataplane.replicas import Route
 from swarm.server.dataplane.requests import ChatCall
 from swarm.server.dataplane.streaming import Attempt, Chunk, without_abort
 from swarm.server.dataplane.upstream import Upstream
-from swarm.types import ModelCall
+from swarm.tokens import ModelCall
 
 
 class CallLog(Protocol):

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from swarm.errors import TokenTruthError, UpstreamError
-from swarm.types import ModelCall
+from swarm.tokens import ModelCall, TokenIds, token_ids
 
 #: vLLM reports this where it has no log-probability of the sampled token
 _NO_LOGPROB = -9999.0
@@ -187,8 +189,9 @@ class Recorder:
         """
         alone = len(self.choices) == 1
         shared = self._shared_problem()
+        prompt_ids = token_ids(self.prompt_ids or ())
         return [
-            choice.check(self._usage, alone=alone) or shared or self._call(choice, max_version)
+            choice.check(self._usage, alone=alone) or shared or self._call(choice, prompt_ids, max_version)
             for choice in self.choices
         ]
 
@@ -211,13 +214,12 @@ class Recorder:
             )
         return None
 
-    def _call(self, choice: Choice, max_version: int) -> ModelCall:
-        make = ModelCall.model_construct if choice.typed else ModelCall
-        return make(
+    def _call(self, choice: Choice, prompt_ids: TokenIds, max_version: int) -> ModelCall:
+        return ModelCall(
             call_id=f"call-{secrets.token_hex(16)}",
-            prompt_ids=self.prompt_ids or [],
-            response_ids=choice.response_ids,
-            logprobs=choice.logprobs,
+            prompt_ids=prompt_ids,
+            response_ids=token_ids(choice.response_ids),
+            logprobs=np.asarray(choice.logprobs, np.float32),
             min_policy_version=min(self._min_version, max_version),
             max_policy_version=max_version,
             finish_reason=choice.finish_reason or "",

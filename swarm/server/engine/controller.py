@@ -37,7 +37,8 @@ from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal import OnDisk
 from swarm.server.recovery import JournalPort
 from swarm.states import EngineState, check_engine
-from swarm.types import StepResult, TrainBatch
+from swarm.tokens import TrainBatch
+from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
 

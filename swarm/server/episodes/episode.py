@@ -19,7 +19,7 @@ from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.concurrency import Once
 from swarm.server.journal.records import EpisodeClaimed
 from swarm.states import EpisodeState
-from swarm.types import ModelCall
+from swarm.tokens import ModelCall
 
 
 def new_key() -> str:

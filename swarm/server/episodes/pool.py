@@ -39,7 +39,7 @@ from swarm.server.journal.records import (
     Recovered,
 )
 from swarm.states import EngineState, EpisodeEvent, next_episode
-from swarm.types import ModelCall, Trajectory
+from swarm.tokens import ModelCall, Trajectory
 
 logger = logging.getLogger(__name__)
 

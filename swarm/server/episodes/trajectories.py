@@ -5,11 +5,10 @@ Invariant: a trajectory holds exactly the tokens that were recorded, or there is
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
 from swarm.server.episodes.episode import Episode
+from swarm.tokens import Trajectory
 from swarm.tracker.timelines import merge_calls
-from swarm.types import Trajectory, WorkflowOutput
+from swarm.types import WorkflowOutput
 
 
 def trajectory_of(episode: Episode, task_id: str, output: WorkflowOutput) -> Trajectory | str:
@@ -28,5 +27,5 @@ def trajectory_of(episode: Episode, task_id: str, output: WorkflowOutput) -> Tra
             num_calls=len(episode.calls),
             log_metrics=output.log_metrics,
         )
-    except ValidationError as exc:
-        return f"invalid trajectory: {exc.errors()[0]['msg']}"
+    except ValueError as exc:
+        return f"invalid trajectory: {exc}"

@@ -1,24 +1,20 @@
 """Token data as bytes and back.
 
-Invariant: exact. Ids come back as the same integers and log-probabilities as the same doubles; a value that does not
-fit its narrow form is stored in the next wider one.
+Invariant: exact: each array is stored as its raw bytes, after one byte that names their type. Earlier versions stored
+log-probabilities as doubles and some ids in wider integers; those rows are still read.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-import sys
-from array import array
-from collections.abc import Sequence
 from typing import Any, cast
 
 import msgpack
+import numpy as np
+from numpy.typing import NDArray
 
-from swarm.types import ModelCall, Timeline, Trajectory
+from swarm.tokens import ModelCall, Timeline, Trajectory
 
-#: narrow to wide: bytes, 32 bits, 64 bits (type codes of ``array`` and ``struct``, which agree on these widths)
-_INTEGERS = ("B", "i", "q")
 _JSON = json.JSONEncoder(default=str)
 
 
@@ -26,9 +22,9 @@ def pack_call(call: ModelCall) -> bytes:
     """The call without its ``call_id``."""
     return _dump(
         [
-            _ints(call.prompt_ids, "i"),
-            _ints(call.response_ids, "i"),
-            _packed("d", call.logprobs),
+            _bytes(call.prompt_ids),
+            _bytes(call.response_ids),
+            _bytes(call.logprobs),
             call.min_policy_version,
             call.max_policy_version,
             call.finish_reason,
@@ -41,9 +37,9 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
     prompt, response, logprobs, oldest, newest, finish_reason = _load(data)
     return ModelCall(
         call_id=call_id,
-        prompt_ids=_numbers(prompt),
-        response_ids=_numbers(response),
-        logprobs=_numbers(logprobs),
+        prompt_ids=_array(prompt),
+        response_ids=_array(response),
+        logprobs=_array(logprobs),
         min_policy_version=oldest,
         max_policy_version=newest,
         finish_reason=finish_reason,
@@ -62,10 +58,10 @@ def is_of(trajectory: Trajectory, call: ModelCall) -> bool:
     timeline = trajectory.timelines[0]
     return (
         timeline.num_calls == 1
-        and timeline.prompt_ids == call.prompt_ids
-        and timeline.response_ids == call.response_ids
-        and timeline.logprobs == call.logprobs
-        and timeline.response_mask.count(1) == len(call.response_ids) == len(timeline.response_mask)
+        and np.array_equal(timeline.prompt_ids, call.prompt_ids)
+        and np.array_equal(timeline.response_ids, call.response_ids)
+        and np.array_equal(timeline.logprobs, call.logprobs)
+        and bool(timeline.response_mask.all())
         and timeline.min_policy_version == call.min_policy_version
         and timeline.max_policy_version == call.max_policy_version
     )
@@ -78,10 +74,10 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
         if without_tokens
         else [
             [
-                _ints(timeline.prompt_ids, "i"),
-                _ints(timeline.response_ids, "i"),
-                _ints(timeline.response_mask, "B"),
-                _packed("d", timeline.logprobs),
+                _bytes(timeline.prompt_ids),
+                _bytes(timeline.response_ids),
+                _bytes(timeline.response_mask),
+                _bytes(timeline.logprobs),
                 timeline.min_policy_version,
                 timeline.max_policy_version,
                 timeline.num_calls,
@@ -99,7 +95,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
         prompt, response, logprobs, oldest, newest, _ = _load(call)
-        mask = _ints([1] * len(_numbers(response)), "B")
+        mask = _bytes(np.ones(len(_array(response)), np.bool_))
         timelines = [(prompt, response, mask, logprobs, oldest, newest, 1)]
     return Trajectory(
         episode_uuid=episode_uuid,
@@ -109,10 +105,10 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         log_metrics=log_metrics,
         timelines=[
             Timeline(
-                prompt_ids=_numbers(prompt),
-                response_ids=_numbers(response),
-                response_mask=_numbers(mask),
-                logprobs=_numbers(logprobs),
+                prompt_ids=_array(prompt),
+                response_ids=_array(response),
+                response_mask=_array(mask),
+                logprobs=_array(logprobs),
                 min_policy_version=oldest,
                 max_policy_version=newest,
                 num_calls=calls,
@@ -132,26 +128,14 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _ints(values: Sequence[int], narrow: str) -> bytes:
-    for code in _INTEGERS[_INTEGERS.index(narrow) :]:
-        try:
-            return _packed(code, values)
-        except struct.error as exc:
-            if code == _INTEGERS[-1]:
-                raise ValueError(f"no integers of 64 bits: {exc}") from exc
-    raise AssertionError("unreachable: the widest form returns or raises")
+def _bytes(array: NDArray[Any]) -> bytes:
+    """One byte that names the type, then the numbers, little-endian."""
+    return array.dtype.char.encode() + array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _packed(code: str, values: Sequence[float]) -> bytes:
-    """The code, and the values after it. ``array`` would take them twice as slowly."""
-    return struct.pack(f"<c{len(values)}{code}", code.encode(), *values)
-
-
-def _numbers(data: bytes) -> list[Any]:
-    found = array(data[:1].decode(), data[1:])
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tolist()
+def _array(data: bytes) -> NDArray[Any]:
+    # the copy is aligned, which numbers after the first byte are not
+    return np.frombuffer(data, f"<{chr(data[0])}", offset=1).copy()
 
 
 def _dump(value: Any) -> bytes:

@@ -21,6 +21,7 @@ from swarm.errors import ConfigError
 from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
 from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import State, reading
+from swarm.tokens import as_lists
 from swarm.types import Model
 
 ExportState = Literal["trained", "waiting", "dropped", "all"]
@@ -218,7 +219,7 @@ def _row(
         "ended_at": ended_at,
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
         "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
-        "timelines": [one.model_dump() for one in timelines],
+        "timelines": [as_lists(one) for one in timelines],
     }
 
 

@@ -29,7 +29,7 @@ from swarm.server.journal.records import (
     StepRecorded,
 )
 from swarm.server.journal.schema import State
-from swarm.types import ModelCall
+from swarm.tokens import ModelCall
 
 #: episodes that are over and whose repeated claim or end is still told from a new one's
 OVER_REMEMBERED = 20_000

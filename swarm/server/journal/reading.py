@@ -19,7 +19,8 @@ from swarm.server.journal.records import (
     PastEnding,
     Recovered,
 )
-from swarm.types import ModelCall, StepResult, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, TrainBatch, TrainGroup, Trajectory
+from swarm.types import StepResult
 
 #: endings and claims that memory starts with; older ones are looked up one by one
 MAX_ENDINGS = 20_000

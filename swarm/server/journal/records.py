@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from swarm.protocol import EpisodeType
-from swarm.types import ModelCall, StepResult, TrainBatch, Trajectory, WorkflowOutput
+from swarm.tokens import ModelCall, TrainBatch, Trajectory
+from swarm.types import StepResult, WorkflowOutput
 
 #: How an episode ended: by its client's result, by its client giving up, by silence, by its wall-clock cap, or with the
 #: engine's phase (a batch left without it, or a run that does not continue the one before).

@@ -24,7 +24,7 @@ from adapters.verl.config import verl_config
 from adapters.verl.fields import batch_rows
 from adapters.verl.trainer import SwarmTrainer
 from swarm.job import TrainJob
-from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 
 # a tool's token in between: no advantage there
 MASK = [1, 0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 
 torch = pytest.importorskip("torch")
 fields = pytest.importorskip("adapters.verl.fields")

@@ -37,7 +37,7 @@ from adapters.verl.fields import batch_rows
 from adapters.verl.trainer import SwarmTrainer
 from adapters.verl.worker import SwarmCpuWorker
 from swarm.job import TrainJob
-from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.adapters.verl.compute_advantages import trainer_of
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -29,9 +29,11 @@ from benchmarks.wire import Connection, ask_json
 from swarm.job import TrainJob, dump_job
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.watching import GatewayProcess, gateway_process
-from tests.gateway.stand_in import completion, listening
 from tests.kill.harness import kill
 from tests.kill.invariants import lines
+from tests.standins import engine
+from tests.standins.swarm import completion
+from tests.standins.vllm import listening
 
 #: Eight groups run at a time: of 16 users some wait for a claim.
 JOB = TrainJob(model="stand-in", batch_size=4, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
@@ -115,7 +117,7 @@ class Rig:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,
                 cwd=ROOT,
-                env={**os.environ, "RESILIENCE_FOLDER": str(self.folder), "PYTHONPATH": str(ROOT)},
+                env={**os.environ, engine.FOLDER_VARIABLE: str(self.folder), "PYTHONPATH": str(ROOT)},
             )
         assert self._server.stdout is not None
         async with asyncio.timeout(_START_SECONDS):
@@ -170,7 +172,7 @@ class Rig:
         return await ask_here(int(address.rpartition(":")[2]), "/counts")
 
     def calls(self) -> list[dict[str, Any]]:
-        """Every call that has reached a scripted vLLM and ended; see :mod:`tests.gateway.resilience.engine`."""
+        """Every call that has reached a scripted vLLM and ended; see :class:`tests.standins.engine.Paced`."""
         path = self.folder / "calls.jsonl"
         return lines(path) if path.exists() else []
 
@@ -292,6 +294,6 @@ def _kill_engine(pid: int) -> None:
     """Kill an engine that its server left behind; its number may be somebody else's by now."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        if "tests.gateway.resilience.engine" in process.cmdline():
+        if engine.__file__ in process.cmdline():
             process.kill()
             process.wait(timeout=10)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from swarm.server.config import ServerConfig
 from swarm.server.run import run
+from tests.standins import engine
 
 if __name__ == "__main__":
     run(
         ServerConfig(port=int(sys.argv[2]), run_dir=Path(sys.argv[1]), post_rolling_timeout=1.0, stop_grace=1.0),
-        engine_command=(sys.executable, "-m", "tests.gateway.resilience.engine"),
+        engine_command=engine.command("paced"),
         on_ready=lambda url: print(url, flush=True),
     )

@@ -12,14 +12,15 @@ import anyio.lowlevel
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.feedback import end_session, give_feedback
 from gateway.sessions.sessions import Sessions
 from gateway.types import Caller
 from reward_hooks import Feedback, HookContext, Session
-from swarm.http.asgi import EXCEPTION_HANDLERS
+from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits
+from swarm.http.routes import JsonRoute
 from tests.gateway.sessions.talk import ask, assistant, no_groups, route, say, user
 
 pytestmark = pytest.mark.anyio
@@ -32,9 +33,10 @@ class Door:
         self.sessions = sessions
         self._app = Starlette(
             routes=[
-                Route("/v1/feedback", give_feedback, methods=["POST"]),
-                Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
+                JsonRoute("/v1/feedback", give_feedback, methods=["POST"]),
+                JsonRoute("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
             ],
+            middleware=[Middleware(BodyLimits, limit=lambda scope: 64 * 1024)],
             exception_handlers=EXCEPTION_HANDLERS,
         )
 

@@ -19,7 +19,8 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
-from swarm.types import ModelCall, Task, WorkflowOutput
+from swarm.tokens import ModelCall
+from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.server.episodes.test_pool import record
 

@@ -26,7 +26,7 @@ from swarm.link.messages import (
     encode,
 )
 from swarm.link.server import EngineLink
-from swarm.types import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 
 pytestmark = pytest.mark.anyio
 TOKEN = "secret"

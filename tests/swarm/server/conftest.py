@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
@@ -18,6 +19,7 @@ from swarm.link.messages import RolloutReady
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from swarm.tokens import as_lists
 from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_response_length=100, temperature=0.9)
@@ -95,8 +97,9 @@ class Claimed:
 
     @property
     def calls(self) -> list[Any]:
-        """What the pool has recorded for it."""
-        return self.rig.controller.pool.open(self.uuid, self.key).calls
+        """What the pool has recorded for it, with lists for arrays."""
+        recorded = self.rig.controller.pool.open(self.uuid, self.key).calls
+        return [SimpleNamespace(**as_lists(call)) for call in recorded]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -17,6 +16,7 @@ from swarm.server.api.agentjet import REMEMBERED_SECONDS, SHOWN_SECONDS, StateSh
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
+from tests.standins import engine
 from tests.swarm.server.agentjet_client import AgentJetClient, AprilClient
 from tests.swarm.server.batching.conftest import Clock
 from tests.swarm.server.test_agentjet_conformance import ROOT, Swarm, eventually, job_config, rollout, run, served
@@ -191,8 +191,7 @@ async def test_the_start_as_of_april(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     vllm = ScriptedVllm()
     async with serving(vllm.app) as vllm_url:
-        script = str(Path(__file__).parent / "fake_engine.py")
-        command = (sys.executable, script, f"train@{vllm_url.removeprefix('http://')}")
+        command = engine.command(f"train@{vllm_url.removeprefix('http://')}")
         app = create_app(ServerConfig(run_dir=tmp_path / "run"), engine_command=command)
         async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
             client = AgentJetClient(url)

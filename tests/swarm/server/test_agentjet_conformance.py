@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
 from swarm.types import StepResult
+from tests.standins import engine
 from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient
 from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
 from tests.swarm.test_agentjet import composed
@@ -136,8 +136,7 @@ async def test_from_sync_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     vllm = ScriptedVllm()
     async with serving(vllm.app) as vllm_url:
-        script = str(Path(__file__).parent / "fake_engine.py")
-        command = (sys.executable, script, f"train@{vllm_url.removeprefix('http://')}")
+        command = engine.command(f"train@{vllm_url.removeprefix('http://')}")
         app = create_app(ServerConfig(run_dir=tmp_path / "run", post_rolling_timeout=0.5), engine_command=command)
         async with serving(app) as url:
             client = AgentJetClient(url, patience=60)

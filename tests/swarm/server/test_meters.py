@@ -13,7 +13,8 @@ from swarm.server.journal.records import (
     StepRecorded,
 )
 from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
-from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.types import StepResult
 
 
 class Clock:

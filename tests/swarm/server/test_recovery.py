@@ -22,7 +22,8 @@ from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.records import Recovered
 from swarm.states import EngineState, check_engine
-from swarm.types import StepResult, TrainBatch
+from swarm.tokens import TrainBatch
+from swarm.types import StepResult
 from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.memory import MemoryJournal
 

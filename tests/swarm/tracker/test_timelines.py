@@ -7,8 +7,8 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.tokens import ModelCall, Timeline
 from swarm.tracker.timelines import merge_calls
-from swarm.types import ModelCall, Timeline
 
 
 def call(prompt: list[int], response: list[int], version: int = 0, newest: int | None = None) -> ModelCall:
@@ -24,7 +24,11 @@ def call(prompt: list[int], response: list[int], version: int = 0, newest: int |
 
 
 def full(timeline: Timeline) -> list[int]:
-    return timeline.prompt_ids + timeline.response_ids
+    return [*timeline.prompt_ids.tolist(), *timeline.response_ids.tolist()]
+
+
+def ids(call: ModelCall) -> tuple[int, ...]:
+    return (*call.prompt_ids.tolist(), *call.response_ids.tolist())
 
 
 def test_one_call_is_one_timeline() -> None:
@@ -44,9 +48,9 @@ def test_one_call_is_one_timeline() -> None:
 def test_next_turn_extends_with_masked_tokens_in_between() -> None:
     (timeline,) = merge_calls([call([1], [2, 3], 4), call([1, 2, 3, 8, 9], [5], 5, 6)])
     assert full(timeline) == [1, 2, 3, 8, 9, 5]
-    assert timeline.prompt_ids == [1]
-    assert timeline.response_mask == [1, 1, 0, 0, 1]
-    assert timeline.logprobs == [-0.125, -0.25, 0.0, 0.0, -0.125]
+    assert timeline.prompt_ids.tolist() == [1]
+    assert timeline.response_mask.tolist() == [1, 1, 0, 0, 1]
+    assert timeline.logprobs.tolist() == [-0.125, -0.25, 0.0, 0.0, -0.125]
     assert (timeline.min_policy_version, timeline.max_policy_version, timeline.num_calls) == (4, 6, 2)
 
 
@@ -59,13 +63,13 @@ def test_drifted_prefix_starts_a_new_timeline() -> None:
     # the app re-rendered its history: one token of the first answer came back different
     timelines = merge_calls([call([1], [2, 3]), call([1, 2, 4, 8], [5])])
     assert [full(t) for t in timelines] == [[1, 2, 3], [1, 2, 4, 8, 5]]
-    assert [t.response_mask for t in timelines] == [[1, 1], [1]]
+    assert [t.response_mask.tolist() for t in timelines] == [[1, 1], [1]]
 
 
 def test_two_branches_train_the_shared_answer_once() -> None:
     timelines = merge_calls([call([1], [2]), call([1, 2, 7], [3]), call([1, 2, 8], [4])])
     assert [full(t) for t in timelines] == [[1, 2, 7, 3], [1, 2, 8, 4]]
-    assert [t.response_mask for t in timelines] == [[1, 0, 1], [1]]
+    assert [t.response_mask.tolist() for t in timelines] == [[1, 0, 1], [1]]
 
 
 def test_the_longest_matching_timeline_is_extended() -> None:
@@ -100,7 +104,7 @@ def conversations(draw: st.DrawFn) -> list[ModelCall]:
         prompt = draw(tokens)
         if calls and draw(st.booleans()):
             earlier = draw(st.sampled_from(calls))
-            prompt = earlier.prompt_ids + earlier.response_ids + prompt
+            prompt = [*ids(earlier), *prompt]
         calls.append(call(prompt, draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), draw(st.integers(0, 3))))
     return draw(st.permutations(calls))
 
@@ -110,23 +114,23 @@ def conversations(draw: st.DrawFn) -> list[ModelCall]:
 def test_every_sampled_token_is_trained(calls: list[ModelCall]) -> None:
     timelines = merge_calls(calls)
     sampled = {  # a token is identified by all ids before it and itself
-        tuple(c.prompt_ids + c.response_ids[: i + 1]): c.logprobs[i] for c in calls for i in range(len(c.response_ids))
+        ids(c)[: len(c.prompt_ids) + i + 1] for c in calls for i in range(len(c.response_ids))
     }
     trained: list[tuple[int, ...]] = []
     for timeline in timelines:
-        ids = full(timeline)
+        whole = full(timeline)
         for i, mask in enumerate(timeline.response_mask):
             if mask:
-                trained.append(tuple(ids[: len(timeline.prompt_ids) + i + 1]))
+                trained.append(tuple(whole[: len(timeline.prompt_ids) + i + 1]))
             else:
                 assert timeline.logprobs[i] == 0.0
-    assert set(trained) == set(sampled)
+    assert set(trained) == sampled
     # several times only where different calls sampled the same token after the same ids
     for position in set(trained):
         samples = {
-            (tuple(c.prompt_ids), tuple(c.response_ids))
+            (len(c.prompt_ids), ids(c))
             for c in calls
-            if len(c.prompt_ids) < len(position) and tuple(c.prompt_ids + c.response_ids)[: len(position)] == position
+            if len(c.prompt_ids) < len(position) and ids(c)[: len(position)] == position
         }
         assert trained.count(position) <= len(samples)
 
@@ -136,12 +140,11 @@ def test_every_sampled_token_is_trained(calls: list[ModelCall]) -> None:
 def test_timelines_hold_whole_calls_only(calls: list[ModelCall]) -> None:
     timelines = merge_calls(calls)
     assert sum(t.num_calls for t in timelines) == len(calls)
-    wholes = [c.prompt_ids + c.response_ids for c in calls]
+    wholes = [list(ids(c)) for c in calls]
     for timeline in timelines:
-        ids = full(timeline)
-        assert ids in wholes
-        assert timeline.prompt_ids in [c.prompt_ids for c in calls]
-        assert timeline.response_mask[-1] == 1
+        assert full(timeline) in wholes
+        assert timeline.prompt_ids.tolist() in [c.prompt_ids.tolist() for c in calls]
+        assert timeline.response_mask[-1]
     for whole in wholes:
         assert any(full(t)[: len(whole)] == whole for t in timelines)
 

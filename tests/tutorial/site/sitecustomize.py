@@ -7,5 +7,6 @@ import sys
 
 if {"swarm", "start"} <= set(sys.orig_argv):
     import swarm.server.engine.supervisor
+    from tests.standins import engine
 
-    swarm.server.engine.supervisor.ENGINE_COMMAND = (sys.executable, "-m", "tests.tutorial.learning_engine")
+    swarm.server.engine.supervisor.ENGINE_COMMAND = engine.command("learning")

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from swarm.credentials import TokenFile
 from swarm.states import EngineState
@@ -80,7 +81,7 @@ async def test_it_serves_on_while_a_batch_is_finished_and_trained(rig: Rig) -> N
 
 
 async def test_an_engine_that_sleeps_while_it_trains_is_not_waited_for(rig: Rig) -> None:
-    rig.controller.rollout_ready(ready(rig.vllm_address).model_copy(update={"stays_awake": False}))
+    rig.controller.rollout_ready(structs.replace(ready(rig.vllm_address), stays_awake=False))
     assert (await rig.client.post(CHAT, json=BODY)).status_code == 200
     await _trained(rig)
     for path in (CHAT, "/v1/completions"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.job import TrainJob
-from swarm.types import Timeline, Trajectory
+from swarm.tokens import Timeline, Trajectory
 
 _names = count()
 

@@ -23,7 +23,7 @@ from swarm.job import CollectionMethod
 from swarm.protocol import EpisodeType
 from swarm.server.batching import Collection, Dropped
 from swarm.server.journal.records import EndedHow, GroupLosses, OutstandingBatch
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 TIMEOUT = 100.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.batching import Collection
-from swarm.types import TrainBatch
+from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 CLIENT_TIMEOUT = 300.0

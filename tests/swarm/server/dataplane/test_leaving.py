@@ -79,9 +79,7 @@ async def test_a_caller_that_leaves_stops_vllm_at_once(rig: Rig, grouped: bool, 
 
 @pytest.fixture
 async def gateway(rig: Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
-    config = GatewayConfig(
-        swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks"))
-    )
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")))
     async with (
         listening(create_app(config)) as url,
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,

@@ -25,7 +25,8 @@ from swarm.server.journal.records import (
     StepRecorded,
 )
 from swarm.states import EngineState
-from swarm.types import StepResult, TrainBatch
+from swarm.tokens import TrainBatch
+from swarm.types import StepResult
 from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.memory import MemoryJournal
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor, check_model
 from swarm.server.journal.records import BatchFailed, BatchTaken, RunStopped, StepRecorded
 from swarm.states import EngineState
+from tests.standins import engine as standin
 from tests.swarm.server.engine.test_controller import JOB, claim, finish
 from tests.swarm.server.memory import MemoryJournal
 from tests.swarm.sync.making import zipped
@@ -31,7 +31,7 @@ from tests.swarm.sync.making import zipped
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 LONG = 30.0
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +47,11 @@ async def engine(
     journal: MemoryJournal | None = None,
     **config: Any,
 ) -> AsyncGenerator[tuple[Controller, Supervisor]]:
-    script = str(Path(__file__).parent / "fake_engine.py")
     settings = ServerConfig(run_dir=tmp_path / "run", **{"stop_grace": 5.0, "post_rolling_timeout": 0.0} | config)
     controller = Controller(settings)
     controller.open(journal or MemoryJournal())
     controller.sync_job(JOB)
-    supervisor = Supervisor(settings, controller, command or (sys.executable, script, mode))
+    supervisor = Supervisor(settings, controller, command or standin.command(mode))
     try:
         yield controller, supervisor
     finally:

@@ -14,7 +14,8 @@ from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refu
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, EpisodesDropped, PastEnding, Record
 from swarm.states import EngineState
-from swarm.types import ModelCall, StepResult, WorkflowOutput
+from swarm.tokens import ModelCall
+from swarm.types import StepResult, WorkflowOutput
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
@@ -132,7 +133,7 @@ def test_groups_make_a_batch() -> None:
     assert refused(pool).holds_place, "what began now would be cut off by the weight sync"
     batch = pool.batches.take()
     assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.25, 0.25], [1.0, 1.0]]
-    assert batch.groups[0].trajectories[0].timelines[0].response_ids == [1]
+    assert batch.groups[0].trajectories[0].timelines[0].response_ids.tolist() == [1]
     assert pool.batches.confirm(StepResult(step=1, batch_id="another", metrics={}, seconds=1.0)) is None
     assert pool.batches.confirm(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0)) is batch
     assert pool.information().completed_episodes == 0

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, StepRecorded
-from swarm.types import ModelCall, StepResult, Timeline, TrainBatch, TrainGroup, Trajectory, WorkflowOutput
+from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tracker.timelines import merge_calls
+from swarm.types import StepResult, WorkflowOutput
 
 
 def claimed(uuid: str, client: str = "c", **fields: Any) -> EpisodeClaimed:
@@ -63,10 +67,8 @@ def ended_with(record: CallRecorded, task_id: str = "t", **fields: Any) -> Episo
     call = record.call
     end = ended(record.episode_uuid, task_id, **fields)
     assert end.trajectory is not None
-    timeline = Timeline(
-        response_mask=[1] * len(call.response_ids), num_calls=1, **call.model_dump(exclude={"call_id", "finish_reason"})
-    )
-    return replace(end, trajectory=end.trajectory.model_copy(update={"timelines": [timeline]}))
+    timelines = merge_calls([call])
+    return replace(end, trajectory=structs.replace(end.trajectory, timelines=timelines))
 
 
 def refused(uuid: str, reason: str = "no call", client: str = "c") -> EpisodeEnded:

@@ -25,7 +25,7 @@ from swarm.server.journal.records import (
     RunStopped,
     StepRecorded,
 )
-from swarm.types import ModelCall, TrainBatch, TrainGroup
+from swarm.tokens import ModelCall, TrainBatch, TrainGroup
 
 
 @dataclass

@@ -12,7 +12,8 @@ from swarm.errors import ConfigError
 from swarm.server.journal import Journal
 from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodeQuarantined, EpisodesDropped, RunBegun
-from swarm.types import Trajectory, WorkflowOutput
+from swarm.tokens import Timeline, Trajectory, as_lists
+from swarm.types import WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, ended, refused, step, trajectory
 
 
@@ -64,7 +65,7 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
     export(path, tmp_path / "x.jsonl")
     (row,) = lines(tmp_path / "x.jsonl")
     given = trajectory("trained")
-    assert row.pop("timelines") == [timeline.model_dump() for timeline in given.timelines]
+    assert row.pop("timelines") == [as_lists(timeline) for timeline in given.timelines]
     assert row.pop("output") == {"reward": 1.0, "is_success": None, "metadata": {"answer": "yes"}, "log_metrics": {}}
     assert row == {
         "episode_uuid": "trained",
@@ -120,7 +121,8 @@ def test_parquet_holds_what_json_holds_and_gives_the_trajectory_back(path: Path,
     (row,) = [row for row in rows if row["state"] == "trained"]
     back = Trajectory(
         log_metrics=trajectory("trained").log_metrics,
-        **{name: row[name] for name in ("episode_uuid", "task_id", "reward", "num_calls", "timelines")},
+        **{name: row[name] for name in ("episode_uuid", "task_id", "reward", "num_calls")},
+        timelines=[Timeline(**timeline) for timeline in row["timelines"]],
     )
     assert back == trajectory("trained")
 

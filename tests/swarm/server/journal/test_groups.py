@@ -13,7 +13,9 @@ from swarm.server.journal import Journal
 from swarm.server.journal.export import ExportReport, ExportState, export
 from swarm.server.journal.groups import model_of
 from swarm.server.journal.records import CallRecorded, EpisodeEnded, Record, RunBegun
-from swarm.types import ModelCall, Timeline, Trajectory, WorkflowOutput
+from swarm.tokens import ModelCall, Trajectory
+from swarm.tracker.timelines import merge_calls
+from swarm.types import WorkflowOutput
 from tests.swarm.server.journal.build import claimed
 
 JOB = "model: tiny\n"
@@ -37,10 +39,8 @@ def episode(
         max_policy_version=4,
         finish_reason="length",
     )
-    timeline = Timeline(
-        response_mask=[1] * len(tokens), num_calls=1, **call.model_dump(exclude={"call_id", "finish_reason"})
-    )
-    trajectory = Trajectory(episode_uuid=name, task_id=task_id, reward=reward, timelines=[timeline], num_calls=1)
+    timelines = merge_calls([call])
+    trajectory = Trajectory(episode_uuid=name, task_id=task_id, reward=reward, timelines=timelines, num_calls=1)
     output = WorkflowOutput(reward=reward, metadata=metadata)
     return (
         claimed(name),

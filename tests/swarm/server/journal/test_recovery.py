@@ -28,7 +28,7 @@ from swarm.server.journal.records import (
 )
 from swarm.server.journal.schema import connect, prepare
 from swarm.server.journal.store import load, write
-from swarm.types import TrainBatch, TrainGroup
+from swarm.tokens import TrainBatch, TrainGroup
 from tests.swarm.server.journal.build import call, claimed, ended, ended_with, refused, step
 from tests.swarm.server.journal.model import Reference
 

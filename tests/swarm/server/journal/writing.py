@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarm.server.journal import Journal
 from swarm.server.journal.records import BatchTaken
-from swarm.types import TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import TrainBatch, TrainGroup, Trajectory
 from tests.swarm.server.journal.build import call, claimed, ended, step
 
 

@@ -1,0 +1,148 @@
+"""Token data: recorded calls, and the timelines, trajectories and batches made of them; tokens are in numpy arrays.
+
+Invariant: token data is exactly what vLLM sampled, never re-tokenised text. Log-probabilities are float32: that is what
+vLLM computes (so its JSON numbers convert without loss) and what verl trains on. Every array is one-dimensional and
+read-only, so that calls, timelines and batches can share it.
+
+Python's garbage collector does not track these structs (``gc=False``): nothing here can be part of a cycle, and a
+server keeps tens of thousands of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct, structs, to_builtins
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]
+LossMask = NDArray[np.bool_]
+LogProbs = NDArray[np.float32]
+_Count = Annotated[int, Meta(ge=1)]
+
+
+def _reader(dtype: type[np.generic], kinds: str) -> Callable[[Any], NDArray[Any]]:
+    """A function that makes a read-only array of a sequence of numbers, or of the raw bytes of an array.
+
+    It raises :class:`ValueError` for numbers that are not of these ``kinds`` or, if they are no floats, do not fit.
+    """
+
+    def read(value: Any) -> NDArray[Any]:
+        given = np.frombuffer(value, dtype) if isinstance(value, bytes) else np.asarray(value)
+        if given.ndim != 1 or (given.dtype.kind not in kinds and given.size):
+            raise ValueError("not a sequence of numbers")
+        # a view: the caller's own array stays writable
+        array = given.astype(dtype, copy=False).view()
+        if array.dtype != given.dtype and array.dtype.kind != "f" and not np.array_equal(array, given):
+            raise ValueError(f"numbers that do not fit into {array.dtype}")
+        array.flags.writeable = False
+        return array
+
+    return read
+
+
+token_ids = _reader(np.int32, "iu")
+loss_mask = _reader(np.bool_, "biu")
+logprobs = _reader(np.float32, "iuf")
+#: the function that makes arrays of each type
+READERS: dict[Any, Callable[[Any], NDArray[Any]]] = {TokenIds: token_ids, LossMask: loss_mask, LogProbs: logprobs}
+
+
+def as_lists(data: Struct) -> dict[str, Any]:
+    """The fields of ``data`` with lists for arrays; a mask is of zeros and ones."""
+    fields: dict[str, Any] = to_builtins(data, enc_hook=lambda array: (array + 0).tolist())
+    return fields
+
+
+class _Arrays(Struct, frozen=True, kw_only=True, eq=False, gc=False, forbid_unknown_fields=True):
+    """A struct whose fields may be arrays; it can be made of lists as well."""
+
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    logprobs: LogProbs
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "prompt_ids", token_ids(self.prompt_ids))
+        structs.force_setattr(self, "response_ids", token_ids(self.response_ids))
+        structs.force_setattr(self, "logprobs", logprobs(self.logprobs))
+        if len(self.response_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.response_ids)} token ids but {len(self.logprobs)} log-probabilities")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
+        )
+
+
+class ModelCall(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
+    """One completed sampling call of an episode, as vLLM reported it.
+
+    ``prompt_ids`` has P token ids; ``response_ids`` and ``logprobs`` have R entries each (natural log, of the
+    token sampled). The policy versions are trainer steps: the oldest and newest weights that sampled a token.
+    """
+
+    call_id: str
+    min_policy_version: int
+    max_policy_version: int
+    finish_reason: str
+
+
+class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
+    """One linear token sequence with its loss mask.
+
+    ``prompt_ids`` [P]; ``response_ids``, ``response_mask`` and ``logprobs`` [R], with R > 0. The mask is true on tokens
+    that the policy sampled and false on tool or user tokens in between, whose log-probability is 0.0.
+    """
+
+    response_mask: LossMask
+    min_policy_version: int
+    max_policy_version: int
+    num_calls: _Count
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        structs.force_setattr(self, "response_mask", loss_mask(self.response_mask))
+        if not len(self.response_ids) == len(self.response_mask) > 0:
+            raise ValueError("response_ids, response_mask and logprobs must have one length, above 0")
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many of the tokens the policy sampled."""
+        return int(np.count_nonzero(self.response_mask))
+
+
+class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """All timelines of one finished episode with its reward, which is finite."""
+
+    episode_uuid: str
+    task_id: str
+    reward: float
+    timelines: Annotated[list[Timeline], Meta(min_length=1)]
+    num_calls: _Count
+    log_metrics: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.reward):
+            raise ValueError(f"the reward must be finite, not {self.reward}")
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled, in all timelines."""
+        return sum(timeline.sampled_tokens for timeline in self.timelines)
+
+
+class TrainGroup(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """The finished episodes of one task: the unit over which GRPO computes its mean and deviation."""
+
+    task_id: str
+    trajectories: Annotated[list[Trajectory], Meta(min_length=1)]
+
+
+class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """What one training step consumes; ``batch_id`` identifies it for exactly-once accounting."""
+
+    batch_id: str
+    groups: Annotated[list[TrainGroup], Meta(min_length=1)]

@@ -1,0 +1,88 @@
+"""Token data is exact and read-only; what disagrees cannot be built."""
+
+from __future__ import annotations
+
+import gc
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swarm.tokens import ModelCall, Timeline, Trajectory, as_lists
+
+CALL: dict[str, Any] = {
+    "call_id": "c",
+    "prompt_ids": [1],
+    "response_ids": [2, 2**31 - 1],
+    "logprobs": [-0.5, 0],
+    "min_policy_version": 0,
+    "max_policy_version": 1,
+    "finish_reason": "stop",
+}
+LINE: dict[str, Any] = {
+    "prompt_ids": [],
+    "response_ids": [1, 2],
+    "response_mask": [1, 0],
+    "logprobs": [-1.0, 0.0],
+    "min_policy_version": 0,
+    "max_policy_version": 0,
+    "num_calls": 1,
+}
+
+
+def test_lists_become_arrays_that_nobody_writes_to() -> None:
+    given = np.array([2, 7], np.int32)
+    call = ModelCall(**CALL | {"response_ids": given})
+    kinds = [array.dtype for array in (call.prompt_ids, call.response_ids, call.logprobs)]
+    assert kinds == [np.int32, np.int32, np.float32]
+    with pytest.raises(ValueError, match="read-only"):
+        call.response_ids[0] = 1
+    assert given.flags.writeable and np.shares_memory(given, call.response_ids)
+    assert as_lists(ModelCall(**CALL)) == CALL
+    assert as_lists(Timeline(**LINE)) == LINE
+
+
+def test_calls_are_equal_if_all_their_tokens_are() -> None:
+    assert ModelCall(**CALL) == ModelCall(**CALL)
+    for changed in ({"prompt_ids": [2]}, {"logprobs": [-0.5, -1]}, {"finish_reason": "length"}):
+        assert ModelCall(**CALL) != ModelCall(**CALL | changed)
+
+
+def test_tokens_are_no_work_for_the_garbage_collector() -> None:
+    call, timeline = ModelCall(**CALL), Timeline(**LINE)
+    trajectory = Trajectory(episode_uuid="e", task_id="t", reward=0.5, timelines=[timeline], num_calls=1)
+    assert not any(gc.is_tracked(one) for one in (call, call.response_ids, timeline, trajectory))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"response_ids": [1, 2, 3]}, "3 token ids but 2 log-prob"),
+        ({"response_ids": [1, 2**31]}, "do not fit"),
+        ({"response_ids": [1, 2**70]}, "not a sequence of numbers"),
+        ({"response_ids": [1.0, 2.0]}, "not a sequence of numbers"),
+        ({"response_ids": ["1", "2"]}, "not a sequence of numbers"),
+        ({"prompt_ids": [[1, 2]]}, "not a sequence of numbers"),
+        ({"prompt_ids": [1, None]}, "not a sequence of numbers"),
+        ({"logprobs": [-0.5, None]}, "not a sequence of numbers"),
+    ],
+)
+def test_a_call_of_other_values_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelCall(**CALL | changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"response_mask": [1]}, {"response_mask": [1, 2]}, {"response_ids": [], "response_mask": [], "logprobs": []}],
+)
+def test_a_timeline_needs_tokens_and_a_mask_for_each(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"one length|do not fit"):
+        Timeline(**LINE | changed)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_the_reward_of_a_trajectory_is_finite(reward: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Trajectory(episode_uuid="e", task_id="t", reward=reward, timelines=[Timeline(**LINE)], num_calls=1)
