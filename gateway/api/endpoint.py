@@ -23,7 +23,7 @@ from gateway.pipeline import AnyRequest
 from gateway.runtime import Gateway
 from gateway.types import Caller, Incoming, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
-from swarm.http.asgi import RawHeaders, check_encoding, parse_json
+from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
 
 #: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
 _SECRET_HEADER = re.compile(r"^(?!x-swarm-|idempotency-key$).*(auth|cookie|credential|key|passw|secret|session|token)")
@@ -67,7 +67,7 @@ async def serve(
     gateway.door.in_flight += 1
     try:
         try:
-            produce, rendering = await read(gateway, await gateway.read_body(scope, receive))
+            produce, rendering = await read(gateway, bytes(await read_body(scope, receive)))
         except SwarmGatewayError as exc:
             gateway.count_error(exc)
             await refusal(dialect, exc, more_headers or {})(scope, receive, send)
