@@ -67,7 +67,7 @@ async def serve(
     gateway.door.in_flight += 1
     try:
         try:
-            produce, rendering = await read(gateway, bytes(await read_body(scope, receive)))
+            produce, rendering = await read(gateway, bytes(await read_body(receive)))
         except SwarmGatewayError as exc:
             gateway.count_error(exc)
             await refusal(dialect, exc, more_headers or {})(scope, receive, send)
