@@ -60,11 +60,14 @@ def replay(
         write_report,
     )
     from gateway.replay import replay as send
+    from gateway.replay.plot import check_plots
     from swarm.client import AsyncSwarmClient, RetryPolicy
     from swarm.errors import ConfigError
 
     if until_step is not None and swarm_url is None:
         raise ConfigError("--until-step needs --swarm-url to see the steps")
+    if report is not None:
+        check_plots()
     others = [read_report(path) for path in compare or []]
     config = make_config(
         data=data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,24 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
+def check_plots() -> None:
+    """Raise :class:`ConfigError` unless matplotlib is installed."""
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as exc:
+        raise ConfigError("plots need matplotlib: pip install 'swarm-gateway[plots]'") from exc
+
+
 def new_figure(size: tuple[float, float]) -> Any:
     """An empty matplotlib figure of ``size`` inches.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise ConfigError("plots need matplotlib: pip install 'swarm-gateway[plots]'") from exc
+    check_plots()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # the object interface keeps pyplot's global state, and any display, out of it
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
