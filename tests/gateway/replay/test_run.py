@@ -1,4 +1,5 @@
 import asyncio
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,10 @@ def test_the_seed_fixes_the_order(data: Path) -> None:
     prompts = read_prompts(data)
     endless = [list(islice(ordered(prompts, seed, None), 50)) for seed in (1, 1, 2)]
     assert endless[0] == endless[1] != endless[2]
+
+
+def test_a_parquet_file_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "q.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[parquet\]'"):
+        read_prompts(tmp_path / "q.parquet")
