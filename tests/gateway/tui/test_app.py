@@ -6,9 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from textual.app import App, ComposeResult
 
 from gateway.app import create_app as create_gateway
 from gateway.config import GatewayConfig
+from gateway.tui.format import Row, Table
+from gateway.tui.widgets import Grid
 from swarm.protocol import PushVerboseLogRequest
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
@@ -151,6 +154,22 @@ async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: 
         await screen.shows("! AWAY: no swarm server answers at http://127.0.0.1:9")
         await screen.press("right_square_bracket")
         await screen.shows("1 all", "2 of 3 servers answer", "heard")
+
+
+async def test_a_table_stays_where_it_is_scrolled_to() -> None:
+    class Alone(App[None]):
+        def compose(self) -> ComposeResult:
+            yield Grid()
+
+    async with Alone().run_test(size=(40, 10)) as pilot:
+        grid = pilot.app.query_one(Grid)
+        grid.focus()
+        for word in ("first", "second"):
+            grid.show(Table(("word", ">count"), [Row((word, str(number))) for number in range(50)]))
+            await pilot.pause()
+            if word == "first":
+                await pilot.press(*["down"] * 7)
+        assert grid.row_count == 50 and grid.scroll_offset.y == 7
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 16), (200, 60), (30, 8)])
