@@ -1,16 +1,67 @@
-"""Fixtures every test may use."""
+"""What the fast suite leaves to the slow one, and fixtures every test may use.
+
+The fast suite runs property tests with few examples and leaves out :data:`HEAVY`; ``-m slow`` runs both in full.
+"""
+
+from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+#: Tests whose imports (torch, verl, transformers) or work take seconds. The fast suite runs them only when named.
+HEAVY = (
+    "tests/adapters/verl",
+    "tests/adapters/models/test_convert.py",
+    "tests/adapters/models/test_decoding.py",
+    "tests/reward_hooks/judges/test_bias.py",
+)
+#: The fast suite runs one of so many examples, and at least the second number.
+_FEWER, _LEAST = 10, 10
 
 # a shell that runs the tests in the background has SIGINT ignored for them, and so for every process they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# how long an example takes to make or to run says more of the machine than of the code
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# how long an example takes says more of the machine than of the code
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("all"), max_examples=_LEAST)
+
+
+def is_fast(config: pytest.Config) -> bool:
+    return "not slow" in config.option.markexpr
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("few" if is_fast(config) else "all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    named = any(argument.startswith(HEAVY) for argument in config.args)
+    return True if path.startswith(HEAVY) and is_fast(config) and not named else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        is_property = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+        if is_property and is_fast(config):
+            run_fewer(item)
+        elif is_property or item.nodeid.startswith(HEAVY):
+            item.add_marker("slow")
+
+
+def run_fewer(item: pytest.Function) -> None:
+    """Divide the number of examples that the test sets for itself."""
+    # hypothesis has no public way to reach the settings of a decorated function
+    owner, name = item.obj, "_hypothesis_internal_use_settings"
+    if item.cls is not None and hasattr(item.cls, "settings"):  # a state machine
+        owner, name = item.cls, "settings"
+    own = getattr(owner, name, None)
+    if own is not None and own is not settings.default:
+        setattr(owner, name, settings(own, max_examples=max(_LEAST, own.max_examples // _FEWER)))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.response_store import ResponseStore, StoredResponse
+from gateway.sessions.response_store import ResponseStore, StoredResponse
 from swarm.errors import NotFoundError
 
 

@@ -1,6 +1,6 @@
-"""Everything that talks to one swarm server, shared by the routes that lead to it.
+"""``Swarm``: one swarm server as the gateway uses it; ``Training``: how one route's requests train through it.
 
-Invariant: a connection and a task that belong to the server live exactly as long as its ``async with``; submissions
+Invariant: connections and tasks that belong to a swarm server live exactly as long as its ``async with``; submissions
 under way get their time first.
 """
 
@@ -12,41 +12,44 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.background import Background
+from gateway.config import RouteSettings
 from gateway.rollout.claims import Episodes
 from gateway.rollout.sampling import Sampler
 from gateway.rollout.submission import Submitter
 from gateway.sessions.open_groups import OpenGroups
+from gateway.stats import Stats
+from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
 from swarm.client.transport import HttpSender
 from swarm.http.client import HttpClient
 
-#: What the gateway may wait for, it waits for itself, within the bounds of its configuration.
+#: The gateway itself waits for a server that is away, within the bounds of its configuration.
 _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
-#: What submissions under way get at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
+#: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The address of a swarm server's engine, for what belongs to no episode."""
+    """The address of a swarm server's engine, for requests that belong to no episode."""
 
     base_url: str
     api_key: str = field(repr=False)
 
 
 class Swarm:
-    """One swarm server as one of the gateway's clients sees it.
+    """One swarm server, shared by the routes that lead to it.
 
     Attributes:
         url: its address.
         client: control calls.
         episodes: what it serves, and claims.
-        sampler: calls of an episode's own address, and of the engine's.
+        sampler: calls to an episode's address, and to the engine's.
         engine: where the engine is without an episode.
         submitter: hands rewards in.
         open_groups: scored groups that wait for feedback.
-        background: what outlives the request that began it.
+        background: work that outlives its request.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -62,7 +65,7 @@ class Swarm:
         self._held = AsyncExitStack()
 
     def status(self) -> dict[str, Any]:
-        """What is known of it, as JSON."""
+        """Its last known state as JSON."""
         serving, down_since = self.episodes.known, self.episodes.down_since
         return {
             "url": self.url,
@@ -73,7 +76,6 @@ class Swarm:
             "policy_version": serving.policy_version,
             "background": len(self.background),
             "open_groups": len(self.open_groups),
-            "standby_groups": len(self.episodes.standby),
         }
 
     async def __aenter__(self) -> Self:
@@ -86,5 +88,23 @@ class Swarm:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.open_groups.close()
-        self.episodes.standby.close()
         await self._held.__aexit__(exc_type, exc, tb)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The half of a route that trains: the swarm server that samples, and the hooks that judge.
+
+    Attributes:
+        stats: of the route, since the gateway started.
+    """
+
+    swarm: Swarm
+    hooks: HookRunner
+    settings: RouteSettings
+    stats: Stats
+
+    @property
+    def window_seconds(self) -> float:
+        """How long a judged group may stay open for feedback and for the end of its session; 0: not at all."""
+        return self.settings.window_seconds(credits=self.hooks.ends_sessions)

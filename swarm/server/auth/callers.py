@@ -1,20 +1,37 @@
-"""Which token each client's name belongs to: a name is what lets one act for its client.
-
-Invariant: a name is used by the token that used it first and by admins, and by nobody else, as long as this server
-lives and remembers it; callers without a token are one.
-"""
+"""The caller of a control route, and the clients that it may act for."""
 
 from __future__ import annotations
 
-from swarm.errors import ForbiddenError
-from swarm.server.auth.scopes import Caller
+from dataclasses import dataclass
 
-#: names remembered; beyond that the oldest one is anybody's again
+from swarm.credentials import TokenScope
+from swarm.errors import ForbiddenError
+
+#: client names remembered; the oldest is forgotten first, and then free again
 MAX_NAMES = 100_000
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of its token, for people and for the log, and what the token allows.
+
+    :class:`~swarm.server.auth.middleware.AuthMiddleware` puts it in ``scope["caller"]``.
+    """
+
+    name: str
+    scopes: frozenset[TokenScope]
+
+    def may(self, needed: TokenScope) -> bool:
+        """Whether a route that needs ``needed`` is open to this caller."""
+        return "admin" in self.scopes or needed in self.scopes or (needed == "read" and bool(self.scopes))
+
+
 class ClientNames:
-    """Names (``client_uuid``) by the token that may use them. A rotated token keeps its name, and so its clients."""
+    """The token that each client name (``client_uuid``) belongs to.
+
+    Invariant: a name is used by the token that used it first and by admins only, as long as this server remembers it;
+    all callers without a token count as one. A rotated token keeps its name, and so its clients.
+    """
 
     def __init__(self, limit: int = MAX_NAMES) -> None:
         self._limit = limit
