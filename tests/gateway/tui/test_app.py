@@ -189,19 +189,3 @@ async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> 
         assert all(len(line) <= 80 for line in screen.text.splitlines())
         await screen.pilot.resize_terminal(180, 50)
         await screen.shows("╭─ Steps (s)", "╭─ Log (l)", "╭─ Tasks (t)")
-
-
-@pytest.mark.parametrize("overrides", [{"token": "secret-of-the-server"}])
-async def test_a_token_that_is_refused_and_one_that_opens(rig: server.Rig, overrides: dict[str, str]) -> None:
-    async with watching([url(rig)], tokens=["wrong"]) as screen:
-        await screen.shows("! REFUSED", "asked again in", "refuses the secret that it was given")
-        assert "wrong" not in await screen.says("--token or SWARM_TOKEN")
-    async with watching([url(rig)], tokens=[overrides["token"]]) as screen:
-        await screen.shows("● ROLLING")
-
-
-async def test_q_leaves(rig: server.Rig) -> None:
-    async with watching([url(rig)]) as screen:
-        await screen.shows("● ROLLING")
-        await screen.press("q")
-    assert screen.app.return_code == 0
