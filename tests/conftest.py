@@ -16,6 +16,7 @@ HEAVY = (
     "tests/adapters/verl",
     "tests/adapters/models/test_convert.py",
     "tests/adapters/models/test_decoding.py",
+    "tests/gateway/tui/test_app.py",
     "tests/reward_hooks/judges/test_bias.py",
 )
 #: The fast suite runs one of so many examples, and at least the second number.
