@@ -12,7 +12,7 @@ import pytest
 
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Reward, Task, load_hooks
 from reward_hooks.agreement import kendall_tau
-from reward_hooks.catalog import BUILT_IN
+from reward_hooks.loader import BUILT_IN
 from reward_hooks.recorded import RecordedGroup, read_groups
 from swarm.errors import ConfigError
 from tests.reward_hooks.preferences.make import GROUPS, HERE, MAKERS, lines
@@ -97,4 +97,4 @@ def test_the_set_is_large_covers_every_built_in_of_one_process_and_is_what_the_s
         assert (HERE / f"{name}.jsonl").read_text(encoding="utf-8") == lines(name)
     unlabelled = set(BUILT_IN) - set(MAKERS)
     # judges and reward models ask a model; their sets are in tests of their own
-    assert all(BUILT_IN[name].startswith("reward_hooks.judges.") for name in unlabelled)
+    assert all(BUILT_IN[name].startswith("reward_hooks.judges:") for name in unlabelled)
