@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import CompletionsDialect
 from adapters.dialects.chat_answers import chunks_of, completion_of
-from adapters.dialects.forms import Answer
+from adapters.dialects.dialect import Answer
 from adapters.dialects.jsons import decode
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import RequestError, UpstreamError
