@@ -1,4 +1,4 @@
-"""The gateway's ASGI app: its addresses, and what every request passes before it gets there."""
+"""The gateway's ASGI app: its routes, and the middleware that every request passes first."""
 
 from __future__ import annotations
 
@@ -10,80 +10,104 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
-from gateway.api import admin, metrics, models, status
-from gateway.api.openapi import openapi
+from gateway.api import metrics, models, status
+from gateway.api.feedback import end_session, give_feedback
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.config import GatewayConfig
 from gateway.keys.middleware import KeyMiddleware
 from gateway.keys.ring import KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
-from gateway.routing.plan import Plan
+from gateway.routing.live import Plan
 from gateway.runtime import ConfigSource, Gateway
-from gateway.sessions.endpoint import end_session
-from gateway.sessions.feedback_endpoint import give_feedback
 from swarm.errors import SwarmGatewayError
-from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, on_http_exception
+from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware, on_http_exception
 from swarm.http.guard import LoopbackGuard
+from swarm.http.routes import JsonRoute, OpenApi, Security
 
 logger = logging.getLogger(__name__)
 
+_DESCRIPTION = """\
+Answers like vLLM, in the dialect of the address. Other requests under `/v1` go on to the upstream of their route, if it
+has one. A gateway that has keys needs one: `Authorization: Bearer KEY` or `x-api-key`.
 
-def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Starlette:
+Errors have OpenAI's shape, below `/v1/messages` Anthropic's, and carry `x-should-retry`, and `retry-after` where a
+retry helps; every response carries `x-request-id`."""
+
+_SCHEMES = {"key": {"type": "http", "scheme": "bearer", "description": "a key of the gateway"}}
+#: the empty alternative: a gateway without keys
+_KEY: Security = [{"key": []}, {}]
+
+
+def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> FastAPI:
     """The app for one gateway.
 
     Args:
         config: what to serve.
-        source: reads the configuration anew, on SIGHUP and for ``POST /admin/reload``.
+        source: reads the configuration again, on SIGHUP and for ``POST /admin/reload``.
 
     Raises:
-        ConfigError: hooks do not load, or what is to see cannot; said here, before anything is started.
+        ConfigError: hooks do not load, or tracing or the request log cannot be set up; nothing is started yet.
     """
     plan = Plan.of(config)
     check_telemetry(config)
     keys = KeyRing(config)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
             gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
             with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
-    return Starlette(
-        routes=[
-            *dialect_routes(),
-            Route("/v1/models", models.list_models),
-            Route("/v1/models/{name:path}", models.get_model),
-            Route("/v1/feedback", give_feedback, methods=["POST"]),
-            Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
-            Route("/health", status.health),
-            Route("/status", status.status),
-            Route("/metrics", metrics.metrics),
-            Route("/openapi.json", openapi),
-            Route("/admin/reload", admin.reload, methods=["POST"]),
-            *other_routes(),
-        ],
+    return FastAPI(
+        routes=[*_own_routes(), *other_routes()],
+        openapi_url=None,
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(TelemetryMiddleware),
             Middleware(LoopbackGuard, enabled=keys.open),
             Middleware(KeyMiddleware, keys=keys),
+            Middleware(BodyLimits, limit=_body_limit),
         ],
         exception_handlers={**EXCEPTION_HANDLERS, HTTPException: _on_http_exception},
         lifespan=lifespan,
     )
 
 
+def _own_routes() -> list[BaseRoute]:
+    not_known = {503: "not known yet"}
+    routes: list[BaseRoute] = [
+        *dialect_routes(),
+        JsonRoute("/v1/models", models.list_models, security=_KEY, refusals=not_known),
+        JsonRoute("/v1/models/{name:path}", models.get_model, security=_KEY, refusals=not_known),
+        JsonRoute("/v1/feedback", give_feedback, methods=["POST"], security=_KEY),
+        JsonRoute("/v1/sessions/{id:path}/end", end_session, methods=["POST"], security=_KEY),
+        Route("/health", status.health),
+        JsonRoute("/status", status.status, security=_KEY),
+        JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),
+        JsonRoute("/admin/reload", status.reload, methods=["POST"], security=_KEY),
+    ]
+    openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path == "/health" else _KEY)
+    routes.append(JsonRoute("/openapi.json", openapi.openapi, security=_KEY))
+    return routes
+
+
+def _body_limit(scope: Scope) -> int:
+    gateway: Gateway = scope["state"]["gateway"]
+    return gateway.config.max_body_bytes
+
+
 @contextmanager
 def _reloading_on_hangup(gateway: Gateway, *, enabled: bool) -> Generator[None]:
-    """SIGHUP reads the configuration again, where this platform has it and this thread may hear it."""
+    """SIGHUP reads the configuration again, on platforms that have it and if this is the main thread."""
     if not enabled or not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -115,7 +139,7 @@ async def _reload(gateway: Gateway) -> None:
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> Response:
-    """A 404 of what is there under ``/v1`` says that the caller's ``base_url`` lacks it."""
+    """A 404 for a path that exists under ``/v1`` says that the caller's ``base_url`` lacks it."""
     moved = {**request.scope, "path": f"/v1{request.url.path}"}
     ours = [route for route in request.app.routes if route.path != ANY_OTHER]
     if (

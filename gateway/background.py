@@ -1,6 +1,6 @@
-"""Work that outlives the request that began it: submissions and clean-up.
+"""Work that outlives its request: submissions and clean-up.
 
-Invariant: nothing begun here is lost in silence; it is awaited at shutdown, up to a deadline, and failures are logged.
+Invariant: no task is lost in silence; all are awaited at shutdown, up to a deadline, and failures are logged.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from typing import Any, Self, TypeVar
 
 logger = logging.getLogger(__name__)
 
-#: Seconds by which what nobody waits for begins later, so that no more than the answer competes for processors until it
-#: is with its reader.
-HEAD_START = 0.005
-
 T = TypeVar("T")
 
 
@@ -28,7 +24,7 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run ``work`` on its own; cancelling who started it does not touch it."""
+        """Run ``work`` as a task; cancelling the caller does not touch it."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -38,7 +34,7 @@ class Background:
         return len(self._tasks)
 
     async def settle(self, seconds: float) -> None:
-        """Return once nothing is under way, what was begun meanwhile included, at the latest after ``seconds``."""
+        """Return once no task runs, including tasks begun meanwhile, at the latest after ``seconds``."""
         deadline = asyncio.get_running_loop().time() + seconds
         while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(set(self._tasks), timeout=left)

@@ -1,19 +1,20 @@
 """From a request to its outcome: the stages, in order.
 
-Invariant: an error means that nothing of the request was trained; what a request holds it holds until its outcome is
-closed.
+Invariant: an error means that nothing of the request was trained; a request holds its routes and its place until its
+outcome is closed.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.limits.admission import Admission, Place
-from gateway.limits.retry_dedup import Joining
+from gateway.limits.admission import Admission
+from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import answered_by, phase
 from gateway.rollout.best import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
+from gateway.rollout.swarm import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.live import LiveRoutes
 from gateway.routing.route import Route
@@ -21,17 +22,17 @@ from gateway.routing.table import RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason
-from gateway.types import Incoming, Outcome, kept
+from gateway.types import Incoming, Outcome, released_by
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
 
 class Pipeline:
-    """Answers requests by the routes that are live; one per gateway, safe for concurrent requests."""
+    """Answers requests by the current routes; one per gateway, safe for concurrent requests."""
 
-    def __init__(self, routes: LiveRoutes, admission: Admission, joining: Joining, sessions: Sessions) -> None:
+    def __init__(self, routes: LiveRoutes, admission: Admission, retries: RetryDedup, sessions: Sessions) -> None:
         self._routes = routes
         self._admission = admission
-        self._joining = joining
+        self._retries = retries
         self._sessions = sessions
 
     async def answer(self, incoming: Incoming) -> Outcome:
@@ -56,63 +57,72 @@ class Pipeline:
             stats = route.stats
             stats.requests += 1
             stats.in_flight += 1
-            outcome = await self._joining.run(incoming, route, lambda: self._admitted(incoming, route, table))
+            outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
         except BaseException as exc:
             if stats is not None and isinstance(exc, SwarmGatewayError):
                 stats.errors[exc.code or exc.type] += 1
             release()
             raise
-        return kept(outcome, release)
+        return released_by(outcome, release)
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
-        # who joins another's work may leave before that work ends: it holds its routes and its place itself
+        # the caller may leave before work that a retry shares: the work holds its routes and its place itself
         table.hold()
-        place: Place | None = None
+        try:
+            with phase("queue"):
+                leave = await self._admission.enter(route.name, route.settings, incoming.caller)
+        except BaseException:
+            table.release()
+            raise
 
         def release() -> None:
-            if place is not None:
-                place.release()
+            leave()
             table.release()
 
         try:
-            with phase("queue"):
-                place = await self._admission.enter(route, incoming.caller, len(incoming.raw))
             outcome = await self._produce(incoming, route)
         except BaseException:
             release()
             raise
-        return kept(outcome, release)
+        return released_by(outcome, release)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
-        if route.swarm is None:
-            assert route.upstream is not None
-            return await _relayed(route, route.upstream, incoming, "")
-        policy = Policy.of(route.settings, incoming.headers)
-        trains = policy.trains(route.settings, route.name, incoming.request_id)
-        patience = route.settings.offline_wait_seconds
+        training, upstream, settings = route.training, route.upstream, route.settings
+        if training is None:
+            assert upstream is not None
+            return await _relayed(route, upstream, incoming, "")
+        policy = Policy.of(settings, incoming.headers)
+        trains = policy.trains(settings, route.name, incoming.request_id)
         if (
-            route.upstream is not None
-            and route.upstream.available
-            and (gone := route.swarm.episodes.gone_for(patience))
+            upstream is not None
+            and upstream.available
+            and (gone := training.swarm.episodes.gone_for(settings.offline_wait_seconds))
         ):
-            # one who would wait in vain need not wait as long as those before
-            return await self._otherwise(incoming, route, gone, engine=False)
+            # earlier requests have waited in vain for as long as this one would
+            return await self._fallback(incoming, route, training, gone, engine=False)
         try:
             if not trains:
-                return await _straight(route, incoming)
-            session = self._sessions.link(incoming, route)
+                return await _straight(route, training, incoming)
+            session = self._sessions.link(incoming, route.name, settings, training.hooks)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
-                return await first(route, incoming, session)
-            return await best(route, incoming, session, policy)
+                return await first(training, incoming, session)
+            return await best(training, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
-            return await self._otherwise(incoming, route, exc, engine=trains and isinstance(exc, UnavailableError))
+            engine = trains and isinstance(exc, UnavailableError)
+            return await self._fallback(incoming, route, training, exc, engine=engine)
 
-    async def _otherwise(
-        self, incoming: Incoming, route: Route, error: UnavailableError | UpstreamError, *, engine: bool
+    async def _fallback(
+        self,
+        incoming: Incoming,
+        route: Route,
+        training: Training,
+        error: UnavailableError | UpstreamError,
+        *,
+        engine: bool,
     ) -> Outcome:
-        """The answer where the swarm gave none: the upstream's, else the ``engine``'s own without training if it serves
-        now. The latter only where nothing was sampled yet."""
+        """The answer where the swarm gave none: from the upstream, else straight from the ``engine`` if it serves now.
+        The latter only where nothing was sampled yet."""
         reason = error.code or DropReason.UNAVAILABLE
         if route.upstream is not None:
             try:
@@ -126,7 +136,7 @@ class Pipeline:
         if not engine:
             raise error
         try:
-            outcome = await _straight(route, incoming, patient=False)
+            outcome = await _straight(route, training, incoming, patient=False)
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1
@@ -139,7 +149,7 @@ async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason:
         return await upstream.relay(incoming, reason)
 
 
-async def _straight(route: Route, incoming: Incoming, *, patient: bool = True) -> Outcome:
+async def _straight(route: Route, training: Training, incoming: Incoming, *, patient: bool = True) -> Outcome:
     answered_by(route.name, "straight")
     with phase("sample"):
-        return await straight(route, incoming, patient=patient)
+        return await straight(training, incoming, patient=patient)

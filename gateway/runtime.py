@@ -1,6 +1,6 @@
-"""``Gateway``: what one running gateway consists of, and how its configuration is exchanged.
+"""``Gateway``: the parts of one running gateway, and the reload of its configuration.
 
-Invariant: a configuration that is wrong changes nothing; the one before it goes on.
+Invariant: a wrong configuration changes nothing; the old one stays.
 """
 
 from __future__ import annotations
@@ -15,29 +15,27 @@ from typing import Self
 from starlette.types import Receive, Scope
 
 from adapters.dialects.fields import INDEX
-from gateway.api.response_store import ResponseStore
-from gateway.api.seen import caller_of
 from gateway.config import GatewayConfig
 from gateway.keys.ring import KeyRing
 from gateway.limits.admission import Admission
-from gateway.limits.body_limits import Intake
-from gateway.limits.retry_dedup import Joining
+from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import failed, note_left_out
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
-from gateway.routing.live import LiveRoutes
-from gateway.routing.plan import Plan
+from gateway.routing.live import LiveRoutes, Plan
+from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats
 from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
+from swarm.http.asgi import read_body
 
 logger = logging.getLogger(__name__)
 
 #: Reads the configuration anew.
 ConfigSource = Callable[[], GatewayConfig]
-#: How many kinds of what was left out the log tells.
+#: Kinds of left-out fields that are logged.
 _MOST_KINDS = 200
-#: What only a new process can change.
+#: Settings that only a restart changes.
 _FIXED = (
     "host",
     "port",
@@ -57,16 +55,16 @@ class Gateway:
 
     Args:
         plan: what to run first.
-        keys: who may ask.
-        source: where :meth:`reload` reads the configuration; ``None`` where it was not given in a file.
+        keys: of the callers.
+        source: where :meth:`reload` reads the configuration; ``None`` if there is no file.
 
     Attributes:
-        routes: what is behind the model names.
+        routes: the servers behind the model names.
         pipeline: answers requests.
-        sessions: their conversations.
-        responses: those that applications asked to keep.
-        intake, admission, joining: what stands between requests and harm.
-        door: counts of all requests, those without a route included; what a route did is counted there.
+        sessions: conversations.
+        responses: stored for the Responses API.
+        admission, retries: limits of the pipeline.
+        door: counts of all requests, those without a route included; each route has its own.
         telemetry: metrics, traces and logs of requests.
     """
 
@@ -76,10 +74,9 @@ class Gateway:
         self._reloading = asyncio.Lock()
         self.routes = LiveRoutes(plan)
         self.sessions = Sessions(max_sessions=plan.config.max_sessions, max_bytes=plan.config.session_memory_bytes)
-        self.intake = Intake()
         self.admission = Admission()
-        self.joining = Joining()
-        self.pipeline = Pipeline(self.routes, self.admission, self.joining, self.sessions)
+        self.retries = RetryDedup()
+        self.pipeline = Pipeline(self.routes, self.admission, self.retries, self.sessions)
         self.door = Stats()
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
         self.telemetry = Telemetry(plan.config)
@@ -88,42 +85,39 @@ class Gateway:
 
     @property
     def config(self) -> GatewayConfig:
-        """What runs now."""
+        """The current configuration."""
         return self.routes.plan.config
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request, within the bounds of the configuration; errors as of :meth:`Intake.body`."""
-        config = self.config
-        return await self.intake.body(
-            scope,
-            receive,
-            sender=caller_of(scope).key_id,
-            limit=config.max_body_bytes,
-            most=config.max_reading_bytes,
-        )
+        """The body of a request.
+
+        Raises:
+            PayloadTooLargeError: it is longer than ``max_body_bytes``.
+        """
+        return bytes(await read_body(scope, receive, self.config.max_body_bytes))
 
     def count_error(self, error: SwarmGatewayError) -> None:
-        """A caller gets to see ``error``."""
+        """Count an error that a caller sees."""
         code = error.code or error.type
         self.door.errors[code] += 1
         failed(code)
         if isinstance(error, RelayedError):
-            logger.warning("a request is refused: %s", error)
+            logger.warning("a request was refused: %s", error)
 
     def leave_out(self, left_out: Sequence[str]) -> None:
-        """A request's answer says what was ``left_out`` of it; the log does so once for each kind."""
+        """Note the fields of a request that could not be carried to the model; each kind is logged once."""
         note_left_out(left_out)
         for note in left_out:
             kind = INDEX.sub(".*", note)
             if kind not in self._left_out and len(self._left_out) < _MOST_KINDS:
                 self._left_out.add(kind)
-                logger.warning("left out of a request, and of others like it without another line here: %s", note)
+                logger.warning("a field was left out of a request (logged once for its kind): %s", note)
 
     async def reload(self) -> list[str]:
-        """Read the configuration again and serve by it from the next request on.
+        """Read the configuration again, for all requests from now on.
 
         Returns:
-            What has changed and needs a restart to matter.
+            Changed settings that need a restart to take effect.
 
         Raises:
             ConfigError: it is wrong; the old one stays.
@@ -133,15 +127,15 @@ class Gateway:
             raise ConflictError("this gateway was started without a configuration file", code="nothing_to_reload")
         async with self._reloading:
             try:
-                # hooks are code of the operator's that may take its time
+                # loading hooks runs the operator's code
                 plan = await asyncio.to_thread(_plan, self._source)
             except ConfigError as exc:
                 raise _refused(exc.message) from exc
             old = self.config
-            if _asks_for_keys(plan.config) != _asks_for_keys(old):
+            if _has_keys(plan.config) != _has_keys(old):
                 raise _refused(
-                    "whether keys are asked for cannot change while the gateway runs: restart it, or keep api_keys or "
-                    "keys_file as they were"
+                    "a reload cannot switch between a gateway with keys and one without: restart it, or keep api_keys "
+                    "or keys_file as they were"
                 )
             try:
                 self._keys.change(plan.config)
@@ -155,12 +149,12 @@ class Gateway:
         return fixed
 
     async def __aenter__(self) -> Self:
-        # last to go: what ends with the gateway is still seen
+        # last to go, so that it observes the shutdown of the rest
         await self._held.enter_async_context(self.telemetry)
         await self._held.enter_async_context(self._keys.following())
         await self._held.enter_async_context(self.routes)
         await self._held.enter_async_context(self.sessions)
-        await self._held.enter_async_context(self.joining)
+        await self._held.enter_async_context(self.retries)
         return self
 
     async def __aexit__(
@@ -169,7 +163,7 @@ class Gateway:
         await self._held.__aexit__(exc_type, exc, tb)
 
 
-def _asks_for_keys(config: GatewayConfig) -> bool:
+def _has_keys(config: GatewayConfig) -> bool:
     return bool(config.api_keys) or config.keys_file is not None
 
 

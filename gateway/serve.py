@@ -15,12 +15,12 @@ from swarm.http.tls import TLSFiles
 def serve(
     config: GatewayConfig, on_bound: Callable[[str], None] | None = None, source: ConfigSource | None = None
 ) -> None:
-    """Serve ``config`` until SIGINT or SIGTERM; requests and submissions under way are then finished, bounded.
+    """Serve ``config`` until SIGINT or SIGTERM; requests and submissions in flight then have some time to finish.
 
     Args:
         config: what to serve; port 0 takes a free one.
         on_bound: called with the address (``http://host:port``) once the port is bound, before serving.
-        source: reads the configuration anew on SIGHUP; without one SIGHUP ends the process.
+        source: reads the configuration again on SIGHUP; without one SIGHUP ends the process.
 
     Raises:
         ConfigError: the hooks do not load, the certificate does not serve, or the port is in use.
@@ -31,13 +31,13 @@ def serve(
     if on_bound is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
-    # what is loaded by now stays, and the garbage collector need not look through it again and again
+    # modules loaded by now stay: garbage collection need not scan them again and again
     gc.freeze()
     run_app(app, sock, tls=tls)
 
 
 def check(config: GatewayConfig) -> list[str]:
-    """Try everything of ``config`` that can be tried without serving.
+    """Check everything in ``config`` that can be checked without serving.
 
     Returns:
         The routes' names.
@@ -51,7 +51,7 @@ def check(config: GatewayConfig) -> list[str]:
 
 
 def tls_files(config: GatewayConfig) -> TLSFiles | None:
-    """What ``config`` says of TLS, tried.
+    """The TLS files of ``config``, checked.
 
     Raises:
         ConfigError: the files do not serve.

@@ -17,7 +17,6 @@ class DropReason(StrEnum):
     SUBMIT_HOOK = "submit_hook_failed"
     REWARD_HOOK = "reward_hook_failed"
     SAMPLE = "sample_failed"
-    GAVE_WAY = "standby_gave_way"
     PARTIAL = "stragglers_cancelled"
     SIZE = "group_size_differs_from_job"
     QUARANTINED = "quarantined"

@@ -1,6 +1,6 @@
-"""What passes between the stages of a request: what came in, and what goes out, whatever the dialect.
+"""The types that pass between the stages of a request: the request and its outcome, whatever the dialect.
 
-Invariant: between the edges there is one form, Chat Completions; a dialect translates on the way in and on the way out.
+Invariant: inside the gateway there is one form, Chat Completions; dialects translate on the way in and out.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from adapters.dialects import LLMRequest
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the virtual key's id, the routes it opens (``None``: all), how many of its requests are served at once
-    (``None``: no bound), and its label, for people. An open gateway knows nobody by name."""
+    """The owner of a request: the virtual key's id, the routes it opens (``None``: all), how many of its requests are
+    served at once (``None``: no bound), and its label, for people. All are empty in a gateway without keys."""
 
     key_id: str = ""
     routes: frozenset[str] | None = None
@@ -30,7 +30,7 @@ class Incoming:
     Attributes:
         call: the internal form.
         headers: names in lower case, without secrets; hooks see them.
-        caller: who asks.
+        caller: the owner of its key.
         path: of the dialect, such as ``/v1/messages``; the same path of an upstream speaks the same dialect.
         raw: the body as it came.
         request_id: names the request in logs and traces.
@@ -46,8 +46,8 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A whole answer: a ``chat.completion`` body, and the ``chat.completion.chunk`` bodies that say the same; ``close``
-    as of :class:`Live`."""
+    """A whole answer: a ``chat.completion`` body, and the same as ``chat.completion.chunk`` bodies; ``close`` as of
+    :class:`Live`."""
 
     completion: dict[str, Any]
     chunks: Callable[[], AsyncIterator[dict[str, Any]]]
@@ -79,8 +79,8 @@ class Relayed:
 Outcome = Decided | Live | Relayed
 
 
-def kept(outcome: Outcome, release: Callable[[], None]) -> Outcome:
-    """``outcome``, which calls ``release`` when it is closed; once, however often that is."""
+def released_by(outcome: Outcome, release: Callable[[], None]) -> Outcome:
+    """``outcome``, whose ``close`` also calls ``release``; once, however often it is closed."""
     inner, held = outcome.close, True
 
     async def close() -> None:

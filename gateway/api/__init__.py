@@ -1,1 +1,1 @@
-"""Where requests come in and outcomes go out: one endpoint per dialect, and the delivery they share."""
+"""Where requests come in and outcomes go out: the endpoints, and the delivery they share."""

@@ -1,7 +1,7 @@
-"""``/v1/completions``: each prompt of a request is a request of its own, and their answers come back as one.
+"""``/v1/completions``: each prompt of a request runs as its own request, and their answers come back as one.
 
-Invariant: choice ``k * n + j`` is answer ``j`` to prompt ``k``; if one prompt fails, the request does, and what was
-begun for the others is given up.
+Invariant: choice ``k * n + j`` is answer ``j`` to prompt ``k``; if one prompt fails, the request fails and the
+others are cancelled.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from adapters.dialects import CompletionsDialect, LLMRequest
 from adapters.dialects.completions import prompts_of
 from adapters.dialects.jsons import encode
 from adapters.dialects.sse import DONE, SseDecoder, encode_event
 from gateway.api.endpoint import Endpoint
-from gateway.api.passing import is_plain
-from gateway.api.rendering import parts_of
+from gateway.api.exchange import parts_of
+from gateway.api.forwarding import is_plain
+from gateway.runtime import Gateway
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RequestError, UpstreamError
-
-if TYPE_CHECKING:
-    from gateway.runtime import Gateway
 
 #: Each prompt is a whole group of samples.
 _MOST_PROMPTS = 128
@@ -45,7 +43,7 @@ class CompletionsEndpoint(Endpoint):
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
         prompts = prompts_of(data)
-        # an upstream that answers everything is asked as the gateway was
+        # a plain upstream gets the request as it came
         if len(prompts) == 1 or await is_plain(gateway, incoming.call.model, incoming.caller):
             return await gateway.pipeline.answer(incoming)
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
@@ -81,7 +79,7 @@ class CompletionsEndpoint(Endpoint):
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """What came of one prompt."""
+    """The outcome of one prompt."""
 
     dialect: Any
     data: dict[str, Any]
@@ -129,27 +127,27 @@ class _Answered:
 
 
 def _object(text: bytes | str) -> dict[str, Any]:
-    """An answer, or a chunk, of an upstream; of an error its message is raised."""
+    """An answer or chunk as JSON; raises :class:`UpstreamError` for anything else."""
     try:
         data: Any = json.loads(text)
     except ValueError:
         data = None
-    told: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-    if isinstance(told.get("choices"), list):
-        return told
-    error: Any = told.get("error")
+    fields: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if isinstance(fields.get("choices"), list):
+        return fields
+    error: Any = fields.get("error")
     message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
     raise UpstreamError(str(message or "the upstream's answer has no choices"), code="malformed_answer")
 
 
 def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:
-    """Those of prompt ``number``: a key by which a retry is known names one request, and each prompt is one."""
+    """The headers of prompt ``number``: an idempotency key names one request, and each prompt is one."""
     key = headers.get("idempotency-key")
     return {**headers} if key is None else {**headers, "idempotency-key": f"{key}.{number}"}
 
 
 async def _all(asking: Sequence[Any]) -> list[_Answered]:
-    """All results in order, or the first error; then the others are cancelled and over."""
+    """All results in order, or the first error; then the others are cancelled and have ended."""
     tasks = [asyncio.ensure_future(one) for one in asking]
     try:
         return list(await asyncio.gather(*tasks))
@@ -170,7 +168,7 @@ def _joined(bodies: Sequence[dict[str, Any]], choices: int) -> dict[str, Any]:
 
 
 async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int) -> AsyncGenerator[bytes]:
-    """The chunks of all streams as they come, under one id, then their usage together if they tell it.
+    """The chunks of all streams as they come, under one id, then the sum of their usage, if there is any.
 
     Raises:
         SwarmGatewayError: one of them broke off.
@@ -222,5 +220,5 @@ def _added(usages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _trained(outcomes: Sequence[Outcome]) -> str:
     """``true`` if all were trained, ``pending`` if that is not known of all."""
-    told = {outcome.headers.get("x-swarm-trained", "pending") for outcome in outcomes}
-    return told.pop() if len(told) == 1 else "false" if "false" in told else "pending"
+    values = {outcome.headers.get("x-swarm-trained", "pending") for outcome in outcomes}
+    return values.pop() if len(values) == 1 else "false" if "false" in values else "pending"

@@ -1,33 +1,75 @@
-"""One ASGI endpoint per dialect: read the body, hand the request to the pipeline, deliver what comes of it.
+"""One ASGI endpoint per dialect: read the body, hand the request to the pipeline, deliver the outcome.
 
-Invariant: whatever comes in, the caller gets an answer in its own dialect; nothing secret that it sent goes further.
+Invariant: the caller always gets an answer in its own dialect; no secret of its headers goes further.
 
-What became of the request's group is told in headers of a plain answer (``x-swarm-policy-version``, ``x-swarm-reward``,
-``x-swarm-reward-mean``, ``x-swarm-trained``: ``true``, ``false``, or ``pending`` while the swarm server has not yet
-acknowledged, and ``x-swarm-drop-reason``). A chat's stream says it in the ``swarm`` object of the chunk that carries
-the last ``finish_reason`` (clients skip a field that they do not know), and every stream in the same headers when the
-group was done before they had to leave, which they do with the first keep-alive. What of the request could not be
-carried to the model is told in ``x-swarm-left-out`` of every answer.
+Headers of a plain answer report its group (``x-swarm-policy-version``, ``x-swarm-reward``, ``x-swarm-reward-mean``,
+``x-swarm-trained``: ``true``, ``false``, or ``pending`` until the swarm server acknowledges, and
+``x-swarm-drop-reason``). A chat's stream has them in the ``swarm`` object of the chunk with the last ``finish_reason``
+(clients skip unknown fields), and every stream in its headers when the group was done before they left, which they do
+with the first keep-alive. ``x-swarm-left-out`` of every answer lists fields that could not be carried to the model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, LLMRequest
-from gateway.api.exchange import Exchange
-from gateway.api.passing import Passed, is_plain, model_of, pass_on
-from gateway.api.rendering import Rendering, refusal
-from gateway.api.seen import caller_of, public_headers
+from gateway.api.exchange import Exchange, Rendering, refusal
+from gateway.api.forwarding import AnyRequest, forward, is_plain, model_of
+from gateway.runtime import Gateway
 from gateway.types import Caller, Incoming, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
-from swarm.http.asgi import check_encoding, parse_json
+from swarm.http.asgi import RawHeaders, check_encoding, parse_json
 
-if TYPE_CHECKING:
-    from gateway.runtime import Gateway
+#: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
+_SECRET_HEADER = re.compile(r"^(?!x-swarm-|idempotency-key$).*(auth|cookie|credential|key|passw|secret|session|token)")
+_NOBODY = Caller()
+
+#: How a request is answered, and in which form.
+Answering = tuple[Callable[[], Awaitable[Outcome]], Rendering]
+
+
+def caller_of(scope: Scope) -> Caller:
+    """The owner of the request, as found by the keys' middleware."""
+    return scope["state"].get("caller") or _NOBODY
+
+
+def public_headers(headers: RawHeaders) -> dict[str, str]:
+    """The headers without secrets; names in lower case, and of one name the last value."""
+    return {
+        name: value.decode("latin-1")
+        for key, value in headers
+        if not _SECRET_HEADER.search(name := key.decode("latin-1"))
+    }
+
+
+async def serve(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    dialect: Dialect,
+    read: Callable[[Gateway, bytes], Awaitable[Answering]],
+    more_headers: Mapping[str, str] | None = None,
+) -> None:
+    """Answer one request with what ``read`` makes of its body; errors go out in ``dialect``."""
+    gateway: Gateway = scope["state"]["gateway"]
+    gateway.door.requests += 1
+    gateway.door.in_flight += 1
+    try:
+        try:
+            produce, rendering = await read(gateway, await gateway.read_body(scope, receive))
+        except SwarmGatewayError as exc:
+            gateway.count_error(exc)
+            await refusal(dialect, exc, more_headers or {})(scope, receive, send)
+            return
+        keepalive = gateway.config.keepalive_seconds
+        await Exchange(produce, rendering, keepalive=keepalive, on_error=gateway.count_error)(scope, receive, send)
+    finally:
+        gateway.door.in_flight -= 1
 
 
 class Endpoint:
@@ -35,7 +77,7 @@ class Endpoint:
 
     Args:
         dialect: its wire format.
-        id_header: in which the dialect's SDKs look for the request's id, where that is not ``x-request-id``.
+        id_header: where the dialect's SDKs look for the request's id, other than ``x-request-id``.
     """
 
     def __init__(self, dialect: Dialect, id_header: str | None = None) -> None:
@@ -43,42 +85,26 @@ class Endpoint:
         self._id_header = id_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway: Gateway = scope["state"]["gateway"]
-        door = gateway.door
         more_headers = {self._id_header: scope["state"]["request_id"]} if self._id_header else {}
-        door.requests += 1
-        door.in_flight += 1
-        try:
-            try:
-                check_encoding(scope["headers"])
-                raw = await gateway.read_body(scope, receive)
-                produce, rendering = await self._read(gateway, scope, raw, more_headers)
-            except SwarmGatewayError as exc:
-                gateway.count_error(exc)
-                await refusal(self.dialect, exc, more_headers)(scope, receive, send)
-                return
-            exchange = Exchange(
-                produce, rendering, keepalive=gateway.config.keepalive_seconds, on_error=gateway.count_error
-            )
-            await exchange(scope, receive, send)
-        finally:
-            door.in_flight -= 1
 
-    async def _read(
-        self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]
-    ) -> tuple[Callable[[], Awaitable[Outcome]], Rendering]:
-        """How the request is answered, and how the answer looks."""
+        async def read(gateway: Gateway, raw: bytes) -> Answering:
+            check_encoding(scope["headers"])
+            return await self._read(gateway, scope, raw, more_headers)
+
+        await serve(scope, receive, send, self.dialect, read, more_headers)
+
+    async def _read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         caller, headers, given = caller_of(scope), public_headers(scope["headers"]), parse_json(raw)
         try:
             data = self.prepared(gateway, caller, given)
             call = self.parsed(data)
         except RequestError:
-            # what we cannot carry is refused only where we would have to
+            # a plain upstream may understand what the dialect does not
             if not await is_plain(gateway, model_of(given), caller):
                 raise
-            passed = Passed("POST", scope["path"], "", headers, raw, model_of(given), caller)
+            request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
-            return lambda: pass_on(gateway, passed), rendering
+            return lambda: forward(gateway, request), rendering
         if call.left_out and not await is_plain(gateway, call.model, caller):
             gateway.leave_out(call.left_out)
             more_headers = {**more_headers, **call.answer_headers}
@@ -96,12 +122,12 @@ class Endpoint:
         """The body as the dialect reads it.
 
         Raises:
-            RequestError: it refers to what is not there.
+            RequestError: it refers to something that does not exist.
         """
         return data
 
     def parsed(self, data: dict[str, Any]) -> LLMRequest:
-        """The internal form of ``data``; raises :class:`RequestError` for what it cannot say."""
+        """The internal form of ``data``; raises :class:`RequestError` for what it cannot express."""
         return self.dialect.parse(data)
 
     def raw(self, data: Mapping[str, Any], raw: bytes) -> bytes:
@@ -111,9 +137,9 @@ class Endpoint:
     def rendering(
         self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any], more_headers: Mapping[str, str]
     ) -> Rendering:
-        """How the answer to ``data`` looks."""
+        """The form of the answer to ``data``."""
         return Rendering(self.dialect, data, incoming.call.stream, more_headers)
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
-        """What comes of ``incoming``; errors as of :meth:`gateway.pipeline.Pipeline.answer`."""
+        """The outcome of ``incoming``; errors as of :meth:`gateway.pipeline.Pipeline.answer`."""
         return await gateway.pipeline.answer(incoming)

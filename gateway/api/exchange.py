@@ -1,8 +1,8 @@
-"""Deliver one outcome over ASGI while it is still being produced.
+"""Delivers one outcome over ASGI, in the dialect of its request, while it is still being produced.
 
-Invariant: when the caller hangs up, the work for it is cancelled; while it waits on a stream, it hears something at
-least every ``keepalive`` seconds; an error before the first byte is an HTTP error, after it an event that ends the
-stream. What is live goes out as it comes.
+Invariant: a caller sees one dialect, whatever happens. When it hangs up, the work for it is cancelled; while it waits
+on a stream, it gets something at least every ``keepalive`` seconds; an error before the first byte is an HTTP error,
+after it an event that ends the stream. What is live goes out as it comes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import EventStream
-from gateway.api.rendering import Rendering, parts_of
-from gateway.background import HEAD_START
+from adapters.dialects import Dialect, EventStream
+from adapters.dialects.jsons import encode
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
+from swarm.http.asgi import error_response
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,50 @@ SSE = "text/event-stream"
 #: Of an event stream that no proxy should hold back.
 _SSE_HEADERS = {"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-#: Of an upstream's error that comes too late to be one by status.
+#: Longest part of an upstream's error that is read to turn it into an event.
 _MOST_ERROR_BYTES = 64 * 1024
+#: Chunks of a finished answer that go out in one write: a long answer is thousands of them.
+_CHUNKS_PER_WRITE = 16
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How one request is answered.
+
+    Attributes:
+        dialect: of the request.
+        data: its body, as the dialect reads it.
+        streamed: whether it asked for a stream.
+        more_headers: of every answer.
+    """
+
+    dialect: Dialect
+    data: Mapping[str, Any]
+    streamed: bool
+    more_headers: Mapping[str, str]
+
+    def events(self) -> EventStream:
+        """Makes the events of the answer; call it once."""
+        return self.dialect.stream(self.data)
+
+    def body(self, completion: Mapping[str, Any]) -> bytes:
+        """The plain body of a ``chat.completion``.
+
+        Raises:
+            UpstreamError: it is none.
+        """
+        return encode(self.dialect.answer(self.data, completion))
+
+    def refusal(self, exc: SwarmGatewayError) -> Response:
+        """The error as a response."""
+        return refusal(self.dialect, exc, self.more_headers)
+
+
+def refusal(dialect: Dialect, exc: SwarmGatewayError, more_headers: Mapping[str, str]) -> Response:
+    """``exc`` in ``dialect``, with ``x-should-retry`` and, where a retry helps, ``retry-after``."""
+    plain = error_response(exc)
+    kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
+    return Response(encode(dialect.error(exc)), status_code=exc.status, headers={**kept, **more_headers})
 
 
 class Exchange:
@@ -37,10 +81,10 @@ class Exchange:
 
     Args:
         produce: makes the outcome; cancelled when the caller disconnects.
-        rendering: says how it looks.
+        rendering: its form.
         keepalive: seconds after which a silent stream gets a keep-alive of its dialect (the first one also sends the
             headers, so until then an error still has its own HTTP status). Plain answers wait in silence.
-        on_error: told of every error that the caller gets to see.
+        on_error: called with every error that the caller sees.
     """
 
     def __init__(
@@ -65,7 +109,7 @@ class Exchange:
             try:
                 await self._deliver(out, None)
             except Exception as exc:
-                error = self._told(exc, scope)
+                error = self._error_for(exc, scope)
                 if out.started:
                     # part of a body is out, and only a broken connection says that it is not whole
                     raise
@@ -73,11 +117,11 @@ class Exchange:
 
     async def _stream(self, out: _Sender, scope: Scope, receive: Receive, send: Send) -> None:
         events = self._rendering.events()
-        beats = _Behind(lambda: out.beat(events.keepalive, self._keepalive))
+        beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
         try:
             await self._deliver(out, events)
         except Exception as exc:
-            error = self._told(exc, scope)
+            error = self._error_for(exc, scope)
             beats.cancel()
             if not out.started:
                 await self._rendering.refusal(error)(scope, receive, send)
@@ -111,7 +155,7 @@ class Exchange:
             if outcome.close is not None:
                 await outcome.close()
 
-    def _told(self, exc: Exception, scope: Scope) -> SwarmGatewayError:
+    def _error_for(self, exc: Exception, scope: Scope) -> SwarmGatewayError:
         if isinstance(exc, SwarmGatewayError):
             error = exc
         else:
@@ -143,7 +187,7 @@ class _Sender:
         return self._headers.get("content-type", "").startswith(SSE)
 
     def prepare(self, status: int, headers: Mapping[str, str]) -> None:
-        """What the head will say, unless it is out."""
+        """Set status and headers, unless they are out."""
         if not self.started:
             self._status, self._headers = status, headers
 
@@ -167,7 +211,7 @@ class _Sender:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def beat(self, keepalive: bytes, seconds: float) -> None:
-        """Write ``keepalive`` wherever nothing was said for ``seconds``, between events only; until cancelled."""
+        """Write ``keepalive`` after each ``seconds`` of silence, between events only; until cancelled."""
         while True:
             silent = self._loop.time() - self._last
             if silent < seconds:
@@ -204,22 +248,6 @@ async def _relay(out: _Sender, relayed: Relayed) -> None:
         await out.write(part)
 
 
-class _Behind:
-    """``work()`` in a task of its own, begun so late that it does not keep a request from being asked on."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(HEAD_START, self._begin, work)
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._task = asyncio.create_task(work())
-
-
 @contextmanager
 def _while_there(receive: Receive) -> Generator[None]:
     """Cancel the block when the caller hangs up, which then ends without an error."""
@@ -235,7 +263,7 @@ def _while_there(receive: Receive) -> Generator[None]:
             gone = True
             task.cancel()
 
-    watcher = _Behind(watch)
+    watcher = asyncio.create_task(watch())
     try:
         yield
     except asyncio.CancelledError:
@@ -270,3 +298,24 @@ def _error_of(body: bytes, status: int) -> SwarmGatewayError:
     if 400 <= status < 500:
         return RelayedError(status, said)
     return UpstreamError(str(said.get("message")), code=str(said.get("code") or "fallback_failed"))
+
+
+async def parts_of(outcome: Decided | Live, events: EventStream) -> AsyncIterator[bytes]:
+    """The bytes of a streamed answer: live chunks one by one, those of a finished answer in larger parts.
+
+    Raises:
+        SwarmGatewayError: the answer breaks off.
+    """
+    if isinstance(outcome, Live):
+        async for chunk in outcome.chunks:
+            if part := events.take(chunk):
+                yield part
+        yield events.end()
+        return
+    gathered: list[bytes] = []
+    async for chunk in outcome.chunks():
+        gathered.append(events.take(chunk))
+        if len(gathered) == _CHUNKS_PER_WRITE:
+            yield b"".join(gathered)
+            gathered.clear()
+    yield b"".join([*gathered, events.end()])

@@ -91,11 +91,9 @@ def _limits(gateway: Gateway) -> Iterator[Metric]:
     yield gauge("gateway_in_flight", "Requests being served", in_flight, "route")
     queued = {name: load.queued for name, load in loads.items()}
     yield gauge("gateway_queued", "Requests that wait for a place", queued, "route")
-    held = {name: load.held_bytes for name, load in loads.items()}
-    yield gauge("gateway_held_bytes", "Bodies of both", held, "route")
     shed = {name: load.refused for name, load in loads.items()}
     yield counter("gateway_shed", "Requests refused with 429 for want of a place", shed, "route")
-    yield counter("gateway_joined", "Retries that joined the request they repeat", gateway.joining.joined)
+    yield counter("gateway_joined", "Retries that joined the request they repeat", gateway.retries.joined)
     breakers = {
         (route.name, state.value): float(state is route.upstream.state)
         for route in routes

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
+from gateway.api.endpoint import caller_of
 from gateway.runtime import Gateway
-from gateway.types import Caller
 from swarm.cards import model_list
+from swarm.http.routes import OpenAIBody
 
 
-async def list_models(request: Request) -> Response:
-    """The names that lead to a route."""
+async def list_models(request: Request) -> OpenAIBody:
+    """The models that the key may ask for."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
-        return JSONResponse(model_list(await table.models(_caller(request))))
+        return OpenAIBody.model_validate(model_list(await table.models(caller_of(request.scope))))
 
 
-async def get_model(request: Request) -> Response:
-    """One of them."""
+async def get_model(request: Request, name: str) -> OpenAIBody:
+    """One model."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
-        return JSONResponse(await table.model(request.path_params["name"], _caller(request)))
-
-
-def _caller(request: Request) -> Caller:
-    return getattr(request.state, "caller", None) or Caller()
+        return OpenAIBody.model_validate(await table.model(name, caller_of(request.scope)))

@@ -1,14 +1,17 @@
-"""``/v1/responses``: a conversation goes on from a response that was kept.
+"""``/v1/responses``: a conversation can continue from a stored response.
 
-Invariant: what a response refers to is there when the model is asked, or the request is refused; nothing is kept that
-was not delivered whole, or that its request did not want kept.
+Invariant: a reference to a stored response is resolved before the model is asked, or the request is refused; a response
+is stored only if it was delivered whole and its request did not switch ``store`` off.
+
+The store serves clients that send ``previous_response_id`` or ``item_reference``: the AI SDK, Codex and the OpenAI
+Agents SDK.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse
@@ -18,16 +21,13 @@ from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode
 from adapters.dialects.response_answers import response_id
 from adapters.dialects.responses import ResponseStream
-from gateway.api.endpoint import Endpoint
-from gateway.api.passthrough import Passthrough
-from gateway.api.rendering import Rendering
-from gateway.api.response_store import ResponseStore, StoredResponse
-from gateway.api.seen import caller_of
+from gateway.api.endpoint import Endpoint, caller_of
+from gateway.api.exchange import Rendering
+from gateway.api.others import Passthrough
+from gateway.runtime import Gateway
+from gateway.sessions.response_store import ResponseStore, StoredResponse
 from gateway.types import Caller, Incoming
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
-
-if TYPE_CHECKING:
-    from gateway.runtime import Gateway
 
 
 class ResponsesEndpoint(Endpoint):
@@ -54,7 +54,7 @@ class ResponsesEndpoint(Endpoint):
         return {**data, "input": [*earlier.items, *_items(data.get("input"))]}
 
     def raw(self, data: Mapping[str, Any], raw: bytes) -> bytes:
-        """What an upstream gets: it does not know our responses."""
+        """The body for an upstream, which does not know our stored responses."""
         if data.get("previous_response_id") is None and b"item_reference" not in raw:
             return raw
         return encode({name: value for name, value in data.items() if name != "previous_response_id"})
@@ -69,7 +69,7 @@ class ResponsesEndpoint(Endpoint):
 
 @dataclass(frozen=True)
 class _StoringRendering(Rendering):
-    """Keeps what it renders, where the request wants that."""
+    """Stores what it renders, unless the request says ``store: false``."""
 
     store: ResponseStore
     key_id: str
@@ -84,7 +84,7 @@ class _StoringRendering(Rendering):
         return _StoringStream(cast("ResponseStream", self.dialect.stream(self.data)), self)
 
     def keep(self, response: dict[str, Any]) -> None:
-        """Keep a response that is whole."""
+        """Store a whole response."""
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
@@ -95,7 +95,7 @@ class _StoringRendering(Rendering):
 
 
 class _StoringStream:
-    """The bytes of a response that is kept once its stream has ended."""
+    """The bytes of a response that is stored once its stream has ended."""
 
     def __init__(self, stream: ResponseStream, rendering: _StoringRendering) -> None:
         self._stream = stream
@@ -107,7 +107,7 @@ class _StoringStream:
 
     def end(self) -> bytes:
         last = self._stream.end()
-        # kept before it is told: the next request may be here before this one has ended
+        # stored before its id goes out: the next request may be here before this one has ended
         self._rendering.keep(self._stream.response)
         return last
 
@@ -116,7 +116,7 @@ class _StoringStream:
 
 
 class KeptResponse:
-    """``GET`` and ``DELETE /v1/responses/{id}``: a response that was kept; one that was not may be the upstream's."""
+    """``GET`` and ``DELETE /v1/responses/{id}``: a stored response; an unknown one may be the upstream's."""
 
     def __init__(self, others: Passthrough) -> None:
         self._others = others
@@ -138,8 +138,8 @@ class KeptResponse:
 
 
 def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:
-    """The item of a kept response that ``item`` refers to; any other as it is, and one that is not kept too: the
-    dialect refuses that."""
+    """The item of a stored response that ``item`` refers to; anything else as it is. The dialect refuses
+    references that are left."""
     match item:
         case {"type": "item_reference", "id": str() as item_id}:
             pass

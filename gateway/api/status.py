@@ -1,6 +1,7 @@
-"""``GET /health`` and ``GET /status``: how this gateway is, and what it has done since it started.
+"""The operator's routes: ``GET /health``, ``GET /status`` and ``POST /admin/reload``.
 
-Invariant: neither waits for a swarm server that is slow to say how it is.
+Invariant: health and status do not wait for a slow swarm server. On loopback without keys everybody on the machine is
+the operator.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -16,31 +18,39 @@ from gateway.rollout.claims import Serving
 from gateway.routing.table import RouteTable
 from gateway.runtime import Gateway
 from gateway.stats import Stats
+from swarm.http.routes import OpenAIBody
+
+
+class Reloaded(BaseModel):
+    """The configuration was read again."""
+
+    routes: list[str]
+    needs_restart: list[str]
 
 
 async def health(request: Request) -> Response:
-    """200 as long as this process answers; the engine's last known state is said beside it."""
+    """Whether the gateway answers, and the engine's last known state."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
         return JSONResponse({"status": "ok", **await _engine(table)})
 
 
-async def status(request: Request) -> Response:
-    """Counts since the start: of all, of each route and of each swarm server."""
+async def status(request: Request) -> OpenAIBody:
+    """Counts since the start: in all, by route and by swarm server."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
         engine = await _engine(table)
         total = sum(gateway.routes.stats.values(), start=Stats())
-        # what came to no route is known to the door alone
+        # only the door counts requests that came to no route
         total.requests, total.in_flight = gateway.door.requests, gateway.door.in_flight
         total.errors = gateway.door.errors
         swarms = gateway.routes.swarms
-        return JSONResponse(
+        return OpenAIBody.model_validate(
             {
                 **total.as_dict(),
                 "background": sum(len(swarm.background) for swarm in swarms),
                 "control": gateway.config.control,
-                "joined": gateway.joining.joined,
+                "joined": gateway.retries.joined,
                 **engine,
                 "routes": {
                     route.name: {
@@ -62,22 +72,28 @@ async def status(request: Request) -> Response:
         )
 
 
+async def reload(request: Request) -> Reloaded:
+    """Read the configuration file again; a wrong one changes nothing."""
+    gateway: Gateway = request.state.gateway
+    needs_restart = await gateway.reload()
+    return Reloaded(routes=[route.name for route in gateway.routes.plan.routes], needs_restart=needs_restart)
+
+
 def _load(load: Load) -> dict[str, int]:
     return {
         "running": load.in_flight,
         "waiting": load.queued,
-        "held_bytes": load.held_bytes,
         "refused": load.refused,
     }
 
 
 async def _engine(table: RouteTable) -> dict[str, Any]:
-    """The engine of the first route that has a swarm; all are heard, so that what is known is new."""
+    """The engine of the first route that has a swarm; all swarms are asked, so that their state is fresh."""
     swarms = dict.fromkeys(route.swarm for route in table.routes if route.swarm is not None)
-    heard: list[Serving] = await asyncio.gather(*(swarm.episodes.last_known() for swarm in swarms))
-    if not heard:
+    known: list[Serving] = await asyncio.gather(*(swarm.episodes.last_known() for swarm in swarms))
+    if not known:
         return {}
-    serving = heard[0]
+    serving = known[0]
     return {
         "engine": serving.engine or "unreachable",
         "engine_failure": serving.failure and serving.failure.model_dump(include={"reason", "count"}),

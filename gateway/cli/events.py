@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gateway.cli.output import print_json
-from gateway.cli.status import step_line
+from gateway.tui.format import step_line
 from swarm.types import StepResult
 
 if TYPE_CHECKING:

@@ -38,9 +38,9 @@ def monitor(
 
     targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
     if as_json:
-        from gateway.tui.once import look
+        from gateway.tui.client import snapshot
 
-        told, errors = asyncio.run(look(targets))
+        told, errors = asyncio.run(snapshot(targets))
         print_json(told)
         for error in errors:
             typer.echo(f"swarm-gateway: {error}", err=True)

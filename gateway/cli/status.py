@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.tui.format import printable, step_line
 from swarm.protocol import ServerStatus
-from swarm.types import StepResult
-
-REWARD = "swarm/reward_mean"
-RESPONSE_TOKENS = "swarm/response_tokens_mean"
 
 #: rows of each kind that are shown
 ROWS = 5
-
-
-def step_line(step: StepResult) -> str:
-    """``step 12  reward 0.412  9.8 s  43 tokens``; what the engine did not report is left out."""
-    parts = [f"step {step.step:>4}"]
-    if REWARD in step.metrics:
-        parts.append(f"reward {step.metrics[REWARD]:.3f}")
-    parts.append(f"{step.seconds:.1f} s")
-    if RESPONSE_TOKENS in step.metrics:
-        parts.append(f"{step.metrics[RESPONSE_TOKENS]:.0f} tokens/answer")
-    return "  ".join(parts)
 
 
 def status_lines(status: ServerStatus, steps: int = 5) -> list[str]:
@@ -106,9 +92,3 @@ def _reasons(word: str, counts: Mapping[str, int]) -> list[str]:
 
 def _more(count: int, what: str) -> list[str]:
     return [f"        and {count - ROWS} more {what}"] if count > ROWS else []
-
-
-def printable(line: str) -> str:
-    """``line`` without what is not to be shown: clients choose their names and tasks, and control characters could
-    command the operator's terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)

@@ -57,11 +57,6 @@ class GatewayConfig(RouteSettings):
     )
     keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    max_reading_bytes: int = Field(
-        default=256 * 1024 * 1024,
-        ge=1024,
-        description="bodies of over 64 KiB on their way in, of all routes; one key gets half; more is a 429",
-    )
     keepalive_seconds: float = Field(default=3.0, gt=0, le=60, description="longest silence of a stream")
 
     max_sessions: int = Field(default=10_000, ge=1, description="conversations remembered; the longest silent leave")

@@ -68,13 +68,6 @@ class RouteSettings(Model):
         description="policy best: how long an answer waits for its group to be acknowledged, so that x-swarm-trained "
         "says true or false instead of pending",
     )
-    warm_groups: int = Field(
-        default=2,
-        ge=0,
-        le=64,
-        description="groups claimed ahead while requests come, so that none waits for its claim; they give way to "
-        "whoever else claims and to weight syncs, and go back after 30 s without a request",
-    )
     on_disconnect: Literal["cancel", "finish"] = Field(
         default="cancel", description="what becomes of the group when the user hangs up"
     )
@@ -93,16 +86,6 @@ class RouteSettings(Model):
     max_in_flight: int = Field(default=256, ge=1, description="requests of this route served at once")
     max_queued: int = Field(default=256, ge=0, description="requests that wait for a place; more are answered 429")
     queue_seconds: float = Field(default=30.0, gt=0, description="longest wait for a place, then 429")
-    max_held_bytes: int = Field(
-        default=256 * 1024 * 1024, ge=1024, description="bodies served or waiting; one more is answered 429"
-    )
-    rejoin_seconds: float = Field(
-        default=0.0,
-        ge=0,
-        le=60,
-        description="how long a group goes on after its user hung up, for the same request to come again and have it; "
-        "0: only where the SDK is known to ask again",
-    )
 
     feedback_window_seconds: float = Field(
         default=0.0, ge=0, description="how long a group stays open for the user's feedback before it is submitted"
@@ -127,6 +110,10 @@ class RouteSettings(Model):
             return 300.0 if given is None else given
         # what is said of an answer while its group is open must find its conversation
         return max(1800.0 if given is None else given, self.feedback_window_seconds)
+
+    def window_seconds(self, *, credits: bool) -> float:
+        """How long a judged group may stay open for feedback and, with ``credits``, for the end of its session."""
+        return max(self.feedback_window_seconds, self.session_window_seconds if credits else 0.0)
 
     @model_validator(mode="after")
     def _answers_somehow(self) -> Self:

@@ -1,6 +1,6 @@
 """Policy ``best``: sample a group, judge it, answer with the winner.
 
-Invariant: the delivered answers are the best of those that were judged; what comes later changes only what is trained.
+Invariant: the delivered answers are the best of those that were judged; later samples change only what is trained.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from typing import Any
 from adapters.dialects.chat_answers import chunks_of, completion_of
 from gateway.observability.request import phase
 from gateway.rollout.group import GroupRun
-from gateway.rollout.group_retry import outliving, with_group
-from gateway.rollout.policy import Policy
-from gateway.rollout.ports import Link, Route
-from gateway.rollout.report import GroupReport
+from gateway.rollout.policy import GroupReport, Policy
+from gateway.rollout.shaping import outliving, run_with_group
+from gateway.rollout.swarm import Training
+from gateway.sessions.sessions import SessionLink
 from gateway.types import Decided, Incoming
 
 
-async def best(route: Route, incoming: Incoming, session: Link | None, policy: Policy) -> Decided:
+async def best(training: Training, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
     """The best of the answers that ``policy`` waits for.
 
     Args:
-        route: with a swarm and hooks.
+        training: of the request's route.
         incoming: the request; its model name has been checked.
-        session: its conversation, if it is part of one.
+        session: its place in a conversation, if it is part of one.
         policy: how long to wait for the others.
 
     Raises:
         RequestError: more choices than the group has answers, or the engine refuses the request.
         UnavailableError: no episodes in time; nothing was sampled.
-        UpstreamError: not one answer could be sampled.
+        UpstreamError: no answer could be sampled.
     """
 
     async def use(run: GroupRun) -> Decided:
         return await _decide(run, incoming, session, policy)
 
-    return await outliving(route, with_group(route, incoming, session, use), session)
+    return await outliving(training, run_with_group(training, incoming, session, use), session)
 
 
-async def _decide(run: GroupRun, incoming: Incoming, session: Link | None, policy: Policy) -> Decided:
-    settings = run.route.settings
+async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
+    settings = run.training.settings
     with phase("sample"):
         await _sample(run, incoming, policy)
     samples = run.samples
@@ -56,8 +56,8 @@ async def _decide(run: GroupRun, incoming: Incoming, session: Link | None, polic
     reward = values.get(delivered[0])
     if session is not None:
         session.delivered(run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered))
-    # a group that waits for stragglers or for its user is not at its end in time for anybody's header
-    waits = run.sampling or (session is not None and session.holds)
+    # a group that waits for stragglers or for its user does not end in time for a header
+    waits = run.sampling or (session is not None and run.training.window_seconds > 0)
     run.settle(list(samples), score, delivered)
     done, drop = await run.settled(0.0 if waits else settings.acknowledge_seconds)
     report = GroupReport(
@@ -78,23 +78,23 @@ async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
     if run.shares_call and not early:
         run.start_together(range(count), pieces=pieces)
     else:
-        # one call for all of them would answer when the last is there
+        # one call for all of them answers only when the last is done
         run.start_each(range(count), pieces=pieces)
     wanted = max(min(policy.quorum or count, count), incoming.call.choices)
     until = None if policy.deadline is None else asyncio.get_running_loop().time() + policy.deadline
     while run.sampling and len(run.samples) < wanted:
         if not await run.progress(until):
-            # too few for the policy are better than none, and none is what is still waited for
+            # at the deadline any number of answers will do, but there must be one
             wanted, until = incoming.call.choices, None
 
 
 def _decided(
-    run: GroupRun, incoming: Incoming, session: Link | None, delivered: Sequence[int], report: GroupReport
+    run: GroupRun, incoming: Incoming, session: SessionLink | None, delivered: Sequence[int], report: GroupReport
 ) -> Decided:
     answer_id = run.shaped.answer_id
     samples = [run.samples[place] for place in delivered]
     answers = [sample.answer for sample in samples]
-    # whether a plain answer arrives, nobody learns
+    # nobody learns whether a plain answer arrives
     whole = not incoming.call.stream
 
     async def chunks() -> AsyncIterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Episodes for requests: what the swarm server serves now, and whole groups claimed from it.
+"""Episodes for requests: what the swarm server serves now, and groups claimed from it.
 
-Invariant: an episode that was claimed is either handed to the caller or aborted, even if the caller is gone meanwhile.
+Invariant: a claimed episode is either handed to the caller or aborted, even if the caller is gone meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 
 from gateway.background import Background
 from gateway.config import RouteSettings
-from gateway.rollout.episode_metadata import NO_REASON, Why
-from gateway.rollout.standby import Kind, Standby
+from gateway.rollout.submission import NO_REASON, Why
 from gateway.sessions.open_groups import OpenGroups
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
 from swarm.errors import SwarmGatewayError, UnavailableError
@@ -24,16 +23,16 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that what the server said of itself is believed.
+#: Seconds for which a status of the server is valid.
 _STATUS_AGE = 2.0
-#: Seconds after which it is read anew, behind those who still believe it.
+#: Age at which the status is read again in the background.
 _STATUS_STALE = 1.0
-#: Longest single long-poll: a claim whose caller is gone holds its place in the queue no longer than this.
+#: Longest single long-poll: a claim whose caller is gone keeps its place in the server's queue for at most this long.
 _POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
-#: What is known of a server that is away is true for so long.
+#: Seconds after which the last news of a server that is away is too old to act on.
 _GONE_AGE = 10.0
-#: Longest delay of those who only watch; a server that is well answers in milliseconds.
+#: Longest delay of a reader that can do with the last known status; a healthy server answers in milliseconds.
 _GLANCE_SECONDS = 0.25
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
 
@@ -42,7 +41,7 @@ _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
 _DOWN_CODES = frozenset({"server_unreachable", "engine_offline"})
 _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
-#: The same where an upstream answers meanwhile: an engine takes minutes to boot.
+#: The same where an upstream can answer instead: an engine takes minutes to boot.
 _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {EngineState.BOOTING}
 
 
@@ -50,8 +49,8 @@ _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {En
 class Serving:
     """What the swarm server serves; ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
 
-    ``failure`` tells what the engine last died of, while it has not done a step since; ``keeps_sampling`` that episodes
-    sample as the application asks, greedily if it likes; ``takes_partial`` that groups which lack answers are trained.
+    ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
+    application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained.
     """
 
     model: str = ""
@@ -65,11 +64,7 @@ class Serving:
 
 
 class Episodes:
-    """Claims groups from one swarm server and knows its model and group size.
-
-    Attributes:
-        standby: groups that are claimed ahead.
-    """
+    """Claims groups from one swarm server and knows its model and group size."""
 
     def __init__(self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups) -> None:
         self._client = client
@@ -77,37 +72,36 @@ class Episodes:
         self._open_groups = open_groups
         self._serving = Serving()
         self._read_at = float("-inf")
-        #: when the server did not answer for the first time since it last did
+        #: the first failed status since the server last answered
         self.down_since: datetime | None = None
         self._heard_at = float("-inf")
-        #: since when there is no engine that serves, on the loop's clock
+        #: since when no engine serves, on the loop's clock
         self._gone_since: float | None = None
         self._reading: asyncio.Task[Serving] | None = None
-        self.standby = Standby(self._claim_ahead, self._give_back, background)
 
     @property
     def known(self) -> Serving:
-        """What the server said last; empty while it never did."""
+        """The last known status; empty before the first."""
         return self._serving
 
     async def serving(self) -> Serving:
-        """What is served now, at most two seconds old. While the server is silent: the last known model and group
-        size, with ``engine`` ``None``."""
+        """The status, at most two seconds old. While the server is silent: the last known model and group size, with
+        ``engine`` ``None``."""
         reading = self._refresh()
         if reading is None or asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
             return self._serving
         return await asyncio.shield(reading)
 
     async def last_known(self) -> Serving:
-        """The same for those who only watch: a server that is slow to say delays them by a quarter second at most, then
-        it is what was known before; a server that stays silent is told as ``engine`` ``None`` once that is sure."""
+        """The status for readers who must not wait: at most a quarter second for a slow server, then the last known
+        one; ``engine`` is ``None`` once the server is known to be silent."""
         if (reading := self._refresh()) is not None:
             await asyncio.wait({reading}, timeout=_GLANCE_SECONDS)
         return self._serving
 
     def gone_for(self, seconds: float) -> UnavailableError | None:
-        """The error of a server or an engine that has been away for ``seconds`` or more, as far as is known; looks
-        again, behind."""
+        """The error of a server or an engine that has been away for ``seconds`` or more, as far as is known; reads the
+        status again in the background."""
         self._refresh()
         now = asyncio.get_running_loop().time()
         if self._gone_since is None or now - self._gone_since < seconds or now - self._heard_at > _GONE_AGE:
@@ -118,16 +112,8 @@ class Episodes:
             return UnavailableError("the engine has been starting for a while", code="engine_booting")
         return UnavailableError("the engine has been offline for a while", code="engine_offline")
 
-    def _refresh(self) -> asyncio.Task[Serving] | None:
-        """The reading of the server's status that is under way; ``None`` while what is known is young enough."""
-        if asyncio.get_running_loop().time() - self._read_at < _STATUS_STALE:
-            return None
-        if self._reading is None or self._reading.done():
-            self._reading = self._background.start(self._read(), "reading the swarm server's status")
-        return self._reading
-
     async def wait_for_job(self, waited: Waiting) -> Serving:
-        """The same, once the server has a job.
+        """The status, once the server has a job.
 
         Raises:
             UnavailableError: it has none within the bounds of the configuration.
@@ -137,18 +123,8 @@ class Episodes:
             await waited.after(UnavailableError("the swarm server is down or has no training job", code=code))
         return serving
 
-    def ready(self, count: int, waited: Waiting) -> EpisodeGroup | None:
-        """``count`` episodes that were claimed ahead, if there are any. They may have had to give way since: then their
-        first call fails with :class:`~gateway.rollout.sampling.EpisodeLostError`, and nothing was sampled."""
-        return self.standby.take(Kind(count, waited.idle_seconds))
-
-    def claim_ahead(self, count: int, waited: Waiting) -> None:
-        """Claim groups like this one for the next requests, behind, up to as many as the route is set to."""
-        if self._serving.engine is EngineState.ROLLING:
-            self.standby.fill(Kind(count, waited.idle_seconds), waited.settings.warm_groups)
-
     async def claim(self, count: int, waited: Waiting) -> EpisodeGroup:
-        """Claim ``count`` episodes at once.
+        """Claim a group of ``count`` episodes.
 
         Raises:
             UnavailableError: there are none within the bounds of the configuration, or the server refuses.
@@ -168,7 +144,7 @@ class Episodes:
                 ) from exc
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
-        """One claim. Cancelled, the client lets its poll finish and hands the episodes back."""
+        """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
         if len(self._open_groups):
             try:
                 return await self._client.claim_group(count, 0.0, discard_episode_timeout=idle_seconds)
@@ -179,25 +155,26 @@ class Episodes:
             self._open_groups.make_room()
         return await self._client.claim_group(count, wait, discard_episode_timeout=idle_seconds)
 
-    async def _claim_ahead(self, kind: Kind) -> EpisodeGroup:
-        return await self._client.claim_group(kind.count, 0.0, discard_episode_timeout=kind.idle_seconds, standby=True)
-
-    def _give_back(self, group: EpisodeGroup) -> None:
-        self.abort(group, Why("standby_unused"))
-
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""
         uuids = [episode.episode_uuid for episode in episodes]
         self._background.start(self._client.abort(uuids, why.reason, why.metadata), "aborting episodes")
+
+    def _refresh(self) -> asyncio.Task[Serving] | None:
+        """The reading of the server's status that is under way; ``None`` while the last one is young enough."""
+        if asyncio.get_running_loop().time() - self._read_at < _STATUS_STALE:
+            return None
+        if self._reading is None or self._reading.done():
+            self._reading = self._background.start(self._read(), "reading the swarm server's status")
+        return self._reading
 
     async def _read(self) -> Serving:
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
                 status = await self._client.status()
         except (SwarmGatewayError, TimeoutError) as exc:
-            logger.warning(
-                "the swarm server at %s does not tell its status: %s", self._client.server_url, exc or "timeout"
-            )
+            url = self._client.server_url
+            logger.warning("the swarm server at %s does not answer for its status: %s", url, exc or "timeout")
             known = self._serving
             now = Serving(model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len)
             self.down_since = self.down_since or datetime.now(UTC)
@@ -214,9 +191,6 @@ class Episodes:
                 takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
                 max_model_len=job.max_model_len if job is not None else None,
             )
-        if now != self._serving:
-            # they have given way, or will, to other weights or another job
-            self.standby.release()
         self._serving = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
         if now.engine not in _AWAY_STATES:
@@ -242,10 +216,9 @@ class Waiting:
 
     @property
     def idle_seconds(self) -> float:
-        """How long an episode may idle between its last call and its end, while others of its group are sampled, hooks
-        run, feedback is waited for and rewards are submitted."""
+        """How long an episode may idle before its end: during other samples, hooks, feedback and submission."""
         settings = self.settings
-        # a hook may be asked twice: which answer is the best, and again once there is feedback
+        # a hook may judge twice: to choose the answer, and again with feedback
         judging = settings.hook_timeout_seconds * (2 if self._window else 1)
         waiting = settings.sample_timeout_seconds + judging + self._window
         return waiting + settings.submit_timeout_seconds + 30.0

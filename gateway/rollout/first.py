@@ -1,7 +1,7 @@
-"""Policy ``first``: the first answer goes out as it is sampled, the others begin behind its first token, and all are
-judged behind.
+"""Policy ``first``: the first answer goes out as it is sampled, the others begin after its first token, and all are
+judged in the background.
 
-Invariant: what is streamed is what its episode recorded; a stream that breaks off is told as an error and never
+Invariant: what is streamed is what its episode recorded; a stream that breaks off ends with an error and is never
 trained.
 
 With ``n`` > 1 the first n answers go out, each as the choice of its number.
@@ -11,22 +11,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
+from adapters.dialects import Answer
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
-from gateway.rollout.assembly import Assembly
 from gateway.rollout.group import GroupRun
-from gateway.rollout.group_retry import outliving, with_group
-from gateway.rollout.lead import Lead
-from gateway.rollout.ports import Link, Route
-from gateway.rollout.report import GroupReport
+from gateway.rollout.policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample, too_late
+from gateway.rollout.shaping import outliving, run_with_group
+from gateway.rollout.swarm import Training
+from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from gateway.types import Decided, Incoming, Live
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
+#: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
+_JOINED = frozenset({"content", "reasoning_content", "reasoning", "refusal", "arguments"})
+_KNOWN_IN_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage"})
+_KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
-async def first(route: Route, incoming: Incoming, session: Link | None) -> Live | Decided:
+
+async def first(training: Training, incoming: Incoming, session: SessionLink | None) -> Live | Decided:
     """Answer 0 of a group: live where a stream was asked for, else whole as soon as it is there.
 
     Arguments and errors as of :func:`gateway.rollout.best.best`; a failure after the first chunk ends the stream with
@@ -38,18 +44,16 @@ async def first(route: Route, incoming: Incoming, session: Link | None) -> Live 
             return await _Broadcast(run, incoming, session).begin()
         return await _whole(run, incoming, session)
 
-    return await outliving(route, with_group(route, incoming, session, use), session)
+    return await outliving(training, run_with_group(training, incoming, session, use), session)
 
 
-async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Decided:
+async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
     count = incoming.call.choices
-    lead = Lead()
     run.start_each(range(count), pieces=False)
-    _start_others(run, count, lead)
+    _start_others(run, count)
     with phase("sample"):
         while run.sampling and any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
-    lead.end()
     delivered = [place for place in range(count) if place in run.samples]
     if not delivered:
         raise run.failure()
@@ -67,38 +71,34 @@ async def _whole(run: GroupRun, incoming: Incoming, session: Link | None) -> Dec
 
 
 class _Broadcast:
-    """The streams of the answers that go out, as one."""
+    """The streams of the delivered answers, as one."""
 
-    def __init__(self, run: GroupRun, incoming: Incoming, session: Link | None) -> None:
+    def __init__(self, run: GroupRun, incoming: Incoming, session: SessionLink | None) -> None:
         self._run = run
         self._session = session
         self._count = incoming.call.choices
         self._include_usage = incoming.call.include_usage
         self._assemblies = [Assembly() for _ in range(self._count)]
-        # without a bound: it holds no more than the answers themselves, and a slow reader holds nobody up
+        # unbounded: it holds no more than the answers themselves, and a slow reader delays nobody
         self._parts: asyncio.Queue[Chunk | SwarmGatewayError | None] = asyncio.Queue()
         self._opened: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._lead = Lead()
+        self._begun = asyncio.Event()
         self._head: Chunk = {}
         self._whole = False
         self._left = False
 
     async def begin(self) -> Live:
-        """Start what goes out, and the others behind; the outcome once the first stream has its first chunk.
+        """Start the delivered answers, and the others after the first token; return with the first chunk.
+
+        The others find the prompt in the engine's prefix cache by then, and do not compete for the first token.
 
         Raises:
-            SwarmGatewayError: there is none.
+            SwarmGatewayError: there is no first chunk.
         """
         run = self._run
         for place in range(self._count):
             run.start(place, self._stream)
-        # what goes out is asked for before anything else is begun
-        try:
-            await asyncio.sleep(0)
-        except BaseException:
-            self._opened.cancel()
-            raise
-        _start_others(run, self._count, self._lead)
+        _start_others(run, self._count, self._begun)
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))
@@ -111,17 +111,16 @@ class _Broadcast:
         try:
             async with (
                 asyncio.timeout_at(run.deadline),
-                run.swarm.sampler.stream(run.claimed.episodes[place], _streamed(run.shaped.bodies[place])) as live,
+                run.swarm.sampler.stream(run.episodes[place], _streamed(run.shaped.bodies[place])) as live,
             ):
                 async for chunk in live.chunks():
                     self._take(place, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)
-                        self._lead.end()
+                        self._begun.set()
             sample = Sample(self._assemblies[place].answer(), loop.time() - started, live.policy_version)
         except BaseException as exc:
-            error = self._told(exc)
-            self._lead.end()
+            error = self._error_of(exc)
             if not self._opened.done():
                 self._opened.set_exception(error)
             self._parts.put_nowait(error)
@@ -131,8 +130,8 @@ class _Broadcast:
         self._parts.put_nowait(None)
         return sample
 
-    def _told(self, exc: BaseException) -> SwarmGatewayError:
-        """What the user is told of ``exc``; what another group can cure is an :class:`EpisodeLostError`."""
+    def _error_of(self, exc: BaseException) -> SwarmGatewayError:
+        """The user's error for ``exc``; an :class:`EpisodeLostError` where another group can help."""
         match exc:
             case TimeoutError():
                 return too_late()
@@ -150,7 +149,7 @@ class _Broadcast:
         assembly.take(chunk)
         choices: list[Chunk] = chunk.get("choices") or []
         if not choices:
-            return  # the usage: told at the end, for all answers together
+            return  # the usage goes out at the end, for all answers together
         shaped = {**chunk, "id": self._run.shaped.answer_id}
         if place:
             shaped["choices"] = [{**choice, "index": place} for choice in choices]
@@ -164,7 +163,7 @@ class _Broadcast:
         self._parts.put_nowait(shaped)
 
     def _deliver(self) -> None:
-        """The answers are whole: whoever leaves now had them."""
+        """The answers are whole: a caller who leaves now got them."""
         if not self._whole:
             self._whole = True
             if self._session is not None:
@@ -180,7 +179,7 @@ class _Broadcast:
             if part is None:
                 left -= 1
             elif isinstance(part, SwarmGatewayError):
-                # the answer is broken; what the others would be compared with is not what the user got
+                # the user's answer is broken, so the others have nothing to be compared with
                 self._run.cancel(DropReason.SAMPLE)
                 raise part
             else:
@@ -191,19 +190,92 @@ class _Broadcast:
 
     async def _close(self) -> None:
         self._left = True
-        if not self._whole and self._run.route.settings.on_disconnect == "cancel":
+        if not self._whole and self._run.training.settings.on_disconnect == "cancel":
             self._run.cancel(DropReason.CANCELLED)
 
 
-def _start_others(run: GroupRun, count: int, lead: Lead) -> None:
-    """Begin to sample what does not go out, all but the first ``count`` answers, behind the ``lead`` of those."""
+def _start_others(run: GroupRun, count: int, after: asyncio.Event | None = None) -> None:
+    """Begin to sample what does not go out, all but the first ``count`` answers, once ``after`` is set."""
     others = range(count, len(run.shaped.bodies))
     if len(others) > 1 and run.shares_call:
-        run.start_together(others, pieces=False, after=lead.over)
+        run.start_together(others, pieces=False, after=after)
     else:
-        run.start_each(others, pieces=False, after=lead.over)
+        run.start_each(others, pieces=False, after=after)
 
 
 def _streamed(body: bytes) -> bytes:
-    """A plain request's ``body``, a JSON object that is not empty, as that of a stream."""
+    """The ``body`` of a plain request, a JSON object with fields, as that of a stream."""
     return body[:-1] + b',"stream":true,"stream_options":{"include_usage":true}}'
+
+
+class Assembly:
+    """One streamed choice, put together to the answer that the plain call would have given, field by field."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._message: Chunk = {"role": "assistant", "content": None}
+        self._calls: dict[int, Chunk] = {}
+        self._logprobs: dict[str, list[Any]] = {}
+        self._extra: Chunk = {}
+        self._more: Chunk = {}
+        self.finish_reason: str | None = None
+        self.usage: Chunk = {}
+
+    def take(self, chunk: Chunk) -> None:
+        """Add the next chunk."""
+        self._model = chunk.get("model") or self._model
+        self.usage = chunk.get("usage") or self.usage
+        self._more |= {name: value for name, value in chunk.items() if name not in _KNOWN_IN_CHUNK}
+        for choice in cast("list[Chunk]", chunk.get("choices") or []):
+            self._take(choice)
+
+    def answer(self) -> Answer:
+        """The whole answer.
+
+        Raises:
+            UpstreamError: the choice has no end.
+        """
+        if self.finish_reason is None:
+            raise UpstreamError("the engine's stream ended before its answer did", code="malformed_answer")
+        message = dict(self._message)
+        if self._calls:
+            message["tool_calls"] = [self._calls[position] for position in sorted(self._calls)]
+        return Answer(
+            model=self._model,
+            message=message,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            logprobs=self._logprobs or None,
+            choice_extra=self._extra,
+            body_extra=self._more,
+        )
+
+    def _take(self, choice: Chunk) -> None:
+        delta: Chunk = choice.get("delta") or {}
+        for call in cast("list[Chunk]", delta.get("tool_calls") or []):
+            self._take_call(call)
+        _merge(self._message, {name: value for name, value in delta.items() if name != "tool_calls"})
+        for name, entries in cast("Chunk", choice.get("logprobs") or {}).items():
+            if isinstance(entries, list):
+                self._logprobs.setdefault(name, []).extend(cast("list[Any]", entries))
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        for name, value in choice.items():
+            if name in _KNOWN_IN_CHOICE:
+                continue
+            if isinstance(value, list) and isinstance(self._extra.get(name), list):
+                self._extra[name] = self._extra[name] + value
+            elif value is not None or name not in self._extra:
+                self._extra[name] = value
+
+    def _take_call(self, call: Chunk) -> None:
+        whole = self._calls.setdefault(call.get("index", 0), {"function": {}})
+        _merge(whole["function"], call.get("function") or {})
+        _merge(whole, {name: value for name, value in call.items() if name not in ("index", "function")})
+
+
+def _merge(whole: Chunk, part: Chunk) -> None:
+    for name, value in part.items():
+        if name in _JOINED and isinstance(value, str):
+            whole[name] = (whole.get(name) or "") + value
+        elif value is not None or name not in whole:
+            whole[name] = value

@@ -1,58 +1,86 @@
-"""One group under way: its answers are sampled, judged, and submitted behind whatever is delivered.
+"""One claimed group: its answers are sampled, judged, and submitted behind whatever is delivered.
 
-Invariant: a group is submitted with the rewards that one call of its hook gave for all of it, or every episode of it is
-given back and the reason counted.
+Invariant: a group is submitted with rewards that one call of its hook gave for all of it, or it is counted as dropped;
+every episode is handed to the submitter or given back exactly once, whatever happens in whatever order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.background import HEAD_START
 from gateway.observability.request import metadata, phase, span
-from gateway.rollout.claimed_group import Claimed
-from gateway.rollout.episode_metadata import Why, outputs
-from gateway.rollout.ports import Link, Route, Swarm
 from gateway.rollout.sampling import EpisodeLostError, Sample
-from gateway.rollout.shaping import Shaped
+from gateway.rollout.submission import Why, workflow_outputs
+from gateway.rollout.swarm import Training
+from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
-from reward_hooks import Candidate, Feedback, GroupScore, HookRunner
+from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
+from swarm.client import EpisodeGroup
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
 from swarm.text import sendable
 
 logger = logging.getLogger(__name__)
 
-#: A group needs so many answers to compare them with each other.
+#: Fewer answers cannot be compared.
 _LEAST_GROUP = 2
-#: Returns when sampling may begin.
-After = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """The group of one request before it is claimed.
+
+    Attributes:
+        group_id: names the group in logs and in the answer's id.
+        submission: the request bodies and their task.
+        bodies: the same as JSON; each samples one answer.
+        context: for the hooks.
+        shares_call: whether one call may sample all answers.
+        takes_partial: whether the job trains groups that lack answers.
+        drop: why the group will not be trained, if that is known already.
+        failure: of the submit hook.
+    """
+
+    group_id: str
+    submission: Submission
+    bodies: list[bytes]
+    context: HookContext
+    shares_call: bool
+    takes_partial: bool
+    drop: DropReason | None
+    failure: HookError | None = None
+
+    @property
+    def answer_id(self) -> str:
+        """The ``id`` of the resulting ``chat.completion``."""
+        return f"chatcmpl-{self.group_id}"
 
 
 class GroupRun:
     """One group; every method is for the event loop that made it.
 
     Args:
-        route: where the request goes; with a swarm and hooks.
-        session: its conversation.
-        shaped: what is to be sampled.
-        claimed: the episodes to sample it with.
+        training: swarm server, hooks and settings of the route.
+        session: the request's place in its conversation.
+        shaped: what to sample.
+        episodes: the claimed episodes to sample with; known by their place from here on.
 
     Attributes:
-        outcomes: what became of each sample, by its place; ``None`` while it is under way, or once it was cancelled.
+        outcomes: of each sample, by its place; ``None`` while it is under way, or after it was cancelled.
     """
 
-    def __init__(self, route: Route, session: Link | None, shaped: Shaped, claimed: Claimed) -> None:
-        assert route.swarm is not None and route.hooks is not None
-        self.route = route
-        self.swarm: Swarm = route.swarm
+    def __init__(self, training: Training, session: SessionLink | None, shaped: Shaped, episodes: EpisodeGroup) -> None:
+        self.training = training
+        self.swarm = training.swarm
         self.shaped = shaped
-        self.claimed = claimed
+        self.episodes = episodes
         self.outcomes: list[Sample | SwarmGatewayError | None] = [None] * len(shaped.bodies)
-        self.deadline = asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
-        self._hooks: HookRunner = route.hooks
+        self.deadline = asyncio.get_running_loop().time() + training.settings.sample_timeout_seconds
+        #: places of episodes that are neither handed over nor given back
+        self._open = set(range(len(episodes)))
         self._failure: HookError | None = shaped.failure
         self._session = session
         self._sampling: set[asyncio.Task[None]] = set()
@@ -64,7 +92,7 @@ class GroupRun:
 
     @property
     def samples(self) -> dict[int, Sample]:
-        """The answers that are there, by their place."""
+        """The answers so far, by their place."""
         return {place: one for place, one in enumerate(self.outcomes) if isinstance(one, Sample)}
 
     @property
@@ -75,40 +103,35 @@ class GroupRun:
     @property
     def shares_call(self) -> bool:
         """Whether one call may sample several answers."""
-        return self.shaped.shares_call and bool(self.claimed.episodes.base_url)
+        return self.shaped.shares_call and bool(self.episodes.base_url)
 
-    def start_together(self, places: Sequence[int], *, pieces: bool, after: After | None = None) -> None:
-        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; once ``after()`` returns."""
+    def start_together(self, places: Sequence[int], *, pieces: bool, after: asyncio.Event | None = None) -> None:
+        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; once ``after`` is set."""
         self._start(self._sample_together(places, pieces, after), f"sampling {len(places)} answers")
 
-    def start_each(self, places: Sequence[int], *, pieces: bool, after: After | None = None) -> None:
-        """Begin to sample the answers at ``places``, each with a call of its own; once ``after()`` returns."""
+    def start_each(self, places: Sequence[int], *, pieces: bool, after: asyncio.Event | None = None) -> None:
+        """Begin to sample the answers at ``places``, each with its own call; once ``after`` is set."""
 
         async def sample(place: int) -> Sample:
-            episode, body = self.claimed.episodes[place], self.shaped.bodies[place]
+            episode, body = self.episodes[place], self.shaped.bodies[place]
             return await self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
 
         for place in places:
             self.start(place, sample, after)
 
     def start(
-        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: After | None = None
+        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: asyncio.Event | None = None
     ) -> None:
-        """Begin to sample the answer at ``place`` as ``sample`` does it; once ``after()`` returns."""
+        """Begin to sample the answer at ``place`` with ``sample``; once ``after`` is set."""
         self._start(self._sample(place, sample, after), f"sampling answer {place}")
 
     async def progress(self, until: float | None = None) -> bool:
-        """Return when a sample is there or has failed; ``False`` when none did before ``until`` on the loop's clock."""
+        """Return when a sample has ended or failed; ``False`` when none did before ``until`` on the loop's clock."""
         if not self._sampling:
             return True
         timeout = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
         done, _ = await asyncio.wait(self._sampling, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
-
-    async def all_sampled(self) -> None:
-        """Return when nothing is sampled any more."""
-        while self._sampling:
-            await asyncio.wait(self._sampling)
 
     def failure(self) -> SwarmGatewayError:
         """Why there is no answer at all: the user's own mistake first, then what another group can cure."""
@@ -118,9 +141,9 @@ class GroupRun:
     # ------------------------------------------------------------------ judging
 
     async def judge(self, feedback: Mapping[int, Feedback] | None = None) -> GroupScore | None:
-        """The hook's rewards of the answers that are there, in order of their places; ``None`` where it gives none.
+        """The hook's rewards of the answers so far, in order of their places; ``None`` where it gives none.
 
-        Also asked for groups that will not be trained: it chooses the answer.
+        Groups that will not be trained are judged too: the score chooses the answer.
 
         Args:
             feedback: of the user, by place.
@@ -133,46 +156,46 @@ class GroupRun:
         ]
         try:
             with phase("hook"):
-                score = await self._hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
+                score = await self.training.hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
             self._failure = None
             return score
         except HookError as exc:
             logger.error("group %s has no rewards: %s", self.shaped.group_id, exc)
             self._failure = exc
-            self.route.stats.hook_failures[exc.code or exc.type] += 1
+            self.training.stats.hook_failures[exc.code or exc.type] += 1
             return None
 
     # ------------------------------------------------------------------ its end
 
     def settle(self, judged: Sequence[int], score: GroupScore | None, delivered: Sequence[int]) -> None:
-        """Bring the group to its end behind the answer.
+        """Bring the group to its end in the background.
 
-        Waits for what is still sampled, has the hook judge again if that, or feedback, is new to it, and submits.
+        Waits for unfinished samples, has the hook judge again if those or feedback are new to it, and submits.
 
         Args:
-            judged: the places of the answers that the hook has been asked about; empty: it was not asked.
-            score: what it said; ``None``: nothing.
+            judged: the places of the answers that the hook has judged; empty: none.
+            score: the hook's; ``None``: it gave none.
             delivered: the places of the delivered answers, best first.
         """
-        self._settling = self.route.background.start(
+        self._settling = self.swarm.background.start(
             self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
         )
-        # not within it: a task that is cancelled before its first step runs nothing of its own
+        # a callback, because a task that is cancelled before its first step runs none of its own code
         self._settling.add_done_callback(self._over)
 
     async def settled(self, within: float) -> tuple[bool, DropReason | None]:
-        """Whether the group is at its end ``within`` so many seconds, and then why it is not trained, if it is not. An
-        end that fails is no failure of the answer."""
+        """Wait up to ``within`` seconds for the end: whether it is there, and why the group is not trained, if it is
+        not. An end that fails does not fail the answer."""
         assert self._settling is not None, "settle() comes first"
         if within:
             await asyncio.wait({self._settling}, timeout=within)
         else:
-            # its first step tells what is dropped at once
+            # its first step finds groups that are dropped at once
             await asyncio.sleep(0)
         return (True, self._outcome(self._settling)) if self._settling.done() else (False, None)
 
     def cancel(self, reason: DropReason) -> None:
-        """Stop everything at once, unless the group has been handed over; repeating it changes nothing."""
+        """Stop everything at once, unless the group has been handed over; idempotent."""
         if self._settled:
             return
         self._cancelled = self._cancelled or reason
@@ -183,47 +206,47 @@ class GroupRun:
             self._drop(self._cancelled)
 
     def stop_sampling(self) -> None:
-        """Cancel what is still being sampled and give its episodes back."""
+        """Cancel unfinished samples and give their episodes back."""
         for task in self._sampling:
             task.cancel()
         self._sampling.clear()
         given_up = [place for place, one in enumerate(self.outcomes) if not isinstance(one, Sample)]
-        self.claimed.give_back(given_up, self._why(self._cancelled or DropReason.PARTIAL))
+        self._give_back(given_up, self._cancelled or DropReason.PARTIAL)
 
     async def _settle(
         self, judged: tuple[int, ...], score: GroupScore | None, delivered: tuple[int, ...]
     ) -> DropReason | None:
-        await self.all_sampled()
+        while self._sampling:
+            await asyncio.wait(self._sampling)
         self._count_tokens(delivered)
         places = tuple(self.samples)
         best = delivered[0] if delivered and delivered[0] in places else None
         if places and places != judged:
-            # what the first answers got is void: rewards of two calls cannot be compared
+            # the first rewards are void: rewards of two calls cannot be compared
             score = await self.judge()
             if score is not None and best is not None and self._session is not None:
                 self._session.scored(score.values[places.index(best)])
         credit = 0.0
         if self._session is not None and best is not None:
-            closing = await self._session.closing()
+            closing = await self._session.closing(self.swarm.open_groups)
             credit = closing.credit
             if closing.feedback:
-                told = {delivered[at]: one for at, one in closing.feedback.items() if at < len(delivered)}
-                score = await self.judge(told)
+                given = {delivered[at]: one for at, one in closing.feedback.items() if at < len(delivered)}
+                score = await self.judge(given)
         reason = self._objection(places, score)
         if reason is None and score is not None:
-            if not self.route.settings.acknowledge_seconds:
-                await asyncio.sleep(HEAD_START)
-            return await self._submit(places, score, delivered, credit)
+            return await self._submit(
+                places, score, {places.index(best): credit} if best is not None and credit else {}
+            )
         return reason
 
     def _over(self, settling: asyncio.Task[DropReason | None]) -> None:
-        """Give back what was not submitted, however that came."""
-        if self._settled:
-            return
-        self._drop(self._outcome(settling) or DropReason.SAMPLE)
+        """Give back what was not submitted."""
+        if not self._settled:
+            self._drop(self._outcome(settling) or DropReason.SAMPLE)
 
     def _outcome(self, settling: asyncio.Task[DropReason | None]) -> DropReason | None:
-        """What became of the group, whose end is over."""
+        """Why the group, which has ended, was not trained."""
         if settling.cancelled():
             return self._cancelled or DropReason.CANCELLED
         return DropReason.SAMPLE if settling.exception() is not None else settling.result()
@@ -238,70 +261,65 @@ class GroupRun:
             return DropReason.SAMPLE if failed else DropReason.PARTIAL
         return DropReason.REWARD_HOOK if score is None else None
 
-    async def _submit(
-        self, places: Sequence[int], score: GroupScore, delivered: Sequence[int], credit: float
-    ) -> DropReason | None:
-        self.route.stats.informative += score.informative
-        self.route.stats.uninformative += not score.informative
-        told = outputs(
-            score,
-            {places.index(delivered[0]): credit} if credit and delivered else {},
-            metadata() | self._origin,
-            self.shaped.submission.task,
-            shuffled=self.route.settings.control == "shuffle",
+    async def _submit(self, places: Sequence[int], score: GroupScore, credit: Mapping[int, float]) -> DropReason | None:
+        settings, stats = self.training.settings, self.training.stats
+        stats.informative += score.informative
+        stats.uninformative += not score.informative
+        task = self.shaped.submission.task
+        outputs = workflow_outputs(
+            score, credit, metadata() | self._origin, task, shuffled=settings.control == "shuffle"
         )
-        uuids = self.claimed.hand_over(places, self._why(DropReason.SAMPLE))
+        self._give_back(self._open.difference(places), DropReason.SAMPLE)
+        self._open.clear()
         self._settled = True
-        # from here on only the submitter decides: a user who leaves now leaves behind a group that is judged
-        return await asyncio.shield(
-            self.route.background.start(
-                self.swarm.submitter.submit(
-                    self.shaped.submission.task.task_id,
-                    dict(zip(uuids, told, strict=True)),
-                    self.route.settings.submit_timeout_seconds,
-                    self.route.stats,
-                ),
-                f"submitting group {self.shaped.group_id}",
-            )
-        )
+        by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
+        submission = self.swarm.submitter.submit(task.task_id, by_episode, settings.submit_timeout_seconds, stats)
+        # from here on only the submitter decides: a user who leaves now leaves a judged group behind
+        name = f"submitting group {self.shaped.group_id}"
+        return await asyncio.shield(self.swarm.background.start(submission, name))
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
         for place, sample in self.samples.items():
             tokens = int(sample.answer.usage.get("completion_tokens") or 0)
             if place in delivered:
-                self.route.stats.delivered_tokens += tokens
+                self.training.stats.delivered_tokens += tokens
             else:
-                self.route.stats.wasted_tokens += tokens
+                self.training.stats.wasted_tokens += tokens
 
     def _drop(self, reason: DropReason) -> None:
         self._settled = True
         self._cancelled = self._cancelled or reason
         self.stop_sampling()
-        self.claimed.give_back(why=self._why(reason))
-        self.route.stats.dropped[reason] += 1
+        self._give_back(range(len(self.episodes)), reason)
+        self.training.stats.dropped[reason] += 1
+
+    def _give_back(self, places: Iterable[int], reason: DropReason) -> None:
+        """Abort those episodes at ``places`` that are open; the server keeps the reason with them."""
+        going = sorted(self._open.intersection(places))
+        if not going:
+            return
+        self._open.difference_update(going)
+        failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
+        details = f": {failed.code}: {failed.message}" if failed is not None else ""
+        why = Why(sendable(f"{reason}{details}"), metadata() | self._origin)
+        self.swarm.episodes.abort([self.episodes[place] for place in going], why)
 
     @property
     def _origin(self) -> dict[str, str]:
-        return {"group_id": self.shaped.group_id, "hook": self._hooks.source}
-
-    def _why(self, reason: DropReason) -> Why:
-        """What is kept with episodes that are given up: what failed says it in its own words."""
-        failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
-        said = f": {failed.code}: {failed.message}" if failed is not None else ""
-        return Why(sendable(f"{reason}{said}"), metadata() | self._origin)
+        return {"group_id": self.shaped.group_id, "hook": self.training.hooks.source}
 
     # ------------------------------------------------------------------ inside
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self.route.background.start(work, name)
+        task = self.swarm.background.start(work, name)
         self._sampling.add(task)
         task.add_done_callback(self._sampling.discard)
 
     async def _sample(
-        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: After | None
+        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: asyncio.Event | None
     ) -> None:
         if after is not None:
-            await after()
+            await after.wait()
         try:
             with span(f"sample {place}"):
                 self.outcomes[place] = await sample(place)
@@ -309,14 +327,15 @@ class GroupRun:
             logger.warning("a sample failed: %s", exc)
             self.outcomes[place] = exc
 
-    async def _sample_together(self, places: Sequence[int], pieces: bool, after: After | None) -> None:
+    async def _sample_together(self, places: Sequence[int], pieces: bool, after: asyncio.Event | None) -> None:
         if after is not None:
-            await after()
-        group, body = self.claimed.episodes, self.shaped.bodies[0]
+            await after.wait()
         outcomes: Sequence[Sample | SwarmGatewayError]
         try:
             with span(f"sample {len(places)} together"):
-                outcomes = await self.swarm.sampler.sample_group(group, places, body, self.deadline, pieces=pieces)
+                outcomes = await self.swarm.sampler.sample_group(
+                    self.episodes, places, self.shaped.bodies[0], self.deadline, pieces=pieces
+                )
         except SwarmGatewayError as exc:
             logger.warning("the samples of a group failed: %s", exc)
             outcomes = [exc] * len(places)

@@ -1,24 +1,26 @@
-"""How one request is to be answered: its route's settings, and what the request's own headers say instead.
+"""The ``x-swarm-`` headers: how a request wants to be answered, and what its answer says about the group.
 
-Invariant: a request without headers of its own gets exactly what its route is set to; a header that means nothing is
-refused by name.
+Invariant: a request without these headers gets exactly its route's settings; a value without meaning is refused by
+name; unknown results are left out or null, never guessed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from gateway.config import RouteSettings
+from gateway.stats import DropReason
 from swarm.errors import RequestError
 
 Kind = Literal["best", "first"]
 
 POLICY_HEADER, TRAIN_HEADER = "x-swarm-policy", "x-swarm-train"
 _LONGEST_DEADLINE = 3600.0
+_TRAINED = {True: "true", False: "false", None: "pending"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,10 @@ class Policy:
     """How one request is answered.
 
     Attributes:
-        kind: ``best``: judge, then answer; ``first``: answer 0 streams live and all are judged behind.
+        kind: ``best``: judge, then answer; ``first``: stream answer 0 live and judge all in the background.
         quorum: of ``best``: judge as soon as so many answers are there; ``None``: all.
-        deadline: of ``best``: judge what is there so many seconds after sampling began; ``None``: no such deadline.
-        train: whether a group is sampled at all; ``None``: as the route's ``train_fraction`` falls.
+        deadline: of ``best``: judge what is there so many seconds after sampling began; ``None``: no deadline.
+        train: whether to sample a group at all; ``None``: by the route's ``train_fraction``.
     """
 
     kind: Kind = "best"
@@ -39,13 +41,13 @@ class Policy:
 
     @classmethod
     def of(cls, settings: RouteSettings, headers: Mapping[str, str]) -> Policy:
-        """What ``settings`` say, changed by ``x-swarm-policy`` and ``x-swarm-train`` of ``headers`` (lower-case names).
+        """``settings``, overridden by ``x-swarm-policy`` and ``x-swarm-train`` of ``headers`` (lower-case names).
 
-        ``x-swarm-policy`` is ``best``, ``first``, or ``best`` with what it waits for: ``best;quorum=4``,
-        ``best;deadline=2.5``, both. It replaces all that the route says of the policy.
+        ``x-swarm-policy`` is ``first``, ``best``, or ``best`` with options: ``best;quorum=4``, ``best;deadline=2.5``,
+        or both. It replaces all policy settings of the route.
 
         Raises:
-            RequestError: a value that means nothing; ``param`` names the header.
+            RequestError: a value without meaning; ``param`` names the header.
         """
         train = _train(headers.get(TRAIN_HEADER))
         given = headers.get(POLICY_HEADER)
@@ -71,14 +73,42 @@ class Policy:
     def trains(self, settings: RouteSettings, route: str, request_id: str) -> bool:
         """Whether this request fans out and trains; a group of one has nothing to learn from.
 
-        The share of ``train_fraction`` is drawn by the request's id, so that all gateways, and a repetition under the
-        same id, decide alike."""
+        The share of ``train_fraction`` is drawn from the request's id, so that all gateways decide alike, also for a
+        repetition under the same id."""
         if settings.num_repeat == 1:
             return False
         if self.train is not None:
             return self.train
         drawn = blake2b(request_id.encode(errors="replace"), key=route.encode()[:64], digest_size=7)
         return int.from_bytes(drawn.digest()) / 2**56 < settings.train_fraction
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What is known of a group when its answer leaves.
+
+    Attributes:
+        policy_version: of the weights that sampled the first answer.
+        reward: of the first answer, as the hook gave it; ``None`` without a score.
+        reward_mean: over the answers that were judged with it.
+        trained: acknowledged by the swarm server; ``None`` while that is open.
+        drop_reason: why the group is not trained.
+    """
+
+    policy_version: int | None = None
+    reward: float | None = None
+    reward_mean: float | None = None
+    trained: bool | None = None
+    drop_reason: DropReason | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON: the ``swarm`` object of a stream."""
+        return asdict(self)
+
+    def headers(self) -> dict[str, str]:
+        """As response headers."""
+        values = self.as_dict() | {"trained": _TRAINED[self.trained]}
+        return {f"x-swarm-{name.replace('_', '-')}": str(one) for name, one in values.items() if one is not None}
 
 
 def _train(value: str | None) -> bool | None:

@@ -49,12 +49,8 @@ class EpisodeLostError(UnavailableError):
 
     default_code = "episode_lost"
 
-    def __init__(
-        self, message: str, *, code: str | None = None, unopened: bool = False, retry_after: float = 5.0
-    ) -> None:
+    def __init__(self, message: str, *, code: str | None = None, retry_after: float = 5.0) -> None:
         super().__init__(message, code=code, retry_after=retry_after)
-        #: its address refused the call: nothing of it was sampled
-        self.unopened = unopened
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +286,6 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
         return EpisodeLostError(
             f"the episode cannot be used any more: {message}",
             code=code if code in _GONE else None,
-            unopened=status in _EPISODE_OVER,
         )
     if status in _NOT_NOW and headers.get("x-should-retry") != "false":
         pause = headers.get("retry-after", "")

@@ -1,20 +1,24 @@
-"""What is to be sampled for one request: the bodies of its group, and whether one call may sample them all.
+"""From a request to a claimed group: the bodies to sample, the claim, and another group where one was lost.
 
-Invariant: where the submit hook fails, the request is sampled as it came and never trained.
+Invariant: where the submit hook fails, the request is sampled as it came and never trained; a lost group has been given
+back before another is claimed, so nothing is sampled twice for training.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
 from gateway.observability.request import phase
-from gateway.rollout.claims import Serving
-from gateway.rollout.ports import Route
+from gateway.rollout.claims import Serving, Waiting
+from gateway.rollout.group import GroupRun, Shaped
+from gateway.rollout.sampling import EpisodeLostError
+from gateway.rollout.swarm import Training
+from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from gateway.types import Incoming
 from reward_hooks import HookContext, Submission, UserRequest
@@ -23,49 +27,74 @@ from swarm.types import Task
 
 logger = logging.getLogger(__name__)
 
-#: Temperatures below it are none to vLLM.
+T = TypeVar("T")
+
+#: Groups that one request may lose.
+_GROUPS_PER_REQUEST = 3
+#: vLLM samples greedily below this temperature.
 _GREEDY = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """The group of one request before it is claimed.
-
-    Attributes:
-        group_id: names the group in logs and in the answer's id.
-        submission: the request bodies and their task.
-        bodies: the same as JSON for an episode's address; each samples one answer.
-        context: for the hooks.
-        shares_call: whether one call may sample all answers.
-        takes_partial: whether the job trains groups that lack answers.
-        drop: why the group will not be trained, if that is known already.
-        failure: of the submit hook.
-    """
-
-    group_id: str
-    submission: Submission
-    bodies: list[bytes]
-    context: HookContext
-    shares_call: bool
-    takes_partial: bool
-    drop: DropReason | None
-    failure: HookError | None = None
-
-    @property
-    def answer_id(self) -> str:
-        """The ``id`` of the ``chat.completion`` that comes of it."""
-        return f"chatcmpl-{self.group_id}"
-
-
-async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
-    """What to sample for ``incoming`` on ``route``.
+async def run_with_group(
+    training: Training, incoming: Incoming, session: SessionLink | None, use: Callable[[GroupRun], Awaitable[T]]
+) -> T:
+    """The result of ``use`` on a group claimed for ``incoming``; on another one where a weight sync or a restart of the
+    engine lost the whole group.
 
     Raises:
-        RequestError: more choices are asked for than the group has answers, or a body is no JSON.
+        RequestError: see :func:`shape`.
+        UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
+        UpstreamError: what ``use`` raises.
     """
-    assert route.hooks is not None
-    call = incoming.call
-    size = route.settings.num_repeat or serving.num_repeat or 1
+    episodes = training.swarm.episodes
+    losses = 0
+    while True:
+        # sampling takes its time; the wait for another group is a new one
+        waited = Waiting(training.settings, training.window_seconds)
+        with phase("claim"):
+            serving = await episodes.wait_for_job(waited)
+        shaped = await shape(training, incoming, serving)
+        with phase("claim"):
+            group = await episodes.claim(len(shaped.bodies), waited)
+        run = GroupRun(training, session, shaped, group)
+        try:
+            return await use(run)
+        except EpisodeLostError as exc:
+            run.cancel(DropReason.SAMPLE)
+            losses += 1
+            if losses == _GROUPS_PER_REQUEST:
+                raise
+            await waited.after(exc)
+        except asyncio.CancelledError:
+            run.cancel(DropReason.CANCELLED)
+            raise
+        except BaseException:
+            run.cancel(DropReason.SAMPLE)
+            raise
+
+
+async def outliving(training: Training, work: Coroutine[Any, Any, T], session: SessionLink | None) -> T:
+    """The result of ``work``, which answers a request of ``session``. With ``on_disconnect: finish`` it goes on when
+    the user hangs up, and its answer counts as abandoned."""
+    if training.settings.on_disconnect == "cancel":
+        return await work
+    answering = training.swarm.background.start(work, "answering a request")
+    try:
+        return await asyncio.shield(answering)
+    except asyncio.CancelledError:
+        if session is not None:
+            answering.add_done_callback(lambda _: session.abandoned())
+        raise
+
+
+async def shape(training: Training, incoming: Incoming, serving: Serving) -> Shaped:
+    """What to sample for ``incoming``.
+
+    Raises:
+        RequestError: more choices are asked for than the group has answers, or a body is not JSON.
+    """
+    call, settings = incoming.call, training.settings
+    size = settings.num_repeat or serving.num_repeat or 1
     if call.choices > size:
         raise RequestError(f"n is {call.choices}, but this gateway samples {size} answers", param="n")
     group_id = secrets.token_hex(16)
@@ -73,21 +102,21 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
         num_repeat=size,
         policy_version=serving.policy_version,
         group_id=group_id,
-        deadline_seconds=route.settings.hook_timeout_seconds,
+        deadline_seconds=settings.hook_timeout_seconds,
     )
-    # the group's own id names the task: a caller may send one x-request-id twice, two prompts are two groups
-    asked = UserRequest(request_id=group_id, body=call.body, model=call.model or "", headers=dict(incoming.headers))
+    # the group's own id names the task: a caller may send one x-request-id twice, and two prompts are two groups
+    request = UserRequest(request_id=group_id, body=call.body, model=call.model or "", headers=dict(incoming.headers))
     drop: DropReason | None = None if size == serving.num_repeat else DropReason.SIZE
     failure: HookError | None = None
     try:
         with phase("hook"):
-            submission = await route.hooks.submit(asked, context)
+            submission = await training.hooks.submit(request, context)
     except HookError as exc:
         logger.error("group %s is not trained: %s", group_id, exc)
-        route.stats.hook_failures[exc.code or exc.type] += 1
+        training.stats.hook_failures[exc.code or exc.type] += 1
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
         drop, failure = DropReason.SUBMIT_HOOK, exc
-    # whatever name the application or the hook gave, an alias or nothing: there is one model to sample from
+    # the served model replaces whatever name the application or the hook gave
     bodies = _bodies(submission.requests, serving.model)
     return Shaped(
         group_id=group_id,
@@ -102,7 +131,7 @@ async def shape(route: Route, incoming: Incoming, serving: Serving) -> Shaped:
 
 
 def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
-    """Each request as JSON; of equal requests one after the other only the first is encoded."""
+    """Each request as JSON; a run of equal requests is encoded once."""
     dialect = ChatDialect()
     bodies: list[bytes] = []
     for place, request in enumerate(requests):
@@ -112,8 +141,7 @@ def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
 
 
 def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], serving: Serving) -> bool:
-    """Whether the hooks left the bodies alike, and they are sampled in fact (a greedy call has but one answer, so vLLM
-    refuses to give several)."""
+    """Whether the bodies are alike and really sampled; vLLM refuses to give several answers to a greedy call."""
     if len(bodies) < 2 or bodies.count(bodies[0]) < len(bodies):
         return False
     temperature = requests[0].get("temperature")

@@ -1,28 +1,52 @@
-"""Hand the rewards of a group to the swarm server, apart from the request that earned them.
+"""Hands a group's rewards to the swarm server, with the metadata that it keeps beside them.
 
-Invariant: a group counts as trained only after the server acknowledged it; what is given up is aborted and counted.
+Invariant: a group counts as trained only after the server acknowledged it; a group that is given up is aborted and
+counted. Metadata is of bounded size, whatever a hook returns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.observability.request import phase
 from gateway.stats import DropReason, Stats
+from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError, UnavailableError
-from swarm.types import WorkflowOutput
+from swarm.protocol import MAX_REASON
+from swarm.text import sendable
+from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
 _RETRY_FIRST, _RETRY_MOST = 0.2, 5.0
+#: Components kept of one reward, and characters of each name.
+MAX_COMPONENTS, MAX_COMPONENT_NAME = 64, 100
+#: Longest JSON of a task that is kept, in characters.
+MAX_TASK = 8000
+#: The component that holds the session's credit.
+SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What is kept with aborted episodes; ``reason`` may be empty."""
+
+    reason: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+NO_REASON = Why()
 
 
 class Submitter:
-    """Offers groups to one swarm server until it acknowledges, refuses, or the deadline passes."""
+    """Offers groups to one swarm server until it acknowledges or refuses them, or the deadline passes."""
 
     def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
@@ -35,8 +59,8 @@ class Submitter:
         Args:
             task_id: of the group.
             outputs: by episode uuid.
-            seconds: until it is given up.
-            stats: where the outcome is counted.
+            seconds: the deadline.
+            stats: counts the outcome.
 
         Returns:
             ``None`` when acknowledged, else why not; then the episodes are aborted.
@@ -74,3 +98,50 @@ class Submitter:
                 return DropReason.REFUSED
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _RETRY_MOST)
+
+
+def workflow_outputs(
+    score: GroupScore, credit: Mapping[int, float], origin: Mapping[str, Any], task: Task, *, shuffled: bool = False
+) -> list[WorkflowOutput]:
+    """The results of a group's episodes, in the order of ``score``.
+
+    Args:
+        score: the hook's.
+        credit: added to the reward of answers, by their place in ``score``.
+        origin: metadata of every output.
+        task: kept with the first output, so that a hook can be tried on the group later.
+        shuffled: permute the rewards, for a control run; rank, components and reasons stay in place.
+    """
+    values = [value + credit.get(place, 0.0) for place, value in enumerate(score.values)]
+    ranks = [1 + sum(other > value + EQUAL_WITHIN for other in values) for value in values]
+    given = random.sample(values, len(values)) if shuffled else values
+    return [
+        WorkflowOutput(
+            reward=value,
+            log_metrics=_components(reward, credit.get(place)),
+            metadata={**origin, **(_task(task) if place == 0 else {}), "rank": ranks[place], **_reason(reward)},
+        )
+        for place, (value, reward) in enumerate(zip(given, score.rewards, strict=True))
+    ]
+
+
+def _components(reward: Reward, credit: float | None) -> dict[str, float]:
+    listed = list(reward.components.items())[:MAX_COMPONENTS]
+    kept = {sendable(name)[:MAX_COMPONENT_NAME]: value for name, value in listed}
+    return kept if credit is None else {**kept, SESSION: credit}
+
+
+def _task(task: Task) -> dict[str, Any]:
+    """The task without its messages, which are in the prompt's tokens; empty if it is too long or not JSON."""
+    kept = task.model_dump(include={"main_query", "metadata"})
+    try:
+        size = len(json.dumps(kept, allow_nan=False))
+        # the client's serializer refuses more: lone surrogates and deep nesting
+        WorkflowOutput(reward=0, metadata={"task": kept}).model_dump_json()
+    except (TypeError, ValueError, RecursionError):  # a submit hook's metadata can hold anything
+        return {}
+    return {"task": kept} if size <= MAX_TASK else {}
+
+
+def _reason(reward: Reward) -> dict[str, str]:
+    return {"reason": sendable(reward.reason)[:MAX_REASON]} if reward.reason else {}

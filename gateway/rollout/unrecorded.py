@@ -1,6 +1,7 @@
 """Straight to the engine without an episode: nothing is recorded, nothing is trained.
 
-Invariant: nothing is sampled before an error that says so; the engine's own words reach the application as they came.
+Invariant: an error that says that nothing was sampled is true; the engine's own words reach the application as they
+came.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any, TypeVar
 from adapters.dialects import Answer, to_json
 from adapters.dialects.chat_answers import chunks_of
 from gateway.rollout.claims import Waiting
-from gateway.rollout.ports import Route
 from gateway.rollout.sampling import Chunk, EpisodeLostError, LiveSample, too_late
+from gateway.rollout.swarm import Training
 from gateway.types import Decided, Incoming, Live, Relayed
 from swarm.errors import UnavailableError
 
@@ -23,11 +24,11 @@ T = TypeVar("T")
 _NOT_TRAINED = {"x-swarm-trained": "false"}
 
 
-async def straight(route: Route, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
+async def straight(training: Training, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
     """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
 
     Args:
-        route: with a swarm.
+        training: of the request's route.
         incoming: the request; its model name has been checked.
         patient: wait for an engine that cannot serve now, as a claim would; else try once.
 
@@ -36,14 +37,13 @@ async def straight(route: Route, incoming: Incoming, *, patient: bool = True) ->
         UnavailableError: no engine serves within the bounds for claims; nothing was sampled.
         UpstreamError: it failed, or the deadline of a sample passed.
     """
-    assert route.swarm is not None
-    swarm, call = route.swarm, incoming.call
-    # the address has one model; which name the application knows it by is its own business
+    swarm, call = training.swarm, incoming.call
+    # the engine has one model, under whatever name the application knows it
     body = to_json({**call.body, "model": swarm.episodes.known.model})
     if call.stream:
-        return await _awake(route, lambda: _live(route, body, _deadline(route)), patient=patient)
+        return await _awake(training, lambda: _live(training, body, _deadline(training)), patient=patient)
     completion, version = await _awake(
-        route, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(route)), patient=patient
+        training, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(training)), patient=patient
     )
 
     async def chunks() -> AsyncIterator[Chunk]:
@@ -54,26 +54,48 @@ async def straight(route: Route, incoming: Incoming, *, patient: bool = True) ->
     return Decided(completion, chunks, _headers(version))
 
 
-async def _awake(route: Route, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
-    """What ``begin`` gives once an engine serves, which it does not while it starts or trains on the same device."""
-    waited = Waiting(route.settings, 0.0)
+async def passed(training: Training, path: str, body: bytes) -> Relayed:
+    """The engine's answer to ``body`` (JSON) at another of its addresses, such as ``/tokenize``; its refusals are
+    answers like any other.
+
+    Raises:
+        UnavailableError: it cannot be reached; nothing was sampled.
+        UpstreamError: the deadline of a sample passed.
+    """
+    swarm = training.swarm
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout_at(_deadline(training)):
+                answer = await held.enter_async_context(swarm.sampler.passed(swarm.engine, path, body))
+        except TimeoutError:
+            raise too_late() from None
+        except EpisodeLostError as exc:
+            raise _not_now(exc) from exc
+        names = ("content-type", "retry-after", "x-should-retry")
+        headers = {name: answer.headers[name] for name in names if name in answer.headers}
+        opened = held.pop_all()
+        return Relayed(answer.status, headers | _NOT_TRAINED, answer.parts(), opened.aclose)
+
+
+async def _awake(training: Training, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
+    """The result of ``begin`` once an engine serves; it does not while it boots or trains on the same device."""
+    waited = Waiting(training.settings, 0.0)
     while True:
         try:
             return await begin()
         except UnavailableError as exc:
             refused = not isinstance(exc, EpisodeLostError) or exc.code == "engine_offline"
-            told = _not_now(exc)
+            error = _not_now(exc)
             if not (refused and patient):
-                raise told from exc
-        await waited.after(told)
+                raise error from exc
+        await waited.after(error)
 
 
-async def _live(route: Route, body: bytes, deadline: float) -> Live:
-    assert route.swarm is not None
+async def _live(training: Training, body: bytes, deadline: float) -> Live:
     async with AsyncExitStack() as held:
         try:
             async with asyncio.timeout_at(deadline):
-                sample = await held.enter_async_context(route.swarm.sampler.stream(route.swarm.engine, body))
+                sample = await held.enter_async_context(training.swarm.sampler.stream(training.swarm.engine, body))
         except TimeoutError:
             raise too_late() from None
         opened = held.pop_all()
@@ -81,7 +103,7 @@ async def _live(route: Route, body: bytes, deadline: float) -> Live:
 
 
 async def _until(sample: LiveSample, deadline: float) -> AsyncGenerator[Chunk]:
-    """The chunks of ``sample`` as long as each is there before ``deadline``."""
+    """The chunks of ``sample``, each before ``deadline``."""
     chunks = sample.chunks()
     while True:
         try:
@@ -94,32 +116,8 @@ async def _until(sample: LiveSample, deadline: float) -> AsyncGenerator[Chunk]:
         yield chunk
 
 
-async def passed(route: Route, path: str, body: bytes) -> Relayed:
-    """What the engine answers to ``body`` (JSON) at another of its addresses: ``/v1/completions``, ``/v1/embeddings``,
-    ``/tokenize`` or ``/detokenize``; its refusals are answers like any other.
-
-    Raises:
-        UnavailableError: it cannot be reached; nothing was sampled.
-        UpstreamError: the deadline of a sample passed.
-    """
-    assert route.swarm is not None
-    deadline = _deadline(route)
-    async with AsyncExitStack() as held:
-        try:
-            async with asyncio.timeout_at(deadline):
-                answer = await held.enter_async_context(route.swarm.sampler.passed(route.swarm.engine, path, body))
-        except TimeoutError:
-            raise too_late() from None
-        except EpisodeLostError as exc:
-            raise _not_now(exc) from exc
-        names = ("content-type", "retry-after", "x-should-retry")
-        headers = {name: answer.headers[name] for name in names if name in answer.headers}
-        opened = held.pop_all()
-        return Relayed(answer.status, headers | _NOT_TRAINED, answer.parts(), opened.aclose)
-
-
-def _deadline(route: Route) -> float:
-    return asyncio.get_running_loop().time() + route.settings.sample_timeout_seconds
+def _deadline(training: Training) -> float:
+    return asyncio.get_running_loop().time() + training.settings.sample_timeout_seconds
 
 
 def _not_now(exc: UnavailableError) -> UnavailableError:

@@ -1,2 +1,1 @@
-"""Which model name leads where: :class:`RouteTable`, its :class:`Route` objects, the :class:`Swarm` servers they share,
-and :class:`LiveRoutes`, the table that can be exchanged while requests are under way."""
+"""Which model name leads where: routes, the table that finds them, upstreams, and reloads while requests run."""

@@ -1,6 +1,6 @@
 """A plain OpenAI-compatible upstream: answers without training anything.
 
-Invariant: what it says reaches the application as it came, in the application's dialect; its key goes to it alone.
+Invariant: its answer reaches the application as it came, in the application's dialect; its key goes to it alone.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from adapters.dialects import to_json
+from adapters.dialects import Answer, ChatDialect, to_json
+from adapters.dialects.sse import SseDecoder
 from gateway.config import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
-from gateway.routing.health import Health
-from gateway.routing.upstream_dialect import read_chat, speaks_no
-from gateway.types import Incoming, Outcome, Relayed
-from swarm.errors import UnavailableError, UpstreamError
+from gateway.types import Decided, Incoming, Live, Outcome, Relayed
+from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy
 
 CHAT = "/v1/chat/completions"
@@ -34,6 +33,7 @@ _PROBE_SECONDS = 5.0
 _RETRY_PAUSE = 0.2
 #: How long a dialect that was not spoken is not tried again.
 _SILENT_SECONDS = 600.0
+_NO_ROUTE = frozenset({404, 405, 501})
 
 
 class Upstream:
@@ -51,18 +51,18 @@ class Upstream:
         self._timeout = timeout
         self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
         self._http = HttpClient(proxies=has_proxy(config.base_url))
-        self._health = Health(self._name, self._answers, Breaker())
+        self._breaker = Breaker(self._name, self._answers)
         self._unspoken: dict[str, float] = {}
 
     @property
     def available(self) -> bool:
         """Whether a request would be sent there now."""
-        return self._health.available
+        return self._breaker.admits
 
     @property
     def state(self) -> BreakerState:
         """Of its breaker."""
-        return self._health.state
+        return self._breaker.state
 
     async def relay(self, incoming: Incoming, reason: str) -> Outcome:
         """Send ``incoming`` on in its own dialect; or as a chat, where the upstream does not speak that dialect, whose
@@ -83,15 +83,15 @@ class Upstream:
             sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
             relayed = await self._send("POST", path, self._body(incoming), sent_on, stream=stream)
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
-            if path not in _TRANSLATED or not speaks_no(relayed):
+            if path not in _TRANSLATED or not _lacks(relayed):
                 return relayed
             refused = relayed
         chat = await self._send("POST", CHAT, self._chat_body(incoming), {}, stream=stream)
         if refused is not None:
-            if speaks_no(chat):
+            if _lacks(chat):
                 return refused
             self._unspoken[path] = asyncio.get_running_loop().time()
-        return read_chat(chat, untrained)
+        return _read_chat(chat, untrained)
 
     async def forward(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = ""
@@ -117,7 +117,7 @@ class Upstream:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self._health.close()
+        await self._breaker.close()
         await self._http.close()
 
     # ------------------------------------------------------------------ what is sent
@@ -149,7 +149,7 @@ class Upstream:
         url = self._base + path.removeprefix("/v1")
         stack = AsyncExitStack()
         try:
-            async with self._health.call() as trial:
+            async with self._breaker.call() as trial:
                 try:
                     async with asyncio.timeout(self._timeout):
                         answer = await self._reached(stack, method, url, body, self._headers(more))
@@ -160,10 +160,7 @@ class Upstream:
                     raise late from None
                 except ConnectionBrokenError as exc:
                     raise self._broken(exc) from exc
-                if answer.status >= 500:
-                    trial.failed()
-                else:
-                    trial.succeeded()
+                trial.end(answer.status < 500)
             self._check(answer.status)
             headers = {name: value for name, value in _lowered(answer.headers) if _passes(name)}
             if whole is not None:
@@ -225,3 +222,79 @@ def _lowered(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _passes(name: str) -> bool:
     return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+
+
+# ------------------------------------------------------------------ a chat's answer for another dialect
+
+
+def _lacks(relayed: Relayed) -> bool:
+    """Whether an answer says that there is no such address, rather than no such model."""
+    if relayed.status not in _NO_ROUTE:
+        return False
+    error = _error(relayed.body)
+    return "model" not in f"{error.get('code')} {error.get('message')}".lower()
+
+
+def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
+    """The outcome that a chat's answer is.
+
+    Args:
+        relayed: whole, or a stream of events.
+        headers: of the outcome.
+
+    Raises:
+        RelayedError, UnavailableError, UpstreamError: it is an error.
+    """
+    if relayed.status != 200:
+        raise _failure(relayed)
+    if not isinstance(relayed.body, bytes):
+        return Live(_chunks(relayed.body), headers, relayed.close)
+    completion = _object(relayed.body)
+    answer = Answer.from_completion(completion)
+
+    async def chunks() -> AsyncGenerator[dict[str, Any]]:
+        for chunk in ChatDialect().chunks([answer], str(completion.get("id", "")), include_usage=True):
+            yield chunk
+
+    return Decided(completion, chunks, headers)
+
+
+async def _chunks(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
+    decoder = SseDecoder()
+    async for part in body:
+        for event in decoder.feed(part):
+            if event == "[DONE]":
+                return
+            chunk = _object(event.encode())
+            if "error" in chunk:
+                raise UpstreamError(str(_error(event.encode()).get("message")), code="upstream_error")
+            yield chunk
+
+
+def _failure(relayed: Relayed) -> RelayedError | UnavailableError | UpstreamError:
+    error = _error(relayed.body)
+    message = str(error.get("message") or f"the upstream answered {relayed.status}")
+    if relayed.status in (429, 503):
+        pause = relayed.headers.get("retry-after", "")
+        return UnavailableError(message, code="upstream_busy", retry_after=float(pause) if pause.isdecimal() else 1.0)
+    if relayed.status < 500:
+        return RelayedError(relayed.status, {**error, "message": message})
+    return UpstreamError(message, code="upstream_failed")
+
+
+def _error(body: bytes | AsyncIterator[bytes]) -> dict[str, Any]:
+    try:
+        error = json.loads(body)["error"] if isinstance(body, bytes) else None
+    except (ValueError, LookupError, TypeError):
+        error = None
+    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data: Any = json.loads(body)
+    except ValueError as exc:
+        raise UpstreamError(f"the upstream's answer is not JSON: {exc}", code="malformed_answer") from exc
+    if not isinstance(data, dict):
+        raise UpstreamError("the upstream's answer is no JSON object", code="malformed_answer")
+    return cast("dict[str, Any]", data)

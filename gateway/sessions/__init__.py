@@ -1,1 +1,1 @@
-"""Conversations: which request goes on from which answer, and what a session as a whole earns."""
+"""Conversations: which request continues which answer, and the reward of a session as a whole."""

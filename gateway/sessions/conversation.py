@@ -1,21 +1,31 @@
-"""One conversation: its turns, which form a tree where the user went back, and where a new request stands in it.
+"""One conversation: its delivered turns, which form a tree where the user went back, and a new request's place in it.
 
-Invariant: a conversation belongs to one caller and one route; nothing of another's is ever found through it.
+Invariant: a conversation belongs to one caller and one route. Feedback after a group's submission stays visible to
+hooks of later requests, and never trains.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from gateway.sessions.ports import Route
-from gateway.sessions.turns import DeliveredTurn
-from reward_hooks import Feedback, Session
+from gateway.config import RouteSettings
+from gateway.sessions.open_groups import Hold, OpenGroups
+from gateway.types import Incoming
+from reward_hooks import Feedback, HookRunner, Session, Turn
+from swarm.errors import RequestError
+
+#: Names the session; any text of the application's choice.
+SESSION = "x-swarm-session"
+#: ``true``: the session is over once this request is answered.
+SESSION_END = "x-swarm-session-end"
+_LONGEST = 256
 
 
 class Scope(NamedTuple):
-    """Who may go on with a conversation: callers with one key on one route, that name the session or the user alike."""
+    """Who may continue a conversation: callers with one key on one route that name the same session or user."""
 
     route: str
     key_id: str
@@ -23,13 +33,167 @@ class Scope(NamedTuple):
     name: str
 
 
+def scope_of(incoming: Incoming, route: str) -> Scope:
+    """Named by the header, else by ``metadata.session_id`` of the body, else by the end user in the body.
+
+    Raises:
+        RequestError: the header is longer than 256 characters.
+    """
+    key_id = incoming.caller.key_id
+    if name := incoming.headers.get(SESSION, "").strip():
+        if len(name) > _LONGEST:
+            raise RequestError(f"the header {SESSION} is longer than {_LONGEST} characters", param=SESSION)
+        return Scope(route, key_id, "session", name)
+    body = incoming.call.body
+    metadata: Any = body.get("metadata")
+    named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
+    if isinstance(named, str) and 0 < len(named) <= _LONGEST:
+        return Scope(route, key_id, "session", named)
+    for name in ("safety_identifier", "user"):
+        user = body.get(name)
+        if isinstance(user, str) and user:
+            return Scope(route, key_id, "user", user)
+    return Scope(route, key_id, "anyone", "")
+
+
+def ends(incoming: Incoming) -> bool:
+    """Whether the session is over after this request.
+
+    Raises:
+        RequestError: the header is neither ``true`` nor ``false``.
+    """
+    value = incoming.headers.get(SESSION_END, "false").strip().lower()
+    if value not in ("true", "false"):
+        raise RequestError(f"the header {SESSION_END} must be true or false", param=SESSION_END)
+    return value == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What became known of a group's delivered answers while it was open.
+
+    Attributes:
+        feedback: by the answer's place among the delivered ones (0: the best). If there is any, ask the hook again,
+            with it as ``Candidate.feedback``.
+        credit: added to the reward of the best delivered answer for the session as a whole.
+    """
+
+    feedback: Mapping[int, Feedback]
+    credit: float
+
+
+@dataclass(eq=False)
+class DeliveredTurn:
+    """One request of a conversation and the answer that was delivered for it.
+
+    Attributes:
+        completion_id: names the answer, without its dialect's prefix.
+        key_id: of the caller that got it.
+        body, message: the request in Chat Completions form and the answer's message.
+        reward: of the answer, ``None`` where it was not scored.
+        asked, answered: digests of the conversation before and with the answer.
+        parent: the turn that this one continues.
+        choices: how many answers were delivered.
+        size: bytes that only this turn needs.
+        said: the caller's feedback, by place among the delivered answers.
+        observed: signals about the best delivered answer, by name.
+        credit: from the end of the session.
+    """
+
+    completion_id: str
+    key_id: str
+    body: dict[str, Any]
+    message: dict[str, Any]
+    reward: float | None
+    asked: bytes
+    answered: bytes
+    parent: DeliveredTurn | None
+    choices: int = 1
+    size: int = 0
+    said: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
+    observed: dict[str, float] = field(default_factory=dict[str, float])
+    credit: float = 0.0
+    _open: bool = True
+    _feedback_until: float = float("-inf")
+    _session_until: float = float("-inf")
+    _hold: Hold | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether feedback may still train."""
+        return self._open
+
+    def waits(self, feedback_until: float, session_until: float) -> None:
+        """Set how long the group stays open for feedback and for the session's end (on the loop's clock)."""
+        self._feedback_until = feedback_until
+        self._session_until = session_until
+        self._open = max(feedback_until, session_until) > asyncio.get_running_loop().time()
+
+    def session_over(self) -> None:
+        """Stop waiting for the session's end."""
+        self._session_until = float("-inf")
+        if self._hold is not None:
+            self._hold.until = self._feedback_until
+
+    async def closing(self, groups: OpenGroups) -> Closing:
+        """Wait until the group is to be submitted; later feedback does not count."""
+        try:
+            if self._open:
+                self._hold = Hold()
+                self._hold.until = max(self._feedback_until, self._session_until)
+                await groups.keep(self._hold)
+        finally:
+            self._open = False
+            self._hold = None
+        return Closing(self.feedback(), self.credit)
+
+    def feedback(self) -> dict[int, Feedback]:
+        """Feedback and signals, by place among the delivered answers; the caller's own signals take precedence."""
+        feedback = dict(self.said)
+        if self.observed:
+            best = feedback.get(0) or Feedback()
+            feedback[0] = best.model_copy(update={"signals": {**self.observed, **best.signals}})
+        return feedback
+
+    def say(self, choice: int, feedback: Feedback) -> bool:
+        """Note the caller's feedback to a delivered answer; returns whether it replaces earlier feedback."""
+        replaces = choice in self.said
+        self.said[choice] = feedback
+        return replaces
+
+    def observe(self, signal: str, strength: float) -> None:
+        """Note a signal; of one signal the strongest observation stands."""
+        self.observed[signal] = max(strength, self.observed.get(signal, 0.0))
+
+    def as_turn(self) -> Turn:
+        """For hooks."""
+        return Turn(
+            completion_id=self.completion_id,
+            request=self.body,
+            message=self.message,
+            reward=self.reward,
+            feedback=self.feedback().get(0),
+        )
+
+    def path(self) -> list[DeliveredTurn]:
+        """The turns up to and with this one, oldest first."""
+        turns: list[DeliveredTurn] = []
+        turn: DeliveredTurn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+
 @dataclass(eq=False)
 class Conversation:
-    """``feedback`` is about the whole of it; ``size`` is in bytes; ``ending`` ends it when it idles."""
+    """``settings`` and ``hooks`` are of its route; ``feedback`` is about the whole of it; ``size`` is in bytes;
+    ``ending`` ends it when it idles."""
 
     scope: Scope
     session_id: str
-    route: Route
+    settings: RouteSettings
+    hooks: HookRunner
     turns: list[DeliveredTurn] = field(default_factory=list[DeliveredTurn])
     size: int = 0
     over: bool = False
@@ -37,22 +201,22 @@ class Conversation:
     ending: asyncio.TimerHandle | None = None
 
     def session(self, turns: list[DeliveredTurn]) -> Session:
-        """What hooks see of ``turns``."""
+        """``turns`` for hooks."""
         return Session(session_id=self.session_id, turns=[turn.as_turn() for turn in turns], feedback=self.feedback)
 
     def after(self, parent: DeliveredTurn | None) -> list[DeliveredTurn]:
-        """The turns that go on from ``parent`` (``None``: that begin), oldest first."""
+        """The turns that continue ``parent`` (``None``: that begin), oldest first."""
         return [turn for turn in self.turns if turn.parent is parent]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request stands: it goes on from ``parent``.
+    """Where a request stands: it continues ``parent``.
 
     Attributes:
-        known: how that is known. ``answer``: the answer is in its messages; ``altered``: so is another in the answer's
-            place; ``question``: the request came before; ``name``: it names the session, and nothing else tells.
-        strength: of ``altered``: how alike the two answers are.
+        known: how that is known. ``answer``: its messages hold the answer; ``altered``: they hold another answer in its
+            place; ``question``: the same request came before; ``name``: it names the session, and nothing else tells.
+        strength: of ``altered``: how similar the two answers are.
     """
 
     conversation: Conversation

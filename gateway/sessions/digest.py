@@ -1,7 +1,7 @@
-"""Digests of a conversation's messages, by which a request is known to go on from an answer that was delivered.
+"""Digests of a conversation's messages, which show that a request continues a delivered answer.
 
-Invariant: two conversations have one digest exactly when they say the same, whatever form a client gave to it when it
-sent an answer back (parts for a string, absent for null, other white space or field order in a call's arguments).
+Invariant: two conversations have one digest exactly when they mean the same, whatever form a client gave an answer when
+it sent it back (parts for a string, absent for null, other white space or field order in a call's arguments).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, cast
 
 import orjson
 
-#: Instructions are no part of what was said: applications put the time of day into them.
+#: Instructions do not count: applications put the time of day into them.
 _INSTRUCTIONS = frozenset({"system", "developer"})
 _BYTES = 16
 _START = b"\0" * _BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class Digests:
     """A conversation as digests.
 
     Attributes:
         digest: of all of it.
-        answers: per assistant message, oldest first, the digests of what stands before it and of that with it.
-        sizes: bytes per message, as JSON of what counts of it; 0 for instructions.
+        answers: per assistant message, oldest first, the digests of the conversation before and with it.
+        sizes: bytes per message, as JSON of its meaning; 0 for instructions.
     """
 
     digest: bytes
@@ -35,7 +35,7 @@ class Spoken:
     sizes: tuple[int, ...]
 
 
-def spoken(messages: Sequence[Mapping[str, Any]]) -> Spoken:
+def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
     """The digests of ``messages``, in Chat Completions form."""
     digest = _START
     answers: list[tuple[bytes, bytes]] = []
@@ -44,18 +44,18 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> Spoken:
         if message.get("role") in _INSTRUCTIONS:
             sizes.append(0)
             continue
-        told = _bytes(_told(message))
-        before, digest = digest, _chained(digest, told)
-        sizes.append(len(told))
+        meaning = _bytes(_meaning(message))
+        before, digest = digest, _chained(digest, meaning)
+        sizes.append(len(meaning))
         if message.get("role") == "assistant":
             answers.append((before, digest))
-    return Spoken(digest, tuple(answers), tuple(sizes))
+    return Digests(digest, tuple(answers), tuple(sizes))
 
 
 def answered(digest: bytes, message: Mapping[str, Any]) -> tuple[bytes, int]:
-    """The digest of a conversation that goes on with the assistant's ``message``, and the bytes of that."""
-    told = _bytes(_told({**message, "role": "assistant"}))
-    return _chained(digest, told), len(told)
+    """The digest of a conversation with the assistant's ``message`` appended, and the bytes of that message."""
+    meaning = _bytes(_meaning({**message, "role": "assistant"}))
+    return _chained(digest, meaning), len(meaning)
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -73,20 +73,20 @@ def size_of(value: object) -> int:
     return len(_bytes(value))
 
 
-def _chained(digest: bytes, told: bytes) -> bytes:
-    return hashlib.blake2b(digest + told, digest_size=_BYTES).digest()
+def _chained(digest: bytes, meaning: bytes) -> bytes:
+    return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
 
 
-def _told(message: Mapping[str, Any]) -> list[Any]:
-    """What a message says: its role, text, calls, and parts that are no text."""
+def _meaning(message: Mapping[str, Any]) -> list[Any]:
+    """A message's role, text, calls, and parts that are not text."""
     calls: Any = message.get("tool_calls")
-    told: list[Any] = [message.get("role"), text_of(message).strip()]
+    meaning: list[Any] = [message.get("role"), text_of(message).strip()]
     if isinstance(calls, list) and calls:
-        told.append([_call(call) for call in cast("list[Any]", calls)])
+        meaning.append([_call(call) for call in cast("list[Any]", calls)])
     content: Any = message.get("content")
     if isinstance(content, list):
-        told += [part for part in cast("list[Any]", content) if not _is_text(part)]
-    return told
+        meaning += [part for part in cast("list[Any]", content) if not _is_text(part)]
+    return meaning
 
 
 def _is_text(part: object) -> bool:
@@ -94,7 +94,7 @@ def _is_text(part: object) -> bool:
 
 
 def _call(call: object) -> list[Any]:
-    """Name and arguments; ids are the client's business."""
+    """Name and arguments; clients may change ids."""
     function: Any = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return [call]

@@ -1,7 +1,7 @@
-"""The conversations that go on, found by name, by digest and by completion id.
+"""The open conversations, found by name, by digest and by completion id.
 
-Invariant: at most ``max_sessions`` conversations and ``max_bytes`` of their turns are kept; the longest silent leave
-first. What is found for a caller is the caller's own.
+Invariant: at most ``max_sessions`` conversations and ``max_bytes`` of their turns are kept; the least recently used
+leave first. A caller finds only its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.sessions.conversation import Conversation, Place, Scope
-from gateway.sessions.digest import Spoken, text_of
+from gateway.sessions.conversation import Conversation, DeliveredTurn, Place, Scope
+from gateway.sessions.digest import Digests, text_of
 from gateway.sessions.signals import alike
-from gateway.sessions.turns import DeliveredTurn
 
-#: Conversations that say the same so far, and are told apart only by what comes next.
+#: Conversations kept under one digest; only what comes next tells them apart.
 _SAME = 8
 _Found = list[tuple[Conversation, DeliveredTurn]]
 
@@ -40,14 +39,14 @@ class Memory:
         return iter(list(self._all.values()))
 
     def named(self, scope: Scope) -> Conversation | None:
-        """The conversation that callers call so."""
+        """The conversation with that name."""
         return self._named.get(scope)
 
     def turn(self, completion_id: str) -> tuple[Conversation, DeliveredTurn] | None:
         """The turn whose answer has that id (without its dialect's prefix)."""
         return self._by_id.get(completion_id)
 
-    def place(self, scope: Scope, said: Spoken, messages: list[dict[str, Any]]) -> Place | None:
+    def place(self, scope: Scope, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
         """Where a request with ``messages`` stands, ``None`` where a conversation begins."""
         answers = [message for message in messages if message.get("role") == "assistant"]
         for (before, whole), answer in zip(reversed(said.answers), reversed(answers), strict=True):
@@ -56,7 +55,7 @@ class Memory:
             for conversation, turn in reversed(self._by_question.get((scope, before), [])):
                 if strength := alike(text_of(turn.message), text_of(answer)):
                     return Place(conversation, turn, "altered", strength)
-        # without a name of the session or the user, two users who ask the same are nobody's second try
+        # without the name of a session or user, the same question may come from two users
         if scope.kind != "anyone" and (found := self._by_question.get((scope, said.digest))):
             conversation, turn = found[-1]
             return Place(conversation, turn.parent, "question")
@@ -79,7 +78,7 @@ class Memory:
         self._by_id[turn.completion_id] = (conversation, turn)
         leaving: list[Conversation] = []
         size, count = self.size, len(self._all)
-        # not over a copy of all there are, which would take each request longer the more are remembered
+        # not over a copy, whose cost would grow with what is remembered
         for oldest in self._all.values():
             if (size <= self._max_bytes and count <= self._max_sessions) or oldest is conversation:
                 break
@@ -89,7 +88,7 @@ class Memory:
         return leaving
 
     def touch(self, conversation: Conversation) -> None:
-        """The conversation goes on."""
+        """The conversation was used."""
         if id(conversation) in self._all:
             self._all.move_to_end(id(conversation))
 
@@ -114,7 +113,7 @@ class Memory:
 
 
 def _placed(found: _Found, known: Any) -> Place:
-    """Of conversations that say the same, the newest that nobody has gone on with."""
+    """Of conversations with one digest, the newest that nobody has continued."""
     fresh = [entry for entry in found if not entry[0].after(entry[1])]
     conversation, turn = (fresh or found)[-1]
     return Place(conversation, turn, known)

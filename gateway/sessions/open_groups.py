@@ -1,8 +1,8 @@
-"""Groups that are scored and not yet submitted, because what the user says, or the end of a session, may still count.
+"""Open groups: scored and not yet submitted, because feedback or the end of a session may still count.
 
 Invariant: an open group keeps nobody waiting. It holds its episodes, so it is closed early when a claim finds none
-free, when too many are open (half of what the job lets run), when the batch goes to its step (a weight sync waits for
-running episodes, and deletes them), and at shutdown.
+free, when too many are open (half of the job's slots), when the batch goes to its step (a weight sync waits for running
+episodes, and deletes them), and at shutdown.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
+from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import ServerStatus
 from swarm.states import EngineState
@@ -24,16 +22,8 @@ logger = logging.getLogger(__name__)
 _RETRY = 2.0
 
 
-class WatchesStatus(Protocol):
-    """The swarm client, as far as it is used here."""
-
-    def watching_status(
-        self, on_status: Callable[[ServerStatus], Awaitable[None]]
-    ) -> AbstractAsyncContextManager[ServerStatus]: ...
-
-
 class Hold:
-    """How long one group stays open; ``until`` and the like are on the event loop's clock."""
+    """How long one group stays open; ``until`` is on the event loop's clock."""
 
     def __init__(self) -> None:
         self.why = ""
@@ -74,7 +64,7 @@ class OpenGroups:
             ``sync``, ``shutdown``.
     """
 
-    def __init__(self, client: WatchesStatus) -> None:
+    def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
         self._held: dict[Hold, None] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -105,7 +95,7 @@ class OpenGroups:
                 self._stop_watching()
 
     def make_room(self, groups: int = 1) -> None:
-        """Close the oldest ``groups``: a request waits for episodes, and theirs are free once they are submitted."""
+        """Close the oldest ``groups``: a request waits for episodes, and these are free once they are submitted."""
         self._release_oldest(groups, "room")
 
     def close(self) -> None:
@@ -137,7 +127,7 @@ class OpenGroups:
                     await self._observe(first)
                     await asyncio.Event().wait()
             except SwarmGatewayError as exc:
-                logger.warning("the swarm server does not tell its state to open groups: %s", exc.message)
+                logger.warning("open groups cannot watch the engine state: %s", exc.message)
             await asyncio.sleep(_RETRY * random.uniform(0.5, 1.0))
 
     def _stop_watching(self) -> None:

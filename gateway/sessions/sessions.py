@@ -1,8 +1,8 @@
-"""The conversations of a gateway: requests are linked to earlier answers, and what a session as a whole earns is
+"""The conversations of a gateway: requests are linked to earlier answers, and the session's reward as a whole is
 credited to the answers whose groups are still open.
 
 Invariant: a session ends exactly once (idle, by header, by the endpoint, evicted, or at shutdown); its hook is asked at
-most once, and what that hook says reaches each turn's group before its submission or is counted as dropped.
+most once, and each of its rewards reaches the turn's group before its submission or is counted as dropped.
 """
 
 from __future__ import annotations
@@ -10,36 +10,57 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from gateway.background import Background
-from gateway.sessions.conversation import Conversation
-from gateway.sessions.digest import answered, size_of, spoken
-from gateway.sessions.link import SessionLink
+from gateway.config import RouteSettings
+from gateway.sessions.conversation import Closing, Conversation, DeliveredTurn, Place, Scope, ends, scope_of
+from gateway.sessions.digest import Digests, answered, digests_of, size_of
 from gateway.sessions.memory import Memory
-from gateway.sessions.naming import ends, scope_of
-from gateway.sessions.ports import Route
+from gateway.sessions.open_groups import OpenGroups
 from gateway.sessions.signals import observe
-from gateway.sessions.turns import DeliveredTurn
 from gateway.stats import Kinds
 from gateway.types import Incoming
-from reward_hooks import Feedback, HookContext
+from reward_hooks import Feedback, HookContext, HookRunner, Session
 from swarm.errors import HookError
 
 logger = logging.getLogger(__name__)
 
 EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
 
-#: What the hooks of all sessions get at shutdown.
+#: Grace of session hooks at shutdown.
 _LAST_SECONDS = 10.0
 #: Session hooks that run at once.
 _ENDING_AT_ONCE = 8
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
+@dataclass
+class Counts:
+    """Of all sessions since the start.
+
+    Attributes:
+        linked: requests that continue an answer, by how that was known.
+        ended: sessions, by why.
+        signals: by name.
+        feedback: that counts, or came too late to train.
+        hook_failures: of session hooks, by code.
+        credited, credit_dropped: rewards of session hooks that reached their open group, or came too late for it.
+    """
+
+    linked: Counter[str] = field(default_factory=Counter[str])
+    ended: Counter[str] = field(default_factory=Counter[str])
+    signals: Counter[str] = field(default_factory=Counter[str])
+    feedback: Counter[str] = field(default_factory=Counter[str])
+    hook_failures: Counter[str] = field(default_factory=Kinds)
+    credited: int = 0
+    credit_dropped: int = 0
+
+
 class Sessions:
-    """One per gateway, whatever its routes; an async context that ends all of them.
+    """One per gateway, for all routes; an async context that ends all sessions.
 
     Args:
         max_sessions: conversations remembered.
@@ -52,39 +73,40 @@ class Sessions:
         self._places = asyncio.Semaphore(_ENDING_AT_ONCE)
         self.counts = Counts()
 
-    def link(self, incoming: Incoming, route: Route) -> SessionLink | None:
-        """The place of a request in its conversation; ``None`` on a route that trains nothing.
+    def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
+        """The place of a request in its conversation.
+
+        Args:
+            route, settings, hooks: of the request's route.
 
         Raises:
             RequestError: a header that names or ends a session makes no sense.
         """
-        if route.swarm is None or route.hooks is None:
-            return None
-        scope = scope_of(incoming, route.name)
+        scope = scope_of(incoming, route)
         ends(incoming)
         messages = incoming.call.messages
-        said = spoken(messages)
+        said = digests_of(messages)
         place = self._memory.place(scope, said, messages)
         if place is not None:
             self.counts.linked[place.known] += 1
             self.counts.signals.update(observe(place, said.digest, messages))
-            # a request under way is no silence
-            self._goes_on(place.conversation, route.settings.sample_timeout_seconds)
-        return SessionLink(self, incoming, route, scope, said, place)
+            # a session with a request under way does not idle
+            self._goes_on(place.conversation, settings.sample_timeout_seconds)
+        return SessionLink(self, incoming, settings, hooks, scope, said, place)
 
     def remember(
         self, link: SessionLink, completion_id: str, message: dict[str, Any], reward: float | None, choices: int
     ) -> DeliveredTurn:
         """Keep a delivered answer; see :meth:`SessionLink.delivered`."""
-        place, route = link.place, link.route
+        place, settings = link.place, link.settings
         parent = place.parent if place is not None else None
         if place is not None and not place.conversation.over:
             conversation = place.conversation
         else:
             parent = None
             name = link.scope.name if link.scope.kind == "session" else plain_id(completion_id)
-            conversation = self._memory.named(link.scope) or Conversation(link.scope, name, route)
-        conversation.route = route
+            conversation = self._memory.named(link.scope) or Conversation(link.scope, name, settings, link.hooks)
+        conversation.settings, conversation.hooks = settings, link.hooks
         digest, answer_size = answered(link.said.digest, message)
         body, size = _sharing(link.incoming.call.body, link.said.sizes, parent)
         turn = DeliveredTurn(
@@ -100,7 +122,8 @@ class Sessions:
             size=size + answer_size,
         )
         now = asyncio.get_running_loop().time()
-        turn.waits(now + route.settings.feedback_window_seconds, now + _session_window(route))
+        session_window = settings.session_window_seconds if link.hooks.ends_sessions else 0.0
+        turn.waits(now + settings.feedback_window_seconds, now + session_window)
         for leaving in self._memory.add(conversation, turn):
             self._end(leaving, "evicted")
         if ends(link.incoming):
@@ -110,7 +133,7 @@ class Sessions:
         return turn
 
     def observed(self, turn: DeliveredTurn, signal: str) -> None:
-        """The gateway itself saw ``signal`` happen to an answer."""
+        """Note a signal that the gateway itself observed."""
         turn.observe(signal, 1.0)
         self.counts.signals[signal] += 1
 
@@ -120,7 +143,7 @@ class Sessions:
         return found[1] if found is not None and found[1].key_id == key_id else None
 
     def end(self, session_id: str, key_id: str, feedback: Feedback | None = None) -> int:
-        """End what a key calls its session ``session_id``, on all routes; returns how many there were.
+        """End a key's session ``session_id`` on all routes; returns how many there were.
 
         Args:
             session_id: as given by header or ``metadata``, or as the gateway names a session in its answers.
@@ -145,7 +168,7 @@ class Sessions:
 
     @property
     def size(self) -> int:
-        """Bytes of the requests and answers that are remembered."""
+        """Bytes of the remembered requests and answers."""
         return self._memory.size
 
     def __len__(self) -> int:
@@ -153,14 +176,13 @@ class Sessions:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``/status``."""
-        return {"open": len(self._memory), "bytes": self._memory.size, **self.counts.as_dict()}
+        return {"open": len(self._memory), "bytes": self._memory.size, **vars(self.counts)}
 
     def _goes_on(self, conversation: Conversation, more: float = 0.0) -> None:
         if conversation.over:
             return
         self._memory.touch(conversation)
-        route = conversation.route
-        seconds = route.settings.idle_seconds(credits=_credits(route)) + more
+        seconds = conversation.settings.idle_seconds(credits=conversation.hooks.ends_sessions) + more
         if conversation.ending is not None:
             conversation.ending.cancel()
         conversation.ending = asyncio.get_running_loop().call_later(seconds, self._end, conversation, "idle")
@@ -173,25 +195,24 @@ class Sessions:
             conversation.ending.cancel()
         self.counts.ended[by] += 1
         if late := self._memory.remove(conversation):
-            seconds = conversation.route.settings.feedback_window_seconds
+            seconds = conversation.settings.feedback_window_seconds
             asyncio.get_running_loop().call_later(seconds, self._memory.forget, late)
-        if _credits(conversation.route) and conversation.turns:
+        if conversation.hooks.ends_sessions and conversation.turns:
             self._ending.start(self._credit(conversation), f"ending session {conversation.session_id}")
         else:
             _release(conversation)
 
     async def _credit(self, conversation: Conversation) -> None:
-        """Ask what the session earned, and give it to the turns whose groups are open."""
-        route, turns = conversation.route, conversation.turns
-        assert route.hooks is not None
+        """Ask the hook for the session's rewards, and give them to the turns whose groups are open."""
+        settings, turns = conversation.settings, conversation.turns
         context = HookContext(
-            num_repeat=route.settings.num_repeat or 1,
+            num_repeat=settings.num_repeat or 1,
             group_id=conversation.session_id,
-            deadline_seconds=route.settings.hook_timeout_seconds,
+            deadline_seconds=settings.hook_timeout_seconds,
         )
         try:
             async with self._places:
-                rewards = await route.hooks.end_session(conversation.session(turns), context) or []
+                rewards = await conversation.hooks.end_session(conversation.session(turns), context) or []
             for turn, reward in zip(turns, rewards, strict=False):
                 if reward.value and turn.open:
                     turn.credit = reward.value
@@ -205,51 +226,70 @@ class Sessions:
             _release(conversation)
 
 
-class Counts:
-    """What sessions did since the start.
+class SessionLink:
+    """One request's place in its conversation, from its arrival to the submission of its group.
 
-    ``linked`` by how a request was known to go on; ``ended`` by why; ``credited`` and ``credit_dropped`` are rewards of
-    turns, given by session hooks, that reached their open group, or came too late for it; ``feedback`` that was told
-    counts, or came too late to train.
+    A return policy calls :meth:`delivered` when the answer is decided or has been streamed; when the group is sampled
+    and scored it awaits :meth:`closing` before it submits. Nothing is remembered of a request that was not answered.
+
+    Attributes:
+        session: the turns before this one, for ``Candidate.session``; ``None`` where a conversation begins.
     """
 
-    def __init__(self) -> None:
-        self.linked: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-        self.signals: Counter[str] = Counter()
-        self.feedback: Counter[str] = Counter()
-        self.hook_failures: Counter[str] = Kinds()
-        self.credited = 0
-        self.credit_dropped = 0
+    def __init__(
+        self,
+        sessions: Sessions,
+        incoming: Incoming,
+        settings: RouteSettings,
+        hooks: HookRunner,
+        scope: Scope,
+        said: Digests,
+        place: Place | None,
+    ) -> None:
+        self._sessions = sessions
+        self._turn: DeliveredTurn | None = None
+        self.incoming = incoming
+        self.settings = settings
+        self.hooks = hooks
+        self.scope = scope
+        self.said = said
+        self.place = place
+        self.session: Session | None = None
+        if place is not None:
+            earlier = place.parent.path() if place.parent is not None else []
+            self.session = place.conversation.session(earlier)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "linked": dict(self.linked),
-            "ended": dict(self.ended),
-            "signals": dict(self.signals),
-            "feedback": dict(self.feedback),
-            "hook_failures": dict(self.hook_failures),
-            "credited": self.credited,
-            "credit_dropped": self.credit_dropped,
-        }
+    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, *, choices: int = 1) -> None:
+        """This message is the answer (the best of ``choices``); call it once, before the last of it goes out.
+
+        Args:
+            completion_id: of the ``chat.completion`` body.
+            message: in OpenAI's form.
+            reward: of the answer; ``None`` where it has none (yet).
+        """
+        self._turn = self._sessions.remember(self, completion_id, message, reward, choices)
+
+    def scored(self, reward: float) -> None:
+        """The answer got its reward after it was delivered."""
+        if self._turn is not None:
+            self._turn.reward = reward
+
+    def abandoned(self) -> None:
+        """The user hung up on the answer."""
+        if self._turn is not None:
+            self._sessions.observed(self._turn, "abandoned")
+
+    async def closing(self, groups: OpenGroups) -> Closing:
+        """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it."""
+        return Closing({}, 0.0) if self._turn is None else await self._turn.closing(groups)
 
 
 def plain_id(completion_id: str) -> str:
-    """A completion's id without what its dialect puts before it."""
+    """A completion's id without its dialect's prefix."""
     for prefix in _ID_PREFIXES:
         if completion_id.startswith(prefix):
             return completion_id.removeprefix(prefix)
     return completion_id
-
-
-def _session_window(route: Route) -> float:
-    return route.settings.session_window_seconds if _credits(route) else 0.0
-
-
-def _credits(route: Route) -> bool:
-    """Whether the route's hooks say what a session as a whole earns."""
-    return route.hooks is not None and route.hooks.ends_sessions
 
 
 def _release(conversation: Conversation) -> None:
@@ -258,7 +298,7 @@ def _release(conversation: Conversation) -> None:
 
 
 def _sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn | None) -> tuple[dict[str, Any], int]:
-    """``body`` with what it has in common with the turn before it as the same objects, and the bytes of the rest: a
+    """``body`` with the objects that it has in common with the turn before it, and the bytes of the rest: a
     conversation of n turns is then kept, and copied for hooks, in the size of its last request and not n times it."""
     earlier: dict[str, Any] = parent.body if parent is not None else {}
     shared = dict(body)

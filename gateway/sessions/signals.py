@@ -1,53 +1,50 @@
-"""What a request lets be known of earlier answers of its conversation: implicit feedback.
+"""Implicit feedback: what a request shows about earlier answers of its conversation.
 
-Invariant: a signal says what happened and how surely, in (0, 1]; what cannot be told apart from chance is not said.
+Invariant: a signal has a strength in (0, 1]; what may be chance is not reported.
 
-========== =========================================== =================================================
-signal     of the answer                               is observed when
-========== =========================================== =================================================
-continued  that the user went on from                  the user's next message comes after it (1.0)
-regenerated that was asked for anew                    the same request comes again (1.0)
-edited     whose question, or itself, was changed      another question, or answer, stands in its place
-repeated   that was asked for again later              a later question is nearly the same
-abandoned  that was left behind                        the user went back beyond it (1.0), or hung up
-========== =========================================== =================================================
+=========== ======================================================================
+signal      is observed of an answer when
+=========== ======================================================================
+continued   the user's next message follows it (1.0)
+regenerated the same request comes again (1.0)
+edited      another question or answer stands in the place of its own
+repeated    a later question is nearly the same as its question
+abandoned   the user went back beyond it, or hung up (1.0)
+=========== ======================================================================
 
-``edited`` and ``repeated`` are as sure as the words are alike: the ratio 2 M / T of :mod:`difflib` (Ratcliff and
-Metzener 1988) over at most 200 words of each.
+The strength of ``edited`` and ``repeated`` is the similarity of the words: the ratio 2 M / T of :mod:`difflib`
+(Ratcliff and Metzener 1988) over at most 200 words of each.
 """
 
 from __future__ import annotations
 
 import re
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gateway.sessions.conversation import DeliveredTurn, Place
 from gateway.sessions.digest import text_of
-
-if TYPE_CHECKING:
-    from gateway.sessions.conversation import Place
-    from gateway.sessions.turns import DeliveredTurn
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _WORDS = 200
-#: Below it a text is another one, not an edit of the first.
+#: Below it a text is a different one, not an edit.
 _EDITED = 0.5
-#: From it on a question is the same question.
+#: From it on a question is repeated.
 _REPEATED = 0.8
-#: "yes" and "go on" are said often, and repeat nothing.
+#: Words; "yes" and "go on" are common, and repeat nothing.
 _SHORTEST_QUESTION = 4
-#: How far back a question is looked for.
+#: How far back a question is searched for.
 _TURNS = 8
 
 
 def alike(one: str, other: str) -> float:
-    """How surely ``other`` is an edit of ``one``: from 0.5 to 1, or 0 where it is a text of its own."""
+    """The similarity of ``one`` and its edit ``other``, from 0.5 to 1, or 0 where it is a different text."""
     ratio = _ratio(_words(one), _words(other))
     return ratio if ratio >= _EDITED else 0.0
 
 
 def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[str]:
-    """Note on the turns of ``place`` what a request with ``messages`` (digest ``asked``) says of them.
+    """Note on the turns of ``place`` what a request with ``messages`` (digest ``asked``) shows about them.
 
     Returns:
         The names of the signals, for counting.
@@ -82,7 +79,7 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
 
 
 def _ends_after(place: Place, turn: DeliveredTurn) -> list[DeliveredTurn]:
-    """The last turns of what went on from ``turn``, without itself."""
+    """The last turns of the branches that continue ``turn``."""
     later = [one for one in place.conversation.turns if one is not turn and turn in one.path()]
     parents = {id(one.parent) for one in place.conversation.turns}
     return [one for one in later if id(one) not in parents]

@@ -1,5 +1,5 @@
-"""The monitor in the terminal: what swarm servers and gateways tell of themselves, live.
+"""The monitor in the terminal: what swarm servers and gateways report in ``GET /status``, live.
 
-Invariant: it asks ``GET /status`` and nothing else, so looking changes nothing. Only :mod:`gateway.tui.app` and what is
-below :mod:`gateway.tui.widgets` run the terminal; the rest is plain functions and objects.
+Invariant: it asks ``GET /status`` and nothing else, so looking changes nothing. Only ``app``, ``pages`` and ``widgets``
+import textual; ``monitor --json`` needs ``client`` and ``targets`` alone.
 """

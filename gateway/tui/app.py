@@ -1,12 +1,12 @@
-"""``MonitorApp``: the terminal; it runs the followers, shows their news and turns keys into what is shown.
+"""``MonitorApp``: runs the pollers, shows what they know, and turns keys into what is shown.
 
-Invariant: nothing that a server does ends it, leaving it ends every question under way, and no secret is ever shown.
+Invariant: nothing that a server does ends it, leaving it ends every request, and no secret is ever shown.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.traceback import Traceback
@@ -16,20 +16,18 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import ContentSwitcher, Footer, Static
 
-from gateway.tui.following import SwarmFollower, follow
-from gateway.tui.overview import answering
+from gateway.tui.format import seconds
+from gateway.tui.pages import GatewayPage, OverviewPage, Page, SwarmPage, answering
+from gateway.tui.poller import SwarmPoller, make_poller
 from gateway.tui.targets import Target
-from gateway.tui.widgets.help import HelpScreen
-from gateway.tui.widgets.pages import GatewayPage, OverviewPage, Page, SwarmPage
-from gateway.tui.widgets.panel import names_line
-from gateway.tui.words import seconds
+from gateway.tui.widgets import HelpScreen, names_line
 
-#: Seconds after which the times on the screen are told anew.
+#: Seconds between two updates of the times on the screen.
 _TICK = 0.5
 
 
 class MonitorApp(App[None]):
-    """The monitor of ``targets``, asked every ``interval`` seconds."""
+    """The monitor of ``targets``, each asked every ``interval`` seconds."""
 
     TITLE = "swarm-gateway monitor"
     ENABLE_COMMAND_PALETTE = False
@@ -43,9 +41,6 @@ class MonitorApp(App[None]):
         Binding("question_mark,h", "help", "Help", key_display="?"),
         Binding("p", "pause", "Pause"),
         Binding("r", "hurry", "Ask now"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("o", "order", "Order"),
-        Binding("escape", "clear", "All episodes", show=False),
         Binding("left_square_bracket", "page(-1)", "Page before", show=False),
         Binding("right_square_bracket", "page(1)", "Next page", show=False),
         Binding("tab", "panel(1)", "Panels", key_display="tab", priority=True),
@@ -56,16 +51,16 @@ class MonitorApp(App[None]):
 
     def __init__(self, targets: Sequence[Target], interval: float = 1.0) -> None:
         super().__init__()
-        self.followers = [follow(target, interval, self._news) for target in targets]
-        self._paused_at: float | None = None
-        self._switcher = ContentSwitcher(initial="page-0")
-        self._top = Static(id="top", markup=False)
-        self._overview = OverviewPage(self.followers)
+        self.pollers = [make_poller(target, interval, self._on_change) for target in targets]
         self.pages: list[Page] = [
-            SwarmPage(one) if isinstance(one, SwarmFollower) else GatewayPage(one) for one in self.followers
+            SwarmPage(one) if isinstance(one, SwarmPoller) else GatewayPage(one) for one in self.pollers
         ]
-        self._names = Static(id="names", markup=False)
+        self._overview = OverviewPage(self.pollers)
         self._place = 0 if len(targets) > 1 else 1
+        self._paused_at: float | None = None
+        self._top = Static(id="top", markup=False)
+        self._names = Static(id="names", markup=False)
+        self._switcher = ContentSwitcher(initial="page-0")
 
     def compose(self) -> ComposeResult:
         yield self._top
@@ -77,42 +72,42 @@ class MonitorApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        for follower in self.followers:
-            self.run_worker(follower.run(), name=f"following {follower.target.name}")
-        self.set_interval(_TICK, self._tick)
+        for poller in self.pollers:
+            self.run_worker(poller.run(), name=f"polling {poller.target.name}")
+        self.set_interval(_TICK, lambda: self._guarded(self._tick))
         self._turn_to(self._place)
-
-    def _fatal_error(self) -> None:
-        # textual's own shows the locals of every frame, and secrets are among those
-        self.panic(Traceback(show_locals=False))
 
     # ------------------------------------------------------------------ what is shown
 
     @property
     def page(self) -> Page | None:
-        """The page in front; ``None`` for that of all servers."""
+        """The page in front; ``None``: the overview."""
         return self.pages[self._place - 1] if self._place else None
 
-    def _news(self) -> None:
-        if self._paused_at is None and self.is_running:
-            self._show()
-
-    def _show(self) -> None:
-        page = self.page
-        (self._overview if page is None else page).show()
+    def show(self) -> None:
+        """Show what is known now."""
+        (self.page or self._overview).show()
         self._show_top()
+
+    def _on_change(self) -> None:
+        if self._paused_at is None and self.is_running:
+            self._guarded(self.show)
+
+    def _guarded(self, show: Callable[[], None]) -> None:
+        """Leave on a defect; textual's own traceback would print local variables, and secrets could be among those."""
+        try:
+            show()
+        except Exception:
+            self.exit(return_code=1, message=Traceback(show_locals=False))
 
     def _tick(self) -> None:
         self._show_top()
-        if self._paused_at is not None:
-            return
-        if (page := self.page) is not None:
-            page.show_head()
-        else:
-            self._overview.show()
+        if self._paused_at is None:
+            page = self.page
+            self._overview.show() if page is None else page.show_head()
 
     def _show_top(self) -> None:
-        words = f"{self.TITLE} · {answering(self.followers)} · {time.strftime('%H:%M:%S')}  "
+        words = f"{self.TITLE} · {answering(self.pollers)} · {time.strftime('%H:%M:%S')}  "
         paused = ""
         if self._paused_at is not None:
             paused = f" PAUSED for {seconds(time.monotonic() - self._paused_at)}: p goes on "
@@ -121,7 +116,7 @@ class MonitorApp(App[None]):
     def _turn_to(self, place: int) -> None:
         self._place = place
         self._switcher.current = f"page-{place}"
-        names = ["all", *(follower.target.name for follower in self.followers)]
+        names = ["all", *(poller.target.name for poller in self.pollers)]
         self._names.update(
             names_line(
                 (f"{number} {name}", number == place + 1, f"app.number({number})")
@@ -132,13 +127,12 @@ class MonitorApp(App[None]):
         self.call_after_refresh(self._arrive)
 
     def _arrive(self) -> None:
-        page = self.page
         # a focus that stayed on a page behind would bring that one back
-        (self._overview if page is None else page.board.chosen).focus()
-        self._show()
+        (self.page or self._overview).focused.focus()
+        self._guarded(self.show)
 
     def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._show)
+        self.call_after_refresh(lambda: self._guarded(self.show))
 
     # ------------------------------------------------------------------ keys
 
@@ -149,27 +143,12 @@ class MonitorApp(App[None]):
     def action_pause(self) -> None:
         """Keep what is shown as it is, or go on."""
         self._paused_at = time.monotonic() if self._paused_at is None else None
-        self._show_top() if self._paused_at is not None else self._show()
+        self._show_top() if self._paused_at is not None else self.show()
 
     def action_hurry(self) -> None:
         """Ask all servers now."""
-        for follower in self.followers:
-            follower.hurry()
-
-    def action_filter(self) -> None:
-        """Choose episodes by words."""
-        if isinstance(page := self.page, SwarmPage):
-            page.ask_filter()
-
-    def action_order(self) -> None:
-        """Sort episodes by something else."""
-        if isinstance(page := self.page, SwarmPage):
-            page.next_order()
-
-    def action_clear(self) -> None:
-        """Show all episodes."""
-        if isinstance(page := self.page, SwarmPage):
-            page.clear_filter()
+        for poller in self.pollers:
+            poller.hurry()
 
     def action_page(self, by: int) -> None:
         """The next page, or the one before."""

@@ -1,7 +1,4 @@
-"""Whom the monitor asks: swarm servers and gateways, from the options of the command.
-
-Invariant: every target has an address that can be asked and a secret that can stand in a header.
-"""
+"""The servers that the monitor watches, from the options of the command."""
 
 from __future__ import annotations
 
@@ -11,28 +8,29 @@ from enum import StrEnum
 
 import httpx
 
-from swarm.client.wire import parse_server_url
 from swarm.errors import ConfigError
-
-SWARM_URL = "http://127.0.0.1:10086"
-GATEWAY_URL = "http://127.0.0.1:8000"
 
 
 class Kind(StrEnum):
-    """What is expected to answer."""
+    """What is expected at an address."""
 
     SWARM = "swarm server"
     GATEWAY = "gateway"
 
     @property
     def option(self) -> str:
-        """The option that names its address."""
+        """The option with its address."""
         return "--swarm-url" if self is Kind.SWARM else "--gateway-url"
+
+    @property
+    def default_url(self) -> str:
+        """Where ``swarm-gateway up`` runs it."""
+        return "http://127.0.0.1:10086" if self is Kind.SWARM else "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True)
 class Target:
-    """One server; ``secret`` is a swarm server's token or a gateway's key, empty where none was given."""
+    """One server; ``secret`` is a swarm server's token or a gateway's key, or empty."""
 
     kind: Kind
     url: httpx.URL
@@ -40,12 +38,12 @@ class Target:
 
     @property
     def status_url(self) -> str:
-        """Where it tells of itself."""
+        """``/status`` below the address."""
         return f"{str(self.url).rstrip('/')}/status"
 
     @property
     def address(self) -> str:
-        """``http://host:port/prefix`` as it is shown: without a user and a password that it may name."""
+        """``http://host:port/prefix`` for display: without user and password."""
         return str(self.url.copy_with(userinfo=b"")).rstrip("/")
 
     @property
@@ -57,16 +55,16 @@ class Target:
 def make_targets(
     swarm_urls: Sequence[str], tokens: Sequence[str], gateway_urls: Sequence[str], api_keys: Sequence[str]
 ) -> list[Target]:
-    """The targets that the options name, each once; without any address those that ``swarm-gateway up`` uses.
+    """The servers of the options, each once; without any address those of ``swarm-gateway up``.
 
     One secret is for all servers of its kind, several are for one each, in the order of the addresses.
 
     Raises:
-        ConfigError: an address that is none, a number of secrets that fits no number of addresses, or a secret with
-            characters that no header takes.
+        ConfigError: an invalid address, a number of secrets that fits no number of addresses, or a secret with
+            characters that no header allows.
     """
     if not swarm_urls and not gateway_urls:
-        swarm_urls, gateway_urls = [SWARM_URL], [GATEWAY_URL]
+        swarm_urls, gateway_urls = [Kind.SWARM.default_url], [Kind.GATEWAY.default_url]
     targets = [
         *_of_kind(Kind.SWARM, swarm_urls, tokens, "--token (or SWARM_TOKEN)"),
         *_of_kind(Kind.GATEWAY, gateway_urls, api_keys, "--api-key (or OPENAI_API_KEY)"),
@@ -84,12 +82,14 @@ def _of_kind(kind: Kind, urls: Sequence[str], secrets: Sequence[str], option: st
     if any(not (secret.isascii() and secret.isprintable()) for secret in stripped):
         raise ConfigError(f"{option} has characters that no secret of a {kind} has")
     each = stripped * len(urls) if len(stripped) == 1 else stripped or [""] * len(urls)
-    return [Target(kind, _parsed(kind, url), secret) for url, secret in zip(urls, each, strict=True)]
+    return [Target(kind, _parse_url(kind, url), secret) for url, secret in zip(urls, each, strict=True)]
 
 
-def _parsed(kind: Kind, text: str) -> httpx.URL:
+def _parse_url(kind: Kind, text: str) -> httpx.URL:
     try:
-        return parse_server_url(text)
-    except ConfigError as exc:
-        example = SWARM_URL if kind is Kind.SWARM else GATEWAY_URL
-        raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {example}") from exc
+        url = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {kind.default_url}")
+    return url.copy_with(path=url.path.rstrip("/") or "/", query=None, fragment=None)

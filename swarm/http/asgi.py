@@ -1,22 +1,22 @@
-"""Pure-ASGI pieces that both servers mount.
+"""Request ids, error responses and request bodies, for both servers.
 
-Invariant: every answer carries ``x-request-id``, and every error is OpenAI-shaped and says whether to retry.
+Invariant: every response carries ``x-request-id``, and every error is OpenAI-shaped and says whether a retry helps.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import json
 import logging
 import math
 import re
 import secrets
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, cast
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -32,19 +32,51 @@ from swarm.errors import (
 
 logger = logging.getLogger(__name__)
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
 #: ASGI's headers: pairs of lower-case name and value
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
+#: seconds from the end of a request's head to the end of its body
+BODY_SECONDS = 300.0
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ENCODING_SHOWN = 64
-_STATUS_CLASSES: dict[int, type[RequestError]] = {404: NotFoundError}
+_MOST_ENCODING_SHOWN = 64
+
+
+# ---------------------------------------------------------------------- headers
+
+
+def header(headers: RawHeaders, name: bytes) -> bytes | None:
+    """The first value of ``name``, in lower case."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def has_body(headers: RawHeaders) -> bool:
+    """Whether a request with these headers has a body."""
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
+
+
+def bearer(request: Request) -> str:
+    """The caller's key from ``Authorization: Bearer`` or ``x-api-key``; empty without one."""
+    return bearer_bytes(request.scope["headers"]).decode("latin-1")
+
+
+def bearer_bytes(headers: RawHeaders) -> bytes:
+    """:func:`bearer` as the bytes that were sent."""
+    scheme, _, value = (header(headers, b"authorization") or b"").partition(b" ")
+    if scheme.lower() == b"bearer" and value:
+        return value.strip()
+    return header(headers, b"x-api-key") or b""
+
+
+# ---------------------------------------------------------------------- middleware
 
 
 class RequestIdMiddleware:
-    """Give each request an id (the caller's ``x-request-id`` if it is well formed) and echo it in the answer.
+    """Give each request an id (the caller's ``x-request-id`` if it is well formed) and return it with the response.
 
     The id is in ``scope["state"]["request_id"]``.
     """
@@ -56,7 +88,9 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = request_id(scope["headers"])
+        given = header(scope["headers"], b"x-request-id")
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            given = b"req_" + secrets.token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = given.decode()
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -70,32 +104,171 @@ class RequestIdMiddleware:
         await self.app(scope, receive, send_with_id)
 
 
-def request_id(headers: RawHeaders) -> bytes:
-    """The caller's ``x-request-id`` if it is well formed, else a new one."""
-    return given_request_id(headers) or new_request_id()
+class BodyLimits:
+    """Bound the bytes of a request's body and the time that it takes to arrive.
+
+    Whoever reads a body beyond its limits gets the error, so that each endpoint refuses in its own format; the
+    connection is closed after the response, because the rest of the body may never end.
+
+    Args:
+        limit: the most bytes that the body of a request with this scope may have.
+        seconds: from the first read to the end of the body.
+    """
+
+    def __init__(self, app: ASGIApp, limit: Callable[[Scope], int], seconds: float = BODY_SECONDS) -> None:
+        self.app = app
+        self._limit = limit
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not has_body(scope["headers"]):
+            await self.app(scope, receive, send)
+            return
+        body = _BoundedBody(receive, send, scope["headers"], self._limit(scope), self._seconds)
+        await self.app(scope, body.receive, body.send)
 
 
-def given_request_id(headers: RawHeaders) -> bytes | None:
-    """The caller's ``x-request-id`` if it is well formed."""
-    given = header(headers, b"x-request-id")
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else None
+class _BoundedBody:
+    """One request's body."""
+
+    def __init__(self, receive: Receive, send: Send, headers: RawHeaders, limit: int, seconds: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._limit = limit
+        self._seconds = seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._complete = self._refused = False
+        self._received = 0
+        declared = header(headers, b"content-length")
+        self._declared = int(declared) if declared is not None and declared.isdigit() else 0
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            PayloadTooLargeError: the body is larger than its limit, or declares to be.
+            RequestError: the body is not complete in time; the status is 408.
+        """
+        if self._complete:
+            return await self._receive()
+        if self._declared > self._limit:
+            raise self._refusal(_too_large(self._limit))
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            error = RequestError(f"the request body did not arrive within {self._seconds:g} s", code="body_timeout")
+            error.status = 408
+            raise self._refusal(error) from None
+        if message["type"] == "http.request":
+            self._received += len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+        if self._received > self._limit:
+            raise self._refusal(_too_large(self._limit))
+        return message
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if self._refused and message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        return self._send(message)
+
+    def _refusal(self, error: RequestError) -> RequestError:
+        self._refused = True
+        return error
 
 
-def new_request_id() -> bytes:
-    return b"req_" + secrets.token_hex(16).encode()
+def _too_large(limit: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
 
 
-def header(headers: RawHeaders, name: bytes) -> bytes | None:
-    """The first value of ``name``, in lower case, among ASGI's headers; without the objects that a lookup by
-    starlette's ``Headers`` makes for each request."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return None
+# ---------------------------------------------------------------------- bodies
+
+
+async def read_json(request: Request, limit: int | None = None) -> dict[str, Any]:
+    """The request body as a JSON object; ``limit`` as for :func:`read_body`.
+
+    Raises:
+        PayloadTooLargeError: the body is too large; raised before the rest is read.
+        UnsupportedEncodingError: it is compressed.
+        RequestError: it is not JSON (NaN, infinities and lone surrogates are not), or not an object.
+    """
+    check_encoding(request.scope["headers"])
+    return parse_json(await read_body(request.scope, request.receive, limit))
+
+
+def check_encoding(headers: RawHeaders) -> None:
+    """Raise :class:`UnsupportedEncodingError` for a compressed body."""
+    encoding = header(headers, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        name = encoding.decode("latin-1")[:_MOST_ENCODING_SHOWN]
+        raise UnsupportedEncodingError(f"content-encoding: {name} is not supported; send the body uncompressed")
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int | None = None) -> bytes | bytearray:
+    """The whole body.
+
+    Args:
+        limit: in bytes, where it is smaller than what :class:`BodyLimits` allows.
+
+    Raises:
+        PayloadTooLargeError: it is longer; raised before the rest is read.
+        ClientDisconnect: the caller left before its end.
+    """
+    declared = header(scope["headers"], b"content-length")
+    if limit is not None and declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        if limit is not None and len(body) + len(chunk) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return body + chunk if body else chunk
+        body += chunk
+
+
+def parse_json(body: bytes | bytearray) -> dict[str, Any]:
+    """``body`` as a JSON object; raises like :func:`read_json`."""
+    try:
+        quick: Any = orjson.loads(body)
+    except ValueError:
+        quick = None
+    if isinstance(quick, dict):
+        return cast("dict[str, Any]", quick)
+    # the slow parser says in words what is wrong, and takes what only orjson refuses
+    try:
+        text = body.decode("utf-8-sig" if body.startswith(BOM_UTF8) else "utf-8")
+        data = _DECODER.decode(text)
+        if "\\u" in text and _SURROGATE.search(text):
+            # half a surrogate pair is a string to Python, and an error to whoever encodes it later
+            json.dumps(data, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(f"the request body is not valid JSON: {exc}", code="malformed_json") from exc
+    if not isinstance(data, dict):
+        raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}", code="malformed_json")
+    return cast("dict[str, Any]", data)
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+
+
+# ---------------------------------------------------------------------- errors
 
 
 def error_response(exc: SwarmGatewayError) -> JSONResponse:
-    """The OpenAI-shaped answer for ``exc`` with ``x-should-retry`` and, where a retry helps, ``retry-after``."""
+    """The OpenAI-shaped response for ``exc`` with ``x-should-retry`` and, where a retry helps, ``retry-after``."""
     headers = {"x-should-retry": "true" if exc.should_retry else "false"}
     if exc.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(exc.retry_after)))
@@ -108,163 +281,46 @@ async def on_our_error(request: Request, exc: Exception) -> Response:
     return error_response(exc)
 
 
+async def on_invalid(request: Request, exc: Exception) -> Response:
+    """Exception handler for FastAPI's validation errors of queries: a 400 that names the first wrong parameter."""
+    assert isinstance(exc, RequestValidationError)
+    first = exc.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    return error_response(RequestError(f"{request.url.path}: {param}: {first['msg']}", param=param))
+
+
 async def on_http_exception(request: Request, exc: Exception) -> Response:
-    """Exception handler that gives starlette's own 404 and 405 our shape."""
+    """Exception handler that gives the framework's own errors, such as 404 and 405, our shape."""
     assert isinstance(exc, HTTPException)
-    error = _STATUS_CLASSES.get(exc.status_code, RequestError)(
-        f"{request.method} {request.url.path}: {exc.detail}", code="route_not_found" if exc.status_code == 404 else None
-    )
+    message = f"{request.method} {request.url.path}: {exc.detail}"
+    if exc.status_code == 404:
+        return error_response(NotFoundError(message, code="route_not_found"))
+    error = RequestError(message)
     error.status = exc.status_code
     return error_response(error)
 
 
 async def on_unexpected(request: Request, exc: Exception) -> Response:
-    """Exception handler of last resort: the trace goes to the log, the caller gets the request id to quote."""
+    """Exception handler of last resort: the log has the traceback, the caller the request id to quote."""
     request_id = getattr(request.state, "request_id", "-")
     logger.error("request %s failed", request_id, exc_info=exc)
-    answer = error_response(SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error"))
-    # starlette answers for this handler outside of all middleware
-    answer.headers["x-request-id"] = request_id
-    return answer
+    response = error_response(
+        SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error")
+    )
+    # this handler's response bypasses all middleware
+    response.headers["x-request-id"] = request_id
+    return response
 
 
 async def on_caller_gone(request: Request, exc: Exception) -> Response:
-    """Exception handler for a caller that left before its body was there: no fault of ours, and nobody reads this."""
+    """Exception handler for a caller that left before its body was complete; nobody reads the response."""
     return Response(status_code=499)
 
 
-EXCEPTION_HANDLERS = {
+EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     SwarmGatewayError: on_our_error,
+    RequestValidationError: on_invalid,
     ClientDisconnect: on_caller_gone,
     HTTPException: on_http_exception,
     Exception: on_unexpected,
 }
-
-
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The request body as a JSON object of at most ``limit`` bytes.
-
-    Raises:
-        PayloadTooLargeError: the body is longer; raised before the rest is read.
-        UnsupportedEncodingError: it is compressed.
-        RequestError: no JSON (NaN, infinities and lone surrogates are none), or not an object.
-    """
-    check_encoding(request.scope["headers"])
-    return parse_json(await read_body(request.scope, request.receive, limit))
-
-
-def check_encoding(headers: RawHeaders) -> None:
-    """Raise :class:`UnsupportedEncodingError` for a compressed body: nothing here unpacks one."""
-    encoding = header(headers, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-        name = encoding.decode("latin-1")[:_ENCODING_SHOWN]
-        raise UnsupportedEncodingError(f"content-encoding: {name} is not read here; send the body plain")
-
-
-def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """``body`` as a JSON object; raises like :func:`read_json`."""
-    try:
-        quick: Any = orjson.loads(body)
-    except ValueError:
-        quick = None  # which is said below, in words, unless it is only more tolerant
-    if isinstance(quick, dict):
-        return cast("dict[str, Any]", quick)
-    try:
-        text = body.decode("utf-8-sig" if body.startswith(BOM_UTF8) else "utf-8")
-        data = _DECODER.decode(text)
-        if "\\u" in text and _SURROGATE.search(text):
-            # half a surrogate pair is a string to Python, and an error to whoever encodes it later
-            json.dumps(data, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as exc:
-        raise RequestError(f"the request body is not valid JSON: {exc}", code="malformed_json") from exc
-    if not isinstance(data, dict):
-        raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}", code="malformed_json")
-    return cast(dict[str, Any], data)
-
-
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
-
-
-#: one for all: ``json.loads`` with these arguments would build a decoder for each body
-_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
-
-
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytearray:
-    """The whole body; like starlette's ``Request.stream``, without the async generator for the one message that most
-    bodies are.
-
-    Raises:
-        PayloadTooLargeError: it is longer than ``limit`` bytes; raised before the rest is read.
-        ClientDisconnect: the caller left before its end.
-    """
-    declared = header(scope["headers"], b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    gathered = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        if len(gathered) + len(chunk) > limit:
-            raise _too_large(limit)
-        if not message.get("more_body", False):
-            return gathered + chunk if gathered else chunk
-        gathered += chunk
-
-
-def _too_large(limit: int) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
-
-
-async def read_model(request: Request, model: type[ModelT], limit: int) -> ModelT:
-    """The request body validated as ``model``.
-
-    Raises:
-        PayloadTooLargeError, RequestError: see :func:`read_json`; a wrong field, the first one, is named in ``param``.
-    """
-    return validated(model, await read_json(request, limit))
-
-
-def validated(model: type[ModelT], data: Mapping[str, Any]) -> ModelT:
-    """``data`` as ``model``; raises like :func:`read_model`."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        param = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{param}: {first['msg']}", param=param) from exc
-
-
-def bearer(request: Request) -> str:
-    """The caller's key from ``Authorization: Bearer`` or ``x-api-key``; empty when there is none."""
-    return bearer_bytes(request.scope["headers"]).decode("latin-1")
-
-
-def bearer_bytes(headers: RawHeaders) -> bytes:
-    """:func:`bearer`, as the bytes that were sent."""
-    scheme, _, value = (header(headers, b"authorization") or b"").partition(b" ")
-    if scheme.lower() == b"bearer" and value:
-        return value.strip()
-    return header(headers, b"x-api-key") or b""
-
-
-def base_url(request: Request) -> str:
-    """``str(request.base_url)``: the address under which this caller reached us, with a slash at its end."""
-    scope = request.scope
-    root: str = scope.get("app_root_path", scope.get("root_path", ""))
-    return base_url_at(scope["scheme"], header(scope["headers"], b"host"), scope.get("server"), root)
-
-
-@functools.lru_cache(maxsize=256)
-def base_url_at(scheme: str, host: bytes | None, server: tuple[str, int | None] | None, root: str) -> str:
-    """:func:`base_url` of a request with this ``host`` header; the rest is as in its ASGI scope."""
-    headers = [] if host is None else [(b"host", host)]
-    scope: Scope = {"type": "http", "scheme": scheme, "server": server, "path": root, "root_path": root}
-    return str(Request({**scope, "headers": headers, "query_string": b""}).base_url)

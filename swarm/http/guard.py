@@ -14,16 +14,16 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import RequestError
-from swarm.http.asgi import RawHeaders, error_response, header
+from swarm.http.asgi import RawHeaders, error_response, has_body, header
 
 
 class LoopbackGuard:
     """Refuse requests that are not addressed to a loopback name (421) or come from another host's page (403).
 
-    Programs send no ``Origin`` and the address that they connect to as ``Host``, so they do not notice.
+    Programs send no ``Origin``, and their ``Host`` is the address that they connect to, so they do not notice.
 
     Args:
-        enabled: off where every request must carry a key anyway, which no foreign page has.
+        enabled: off where every request must carry a key, which no foreign page has.
     """
 
     def __init__(self, app: ASGIApp, enabled: bool) -> None:
@@ -39,19 +39,23 @@ class LoopbackGuard:
 
 
 class JsonBodies:
-    """Refuse bodies that do not say they are JSON (415): the other types need no preflight from a foreign page.
+    """Refuse bodies whose content type is not JSON (415): a foreign page needs no preflight to send the other types.
 
     Args:
-        other_types: path -> the one type of body that it takes instead, in lower case; one that a page cannot send
-            without a preflight either.
+        other_types: path -> the one type that its body has instead, in lower case; a page must need a preflight for
+            it too.
+        exempt: prefixes of paths whose bodies are not checked.
     """
 
-    def __init__(self, app: ASGIApp, other_types: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, other_types: Mapping[str, str] | None = None, exempt: tuple[str, ...] = ()
+    ) -> None:
         self.app = app
         self._other_types = other_types or {}
+        self._exempt = exempt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _has_body(scope["headers"]):
+        if scope["type"] == "http" and has_body(scope["headers"]) and not scope["path"].startswith(self._exempt):
             given = header(scope["headers"], b"content-type") or b""
             other = self._other_types.get(scope["path"])
             if not (is_json(given) if other is None else _media_type(given) == other):
@@ -72,9 +76,9 @@ def is_loopback(host: str) -> bool:
 
 
 def foreign(headers: RawHeaders) -> RequestError | None:
-    """Why :class:`LoopbackGuard` refuses a request with these headers; ``None``: it does not."""
+    """Why :class:`LoopbackGuard` refuses a request with these headers; ``None`` if it does not."""
     host = header(headers, b"host")
-    # HTTP/1.0 may come without; a browser never does
+    # HTTP/1.0 needs no host; browsers always send one
     if host is not None and not _names_loopback(b"//" + host):
         return _refusal(
             421,
@@ -110,10 +114,6 @@ def is_json(content_type: bytes) -> bool:
 
 def _media_type(content_type: bytes) -> str:
     return content_type.decode("latin-1").partition(";")[0].strip().lower()
-
-
-def _has_body(headers: RawHeaders) -> bool:
-    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
 def _refusal(status: int, message: str, code: str) -> RequestError:

@@ -1,36 +1,33 @@
-"""Bind a port and run an ASGI app on it until a signal; a port in use is one clear line, not a traceback.
+"""Bind a port and serve an ASGI app on it with uvicorn; a port in use is one clear line, not a traceback.
 
-Invariant: the port is bound before anything is started for it, so that a failure leaves nothing behind.
+Invariant: the port is bound before anything else is started, so a failure leaves nothing behind.
+
+Slow readers, request heads that arrive by drops and heads without end are for a reverse proxy to refuse: uvicorn has no
+setting against them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import logging
 import socket
 from collections.abc import Callable
-from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError
-from swarm.http.heads import Heads
-from swarm.http.patience import Patience
-from swarm.http.protocol import GatheringProtocol
-from swarm.http.shortcuts import Shortcuts
 from swarm.http.tls import TLSFiles
 
 logger = logging.getLogger(__name__)
 
-#: ``idle`` is longer than any client of ours keeps an idle connection, so that none meets a socket closed under it.
-PATIENCE = Patience(idle=75.0)
+#: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
+KEEP_ALIVE_SECONDS = 75
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening TCP socket on ``host``; port 0 takes a free one (``sock.getsockname()[1]`` tells which).
+    """A listening TCP socket on ``host``; port 0 takes a free one (see ``sock.getsockname()[1]``).
 
     Raises:
         ConfigError: the port is in use or not allowed, or the host is not an address of this machine.
@@ -41,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as exc:
         raise ConfigError(f"host {host!r} is not an address of this machine: {exc}", code="cannot_bind") from exc
-    # the protocol is not decoration: asyncio turns Nagle's delay (40 ms an answer) off only where it says TCP
+    # asyncio turns Nagle's delay (40 ms a response) off only for sockets whose protocol says TCP
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,21 +58,17 @@ def uvicorn_config(
     *,
     shutdown_seconds: int,
     log_level: str,
-    shortcuts: Shortcuts | None = None,
     tls: TLSFiles | None = None,
-    patience: Patience = PATIENCE,
+    keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
 ) -> uvicorn.Config:
-    """How our servers serve: httptools where the platform has them, no access log, no server header."""
-    protocol = functools.partial(GatheringProtocol, heads=Heads(shortcuts or {}), patience=patience)
+    """uvicorn's settings for our servers: httptools and uvloop where installed, no access log, no server header."""
     return uvicorn.Config(
         app,
-        # it is only ever called
-        http=cast("type[GatheringProtocol]", protocol),
         lifespan="on",
         access_log=False,
         server_header=False,
         log_level=log_level,
-        timeout_keep_alive=round(patience.idle),
+        timeout_keep_alive=keep_alive_seconds,
         timeout_graceful_shutdown=shutdown_seconds,
         ssl_certfile=tls.certificate if tls is not None else None,
         ssl_keyfile=tls.key if tls is not None else None,
@@ -83,7 +76,7 @@ def uvicorn_config(
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes the event loop of a process that serves: uvloop's where the platform has it."""
+    """Makes the event loop of a process that serves: uvloop's where installed."""
     from uvicorn.loops.auto import auto_loop_factory
 
     return auto_loop_factory()
@@ -109,7 +102,7 @@ def run_app(
         # uvicorn raises the captured SIGINT again once everything is shut down
         logger.debug("interrupted")
     except SystemExit as exc:
-        # uvicorn's way to say that the app's startup failed
+        # so uvicorn reports that the app's startup failed
         raise ConfigError("the server did not start; the log above says why") from exc
     finally:
         sock.close()

@@ -1,7 +1,8 @@
 """``create_app``: the swarm server as one ASGI application.
 
-Invariant: there is no module state; everything a server owns lives from its lifespan's start to its end; nothing is
-served before the journal is open, and when the lifespan has ended all of it is written and no engine process is left.
+Invariant: there is no module state; everything a server owns lives from the start to the end of its lifespan. It
+serves nothing before the journal is open; when the lifespan has ended, everything is written and no engine process is
+left.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Scope
 
 from swarm.errors import ConfigError
-from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware
-from swarm.http.direct import DirectRoutes
+from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware
 from swarm.http.guard import JsonBodies
+from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
+from swarm.server.api.code import PATH as CODE_PATH
 from swarm.server.api.code import CodeRoutes
 from swarm.server.api.engine import EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import MetricsRoutes
-from swarm.server.api.openapi import OpenApiRoutes
 from swarm.server.api.serving import ServingRoutes
-from swarm.server.api.shortcuts import EpisodeShortcuts
-from swarm.server.api.status import StatusRoutes
-from swarm.server.auth import Admission, AuthMiddleware, ClientNames, TokenRing
+from swarm.server.auth.callers import ClientNames
+from swarm.server.auth.middleware import AuthMiddleware
+from swarm.server.auth.ring import TokenRing
+from swarm.server.auth.scopes import WITHOUT_TOKEN, ControlRoute, Scopes
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.not_found import Elsewhere
 from swarm.server.dataplane.routes import DataPlane
@@ -46,8 +49,22 @@ from swarm.server.monitor import Monitor
 #: in the run folder
 JOURNAL_NAME = "journal.db"
 
+_DESCRIPTION = """\
+Control plane and data plane of a swarm server. Control routes need `Authorization: Bearer TOKEN` (or `x-api-key`) with
+a token of the scope that is listed; `admin` includes all, and every token may read. Programs on the server's own
+machine need none where the operator allows it. The routes below `/episodes/` and `/groups/` take the key that came with
+the claim.
 
-def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
+Errors have OpenAI's shape and carry `x-should-retry`, and `retry-after` where a retry helps; every response carries
+`x-request-id`."""
+
+_SCHEMES = {
+    "token": {"type": "http", "scheme": "bearer", "description": "a token of the server"},
+    "episode": {"type": "http", "scheme": "bearer", "description": "the key of an episode or a group"},
+}
+
+
+def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = None) -> FastAPI:
     """The swarm server.
 
     Args:
@@ -57,9 +74,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     Raises:
         ConfigError: the run folder's ``tokens.json`` is damaged.
 
-    ``app.state.controller`` and ``app.state.supervisor`` are for the one who serves the app, and
-    ``app.state.startup_error`` is why its lifespan did not start. ``app.state.shortcuts`` is for
-    :func:`~swarm.http.serve.uvicorn_config`.
+    ``app.state.controller`` and ``app.state.supervisor`` are for the process that serves the app;
+    ``app.state.startup_error`` is the reason if its lifespan did not start.
     """
     controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
@@ -67,15 +83,15 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     data_plane = DataPlane(config, controller, upstream)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
-    # a look at the file for each request would cost a busy server a tenth of its time
+    # checking the file for each request would cost a busy server a tenth of its time
     ring = TokenRing(config.token, config.run_dir, look_every=0.05, private=config.private_token)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 journal = _open_journal(config)
-                # last: what happens while the rest goes down is written as well
+                # closed last: what happens during the shutdown is written too
                 stack.push_async_callback(journal.close)
                 controller.open(MeteredJournal(journal, meters))
                 monitor.journal = journal.stats
@@ -92,44 +108,47 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 await asyncio.gather(expiry, return_exceptions=True)
                 await upstream.close()
 
-    names = ClientNames()
-    control = [
-        *EngineRoutes(config, controller, supervisor, StateShown(controller)).routes(),
-        *EpisodeRoutes(config, controller, meters, names).routes(),
-        *AgentJetRoutes(config, controller, log).routes(),
-        *StatusRoutes(controller, monitor).routes(),
-        *MetricsRoutes(monitor).routes(),
-        *OpenApiRoutes().routes(),
-        *CodeRoutes(config, controller, Snapshots(config.run_dir)).routes(),
+    snapshots = Snapshots(config.run_dir)
+    routes: list[BaseRoute] = [
+        *EpisodeRoutes(config, controller, meters, ClientNames()).routes(),
+        *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
+        *EngineRoutes(controller, supervisor, StateShown(controller), monitor).routes(),
+        *AgentJetRoutes(config, controller, log).routes(),
+        *CodeRoutes(config, controller, snapshots).routes(),
+        *MetricsRoutes(monitor).routes(),
+        Route("/health", health, methods=["GET"]),
     ]
+
+    openapi = OpenApi("swarm server", _DESCRIPTION, routes, _SCHEMES, _plain_security)
+    routes.append(ControlRoute("GET", "/openapi.json", openapi.openapi, "read"))
+
+    def body_limit(scope: Scope) -> int:
+        return snapshots.limits.max_archive_bytes if scope["path"] == CODE_PATH else config.max_body_bytes
+
     elsewhere = Elsewhere(data_plane.routes())
-    admission = Admission(ring, config.anonymous)
-    guards = [
-        Middleware(AuthMiddleware, admission=admission),
-        Middleware(JsonBodies, other_types=CodeRoutes.BODY_TYPES),
-    ]
-    app = Starlette(
-        routes=[
-            DirectRoutes(control, guards),
-            DirectRoutes(data_plane.routes()),
-            Route("/health", health, methods=["GET"]),
-            *data_plane.routes(),
-            Mount("/episodes", app=elsewhere),
-            Mount("/groups", app=elsewhere),
-            # last: it answers for every path that is not above, so that nothing is told to callers without the token
-            Mount("", routes=control, middleware=guards),
+    app = FastAPI(
+        routes=[*routes, Mount("/episodes", app=elsewhere), Mount("/groups", app=elsewhere)],
+        openapi_url=None,
+        middleware=[
+            Middleware(RequestMeter, meters=meters),
+            Middleware(RequestIdMiddleware),
+            Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous, scopes=Scopes(routes)),
+            Middleware(JsonBodies, other_types=CodeRoutes.BODY_TYPES, exempt=WITHOUT_TOKEN),
+            Middleware(BodyLimits, limit=body_limit),
         ],
-        middleware=[Middleware(RequestMeter, meters=meters), Middleware(RequestIdMiddleware)],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
     app.state.startup_error = None
-    app.state.shortcuts = EpisodeShortcuts(config, controller, meters, admission, names).table()
     app.state.controller = controller
     app.state.supervisor = supervisor
     app.state.data_plane = data_plane
     return app
+
+
+def _plain_security(path: str) -> Security:
+    return [{"episode": []}] if path.startswith(("/episodes/", "/groups/")) else []
 
 
 def _open_journal(config: ServerConfig) -> Journal:

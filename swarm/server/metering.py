@@ -1,7 +1,7 @@
-"""Where the meters are read: at the journal, which is told everything, and around each request.
+"""Feeds the meters: from the journal, which gets every record, and around each request.
 
-Invariant: what is measured goes on as if nobody measured it, and a request is counted under a route of the table or
-under ``other``, so callers cannot make up names.
+Invariant: measuring changes nothing, and a request is counted under the path of its route or under ``other``, so
+callers cannot make up names.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable
 
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.server.api.operations import OPERATIONS
 from swarm.server.journal import Journal, OnDisk
 from swarm.server.journal.records import BatchTaken, PastEnding, Record, Recovered
 from swarm.server.meters import Meters
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER = "other"
-#: nginx's status for a caller that left before there was an answer
+#: nginx's status for a caller that left before the response
 _CALLER_GONE = 499
 
 
 class MeteredJournal:
-    """A journal whose records are counted as they are appended."""
+    """A journal that counts its records as they are appended."""
 
     def __init__(self, journal: Journal, meters: Meters) -> None:
         self._journal = journal
@@ -36,7 +36,7 @@ class MeteredJournal:
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
         if recovered.outstanding is not None:
-            # it will be trained in this life of the server, though it was taken in an earlier one
+            # this server will train it, though an earlier one took it
             self._meters.observe(BatchTaken(recovered.outstanding.batch))
         return recovered
 
@@ -56,7 +56,7 @@ class MeteredJournal:
 
 
 class RequestMeter:
-    """Count each request by method, route and status, and how long its answer took; outermost of the middleware."""
+    """Counts each request by method, route and status, and measures its duration; the outermost middleware."""
 
     def __init__(self, app: ASGIApp, meters: Meters) -> None:
         self.app = app
@@ -82,24 +82,6 @@ class RequestMeter:
             raise
         finally:
             method: str = scope["method"]
-            self._meters.request(
-                method if method in _METHODS else _OTHER, route_of(scope["path"]), status, time.monotonic() - began
-            )
-
-
-_FIXED = frozenset(operation.path for operation in OPERATIONS if "{" not in operation.path)
-#: first part and rest of a path with one parameter -> its template
-_WITH_PARAMETER = {
-    (first, rest): operation.path
-    for operation in OPERATIONS
-    if "{" in operation.path
-    for _, first, _, rest in (operation.path.split("/", 3),)
-}
-
-
-def route_of(path: str) -> str:
-    """The template of the route that ``path`` is for, or ``other``."""
-    if path in _FIXED:
-        return path
-    parts = path.split("/", 3)
-    return _WITH_PARAMETER.get((parts[1], parts[3]), _OTHER) if len(parts) == 4 else _OTHER
+            route = scope.get("route")
+            path = route.path_format if isinstance(route, Route) else _OTHER
+            self._meters.request(method if method in _METHODS else _OTHER, path, status, time.monotonic() - began)

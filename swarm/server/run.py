@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from swarm.errors import ConfigError
 from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
-from swarm.server.auth import check_exposure
+from swarm.server.auth.middleware import check_exposure
 from swarm.server.config import ServerConfig
 
 #: how long answers in progress may take once the server is told to stop
@@ -69,14 +69,14 @@ async def serve(
     app = create_app(config, engine_command=engine_command)
 
     def ready() -> None:
-        # what is loaded by now stays, and the garbage collector need not look through it again and again
+        # modules loaded by now stay: garbage collection need not scan them again and again
         gc.freeze()
         # not before the journal is open: that may fail, and takes its time where it is large
         if on_ready is not None:
             on_ready(url_of(config.host, listener))
 
     server = _Server(
-        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level, shortcuts=app.state.shortcuts),
+        uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
         ready,
         app.state.controller.close,
     )

@@ -78,9 +78,7 @@ def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
         hooks.mkdir()
         (hooks / "on_compute_relative_reward.py").write_text(hook)
         config = folder / "gateway.yaml"
-        config.write_text(
-            yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, "warm_groups": 0, **settings})
-        )
+        config.write_text(yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, **settings}))
         with _process("gateway.cli", "serve", "--config", str(config)) as url:
             yield Stack(url, swarm)
 

@@ -66,7 +66,7 @@ def judged_by_itself(swarm_url: str, folder: Path, body: dict[str, Any], slots: 
 
     async def run() -> dict[str, Any]:
         config = GatewayConfig(
-            swarm_url=swarm_url, hooks=str(folder), warm_groups=0, claim_wait_seconds=seconds, hook_timeout_seconds=60
+            swarm_url=swarm_url, hooks=str(folder), claim_wait_seconds=seconds, hook_timeout_seconds=60
         )
         async with (
             asyncio.timeout(seconds),

@@ -54,7 +54,6 @@ def open_gateway(swarm: Swarm, tmp_path: Path) -> OpenGateway:
                 "hooks": str(hooks),
                 # tests read what became of the group in the answer's headers, and count claims
                 "acknowledge_seconds": 5.0,
-                "warm_groups": 0,
                 **settings,
             }
         )

@@ -71,7 +71,7 @@ async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: http
     headers = {**JSON, "content-encoding": "gzip"}
     response = await gateway.post(path, content=gzip.compress(json.dumps(BODY).encode()), headers=headers)
     assert (response.status_code, response.headers["x-should-retry"]) == (415, "false")
-    assert response.json()["error"]["message"] == "content-encoding: gzip is not read here; send the body plain"
+    assert response.json()["error"]["message"] == "content-encoding: gzip is not supported; send the body uncompressed"
 
 
 @pytest.mark.parametrize(

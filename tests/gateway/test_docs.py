@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config import GatewayConfig, RouteSettings, parse_config
 from gateway.rollout.policy import POLICY_HEADER, TRAIN_HEADER
-from gateway.sessions.naming import SESSION, SESSION_END
+from gateway.sessions.conversation import SESSION, SESSION_END
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "gateway.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)

@@ -22,6 +22,7 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 from starlette.applications import Starlette
@@ -29,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.api.operations import OPERATIONS
+from gateway.api.routes import ANY_OTHER
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from swarm.server.app import create_app as create_swarm
@@ -61,6 +62,27 @@ SECONDS = 120.0
 _CONFORMANCE = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 #: What vLLM samples at most in one call here.
 _MOST_CHOICES = 8
+
+
+SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+#: what the dialects need: the document allows them any object
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": SAID,
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": SAID | {"model": MODEL, "max_tokens": 8},
+    "/v1/messages/count_tokens": SAID | {"model": MODEL},
+}
+#: headers that the dialects read
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "x-swarm-policy": st.from_regex(r"^(first|best(;quorum=[1-9]|;deadline=[1-9](\.[0-9])?)?)$", fullmatch=True),
+        "x-swarm-train": st.sampled_from(["true", "false"]),
+        "x-swarm-session": st.from_regex(r"[!-~]{1,20}", fullmatch=True),
+        "idempotency-key": st.from_regex(r"[!-~]{1,20}", fullmatch=True),
+    },
+)
 
 
 def engine(body: dict[str, Any]) -> Any:
@@ -117,10 +139,12 @@ class Caller:
         case.validate_response(answer, checks=self.checks)
 
     def name_what_is_there(self, case: Any) -> None:
-        """Let the case be about an answer that was given, a session that goes on, or a model that is served."""
+        """Let the case be about an answer that was given, a session that goes on, or a model that is served, or let it
+        have a good body with whatever was drawn beside it."""
+        if isinstance(case.body, dict):
+            case.body |= GOOD.get(case.path, {})
         if case.path in ("/v1/feedback", "/v1/sessions/{id}/end"):
-            chat = {"messages": [{"role": "user", "content": "hi"}]}
-            given = self.made("/v1/chat/completions", chat, {"x-swarm-session": "known"})
+            given = self.made("/v1/chat/completions", SAID, {"x-swarm-session": "known"})
             if isinstance(case.body, dict) and "completion_id" in case.body:
                 case.body["completion_id"] = given
         real = {"id": "known", "name": MODEL}
@@ -142,22 +166,25 @@ class Caller:
 
     def good(self, method: str, path: str) -> int:
         """The status of a request to this route that nothing is wrong with."""
-        said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
         known = {"x-swarm-session": "known"}
         names = {"id": "known", "name": MODEL}
-        body = {
-            "/v1/chat/completions": said,
-            "/v1/completions": {"prompt": "hi"},
-            "/v1/responses": {"input": "hi"},
-            "/v1/messages": said | {"model": MODEL, "max_tokens": 8},
-            "/v1/messages/count_tokens": said | {"model": MODEL},
-        }.get(path)
+        body = GOOD.get(path)
         if path in ("/v1/feedback", "/v1/sessions/{id}/end"):
-            given = self.made("/v1/chat/completions", said, known)
+            given = self.made("/v1/chat/completions", SAID, known)
             body = {"completion_id": given, "score": 1.0} if path == "/v1/feedback" else None
         if "{response_id}" in path:
             names["response_id"] = self.made("/v1/responses", {"input": "hi"}, {})
         return self.asked(method, path.format(**names), body, {}).status_code
+
+
+def routes_of(app: Starlette) -> set[str]:
+    """The documented routes, as schemathesis names them."""
+    return {
+        f"{method} {route.path_format}"
+        for route in app.routes
+        if isinstance(route, Route) and route.path != ANY_OTHER
+        for method in (route.methods or set()) - {"HEAD"}
+    }
 
 
 def fuzz(url: str) -> dict[str, set[int]]:
@@ -187,8 +214,10 @@ def _ask(caller: Caller, operation: Any, mode: GenerationMode) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode))
-    def ask(case: Any) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode), headers=HEADERS)
+    def ask(case: Any, headers: dict[str, str]) -> None:
+        if operation.path in GOOD:
+            case.headers = {**(case.headers or {}), **headers}
         caller.sent(case)
 
     ask()
@@ -207,7 +236,7 @@ async def rested(url: str) -> dict[str, Any]:
         async def nothing_is_held() -> bool:
             status = (await http.get("/status")).json()
             loads = [route["load"] for route in status["routes"].values()]
-            held = [load[what] for load in loads for what in ("running", "waiting", "held_bytes")]
+            held = [load[what] for load in loads for what in ("running", "waiting")]
             return not (status["in_flight"] or status["background"] or any(held))
 
         await until_async(nothing_is_held, SECONDS, "the gateway still holds something")
@@ -231,13 +260,14 @@ async def test_before_a_swarm_server(tmp_path: Path) -> None:
         controller.sync_job(JOB.model_copy(update={"batch_size": 200_000}))
         controller.boot()
         controller.rollout_ready(ready(vllm_url.removeprefix("http://")))
-        async with serving(create_app(GatewayConfig(swarm_url=swarm_url, hooks=hooks, warm_groups=0))) as url:
+        app = create_app(GatewayConfig(swarm_url=swarm_url, hooks=hooks))
+        async with serving(app) as url:
             statuses = await asyncio.to_thread(fuzz, url)
             trained = (await rested(url))["groups"]["trained"]
         status = (await server.get("/status?steps=0")).json()
     assert (status["pool"]["running_episodes"], status["waiting_claims"]) == (0, 0)
     assert status["pool"]["completed_episodes"] == trained * JOB.num_repeat > 0
-    assert set(statuses) == {f"{one.method} {one.path}" for one in OPERATIONS}
+    assert set(statuses) == routes_of(app)
     # it was not all refused at the door; there is no file to read again
     assert {label for label, seen in statuses.items() if 200 not in seen} == {"POST /admin/reload"}
 
@@ -249,10 +279,11 @@ async def test_before_an_upstream() -> None:
     upstream = Starlette(routes=[Route("/v1/{path:path}", answer, methods=["GET", "POST", "DELETE"])])
     async with serving(upstream) as address:
         config = GatewayConfig(swarm_url=None, upstream={"base_url": f"{address}/v1"}, model_aliases=[MODEL])
-        async with serving(create_app(config)) as url:
+        app = create_app(config)
+        async with serving(app) as url:
             statuses = await asyncio.to_thread(fuzz, url)
             await rested(url)
-    assert set(statuses) == {f"{one.method} {one.path}" for one in OPERATIONS}
+    assert set(statuses) == routes_of(app)
     # what an upstream answers is no group: nothing is to be said of it, and no session begins
     ours = {"POST /admin/reload", "POST /v1/feedback", "POST /v1/sessions/{id}/end"}
     assert {label for label, seen in statuses.items() if 200 not in seen} == ours

@@ -40,7 +40,7 @@ async def answered(
 ) -> tuple[str, httpx.Response]:
     """One request that is answered and settled; with the name of its hook."""
     hooks = write_hooks(tmp_path / "hooks", reward)
-    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks), warm_groups=0, **settings)
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks), **settings)
     async with (
         listening(create_app(config)) as url,
         httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,

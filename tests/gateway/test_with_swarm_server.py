@@ -45,7 +45,6 @@ async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.Async
         swarm_url=str(rig.client.base_url),
         hooks=str(write_hooks(tmp_path / "hooks")),
         acknowledge_seconds=5.0,
-        warm_groups=0,
     )
     async with (
         listening(create_app(config)) as url,

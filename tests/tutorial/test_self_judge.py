@@ -64,7 +64,7 @@ async def test_the_served_model_judges_its_own_answers_and_learns_only_from_thos
     assert judge["options"]["endpoint"]["base_url"].endswith(":10086/v1")
     judge["options"]["endpoint"]["base_url"] = f"{rig.client.base_url}/v1".replace("//v1", "/v1")
     (tmp_path / "hooks.yaml").write_text(yaml.safe_dump({"parts": [gate, judge]}))
-    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(tmp_path / "hooks.yaml"), warm_groups=0)
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(tmp_path / "hooks.yaml"))
     async with (
         listening(create_app(config)) as url,
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as http,

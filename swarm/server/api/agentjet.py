@@ -1,11 +1,11 @@
-"""Routes that only AgentJet's clients and monitors ask for, and those of its trainer.
+"""Routes that only AgentJet's clients and monitors use, and those of its trainer.
 
-Invariant: the names of other callers' episodes are told in full only to callers that may do anything (see
-:func:`sees_uuids`); what belongs to AgentJet's own trainer is refused and changes nothing.
+Invariant: names of other callers' episodes are given in full only to callers that may do anything (see
+:func:`sees_uuids`); requests of AgentJet's own trainer are refused and change nothing.
 
-AgentJet's trainer registers episodes and reports its state over HTTP. The engine here is driven by this server over its
-own link (:mod:`swarm.link`), and episodes are made when they are claimed, so a trainer of AgentJet's cannot be plugged
-in: an answer of success would let it wait for ever.
+AgentJet's trainer registers episodes and reports its state over HTTP. Here the server drives the engine over its own
+link (:mod:`swarm.link`), and claims create the episodes, so AgentJet's trainer cannot be plugged in: if it were
+answered with success, it would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
-from swarm.errors import ConflictError
-from swarm.http.asgi import read_model
+from swarm.errors import ConflictError, SwarmGatewayError
 from swarm.protocol import (
     ActiveSwarmClient,
     BoolResponse,
@@ -30,13 +29,14 @@ from swarm.protocol import (
     IsEpisodeClaimedRequest,
     PoolInformation,
     PushVerboseLogRequest,
+    RefusedResponse,
     ServerExperimentDirResponse,
     SuccessResponse,
     SwarmClientInstruction,
     VerboseLogsResponse,
 )
-from swarm.server.api.responses import answer
-from swarm.server.auth import Caller
+from swarm.server.auth.callers import Caller
+from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.verbose import VerboseLog
@@ -44,9 +44,9 @@ from swarm.server.episodes.episode import Episode
 from swarm.server.monitor import idle_seconds, shown_uuid
 from swarm.states import EngineState
 
-#: Its clients of March and April 2026 keep for 0.5 s what they were told of the engine's state.
+#: Its clients of March and April 2026 cache the engine's state for 0.5 s.
 REMEMBERED_SECONDS = 0.6
-#: Its clients look each 5 s, at a state that is a moment old, whether the sync that they agreed to has begun.
+#: Every 5 s its clients check, in a slightly old state, whether the sync that they agreed to has begun.
 SHOWN_SECONDS = 7.0
 
 #: Paths that AgentJet's trainer posts to.
@@ -59,10 +59,10 @@ TRAINER_PATHS = (
 
 
 class StateShown:
-    """The engine's state as AgentJet's clients must be told it (``/get_engine_status``), for they look at it seldom.
+    """The engine's state as AgentJet's clients must see it (``/get_engine_status``), because they poll it rarely.
 
-    A sync that clients agreed to is shown for :data:`SHOWN_SECONDS` after its end, though the engine may roll again, or
-    be done: else a client that agreed would wait for ever. Who takes it for true only claims later.
+    A sync that clients agreed to is shown for :data:`SHOWN_SECONDS` after its end, even if the engine rolls again or is
+    done: otherwise a client that agreed would wait for ever. Whoever believes it merely claims later.
     """
 
     def __init__(self, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,35 +80,39 @@ class StateShown:
         return status
 
     def until_forgotten(self) -> float:
-        """Seconds until no client takes the engine for OFFLINE any more because it was told so before."""
+        """Seconds until no client still has OFFLINE in its cache."""
         return max(0.0, self._offline_told + REMEMBERED_SECONDS - self._clock())
 
 
 @dataclass(frozen=True)
 class AgentJetRoutes:
-    """What AgentJet's client asks beside claims and ends."""
+    """What AgentJet's client needs beside claims and ends."""
 
     config: ServerConfig
     controller: Controller
     log: VerboseLog
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
+        always = {409: "always"}
         return [
-            Route("/get_current_batch_rollout_pool_information", self.pool_information, methods=["GET"]),
-            Route("/get_episode_buffer", self.get_episode_buffer, methods=["POST"]),
-            Route("/is_episode_claimed", self.is_episode_claimed, methods=["POST"]),
-            Route("/get_server_experiment_dir", self.get_server_experiment_dir, methods=["GET"]),
-            Route("/push_verbose_log", self.push_verbose_log, methods=["POST"]),
-            Route("/get_verbose_logs", self.get_verbose_logs, methods=["GET"]),
-            *(Route(path, self.trainer, methods=["POST"]) for path in TRAINER_PATHS),
+            ControlRoute("GET", "/get_current_batch_rollout_pool_information", self.pool_information, "read"),
+            # it shows the ids of everyone's episodes, and whoever knows an episode's id may end it
+            ControlRoute("POST", "/get_episode_buffer", self.get_episode_buffer, "admin"),
+            ControlRoute("POST", "/is_episode_claimed", self.is_episode_claimed, "claim"),
+            ControlRoute("GET", "/get_server_experiment_dir", self.get_server_experiment_dir, "read"),
+            ControlRoute("POST", "/push_verbose_log", self.push_verbose_log, "admin"),
+            ControlRoute("GET", "/get_verbose_logs", self.get_verbose_logs, "read"),
+            *(ControlRoute("POST", path, self.trainer, "admin", refusals=always) for path in TRAINER_PATHS),
         ]
 
-    async def pool_information(self, request: Request) -> Response:
-        return answer(pool_information(self.controller, whole_uuids=sees_uuids(request)))
+    async def pool_information(self, request: Request) -> PoolInformation:
+        """What the current batch has and still needs."""
+        return pool_information(self.controller, whole_uuids=sees_uuids(request))
 
-    async def get_episode_buffer(self, request: Request) -> Response:
+    async def get_episode_buffer(self) -> EpisodeBufferResponse:
+        """The running episodes."""
         if not self.controller.has_job:
-            return answer(EpisodeBufferResponse(buffer=[]))
+            return EpisodeBufferResponse(buffer=[])
         wall, now = time.time(), time.monotonic()
         buffer = [
             BufferedEpisode(
@@ -123,26 +127,28 @@ class AgentJetRoutes:
             )
             for episode in self.controller.pool.episodes
         ]
-        return answer(EpisodeBufferResponse(buffer=buffer))
+        return EpisodeBufferResponse(buffer=buffer)
 
-    async def is_episode_claimed(self, request: Request) -> Response:
-        wanted = await read_model(request, IsEpisodeClaimedRequest, self.config.max_body_bytes)
-        claimed = self.controller.has_job and self.controller.pool.is_running(wanted.episode_uuid)
-        return answer(BoolResponse(success=claimed))
+    async def is_episode_claimed(self, wanted: IsEpisodeClaimedRequest) -> BoolResponse:
+        """Whether an episode runs."""
+        return BoolResponse(success=self.controller.has_job and self.controller.pool.is_running(wanted.episode_uuid))
 
-    async def get_server_experiment_dir(self, request: Request) -> Response:
+    async def get_server_experiment_dir(self) -> ServerExperimentDirResponse:
+        """The run folder."""
         folder = str(self.config.run_dir.absolute()) if self.controller.has_job else None
-        return answer(ServerExperimentDirResponse(server_experiment_dir=folder))
+        return ServerExperimentDirResponse(server_experiment_dir=folder)
 
-    async def push_verbose_log(self, request: Request) -> Response:
-        wanted = await read_model(request, PushVerboseLogRequest, self.config.max_body_bytes)
+    async def push_verbose_log(self, wanted: PushVerboseLogRequest) -> SuccessResponse:
+        """Show a line in the monitor for half a minute."""
         self.log.push(wanted.tag, wanted.message)
-        return answer(SuccessResponse(success=True))
+        return SuccessResponse(success=True)
 
-    async def get_verbose_logs(self, request: Request) -> Response:
-        return answer(VerboseLogsResponse(entries=self.log.entries()))
+    async def get_verbose_logs(self) -> VerboseLogsResponse:
+        """The lines that the monitor shows now."""
+        return VerboseLogsResponse(entries=self.log.entries())
 
     async def trainer(self, request: Request) -> Response:
+        """Refused: for AgentJet's own trainer."""
         raise ConflictError(
             f"{request.url.path} is for AgentJet's own trainer; this server drives its engine over a link of its own: "
             "sync a job (POST /sync_train_config) and start it (POST /start_engine)",
@@ -150,15 +156,20 @@ class AgentJetRoutes:
         )
 
 
+def refused(exc: SwarmGatewayError, status: int) -> Response:
+    """A refusal in AgentJet's words."""
+    body = RefusedResponse(success=False, error=exc.message, code=exc.code or "refused")
+    return Response(body.model_dump_json(), status, {"x-should-retry": "false"}, media_type="application/json")
+
+
 def sees_uuids(request: Request) -> bool:
-    """Whether the caller may know the names of all episodes: whoever knows one and has a token to claim, this one or
-    another, may end it."""
+    """Whether the caller may see the ids of all episodes: whoever knows one, and has any token to claim, may end it."""
     caller: Caller = request.scope["caller"]
     return caller.may("admin")
 
 
 def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInformation:
-    """The pool's counts and, in the shapes of AgentJet's monitor, what is behind them; before a job there are none."""
+    """The pool's counts and their details, in the shapes of AgentJet's monitor; without a job, the engine's state."""
     status = controller.engine_status()
     if not controller.has_job:
         return PoolInformation(engine_status=str(status.engine_status), global_step=status.global_step)
@@ -190,7 +201,7 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
             "completed_tasks_details": details,
             "completed_tasks_rewards": rewards,
             "completed_tasks_client_uuids": clients,
-            # its client takes null, not an empty mapping, as «none runs»
+            # its client reads null, not an empty mapping, as «none runs»
             "running_episode_details": running or None,
             "engine_status": str(status.engine_status),
             "global_step": status.global_step,
@@ -213,7 +224,7 @@ def _active_clients(controller: Controller) -> list[ActiveSwarmClient]:
 
 
 def _running_details(episode: Episode, now: float) -> dict[str, str]:
-    # its client's model takes nothing but strings here
+    # its client's model takes only strings here
     return {
         "episode_status": str(episode.state),
         "time_since_last_activity": f"{idle_seconds(episode, now):.1f}s",

@@ -1,7 +1,7 @@
 """``/sync_train_code``: training code that an admin sends, for the next engine to import.
 
-Invariant: this runs what it is sent, by design; so it is off unless the operator turned it on, needs the admin scope
-(:mod:`swarm.server.auth.scopes`), and changes nothing under a running engine. It answers in AgentJet's words.
+Invariant: the engine runs what is sent here, by design; so this is off unless the operator turned it on, needs the
+admin scope, and changes nothing under a running engine. It answers in AgentJet's words.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import ClassVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
-from swarm.errors import ConflictError, ForbiddenError, PayloadTooLargeError, RequestError, SwarmGatewayError
+from swarm.errors import ConflictError, ForbiddenError, SwarmGatewayError
+from swarm.http.asgi import read_body
 from swarm.protocol import RefusedResponse, SyncTrainCodeResponse
-from swarm.server.api.responses import answer
+from swarm.server.api.agentjet import refused
+from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
@@ -26,45 +28,56 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
-#: how long the archive may take to arrive
-_UPLOAD_SECONDS = 300.0
+PATH = "/sync_train_code"
+_ZIP = "application/zip"
 
 
 @dataclass(frozen=True)
 class CodeRoutes:
     """``/sync_train_code``. ``BODY_TYPES`` is what :class:`~swarm.http.guard.JsonBodies` must let through to it."""
 
-    BODY_TYPES: ClassVar[Mapping[str, str]] = {"/sync_train_code": "application/zip"}
+    BODY_TYPES: ClassVar[Mapping[str, str]] = {PATH: _ZIP}
 
     config: ServerConfig
     controller: Controller
     snapshots: Snapshots
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def routes(self) -> list[Route]:
-        return [Route("/sync_train_code", self.sync_train_code, methods=["POST"])]
+    def routes(self) -> list[BaseRoute]:
+        content = {_ZIP: {"schema": {"type": "string", "format": "binary"}}}
+        return [
+            ControlRoute(
+                "POST",
+                PATH,
+                self.sync_train_code,
+                "admin",
+                refused=RefusedResponse,
+                refusals={500: "the code cannot be stored"},
+                extra={"requestBody": {"required": True, "content": content}},
+                response_model=SyncTrainCodeResponse,
+            )
+        ]
 
-    async def sync_train_code(self, request: Request) -> Response:
+    async def sync_train_code(self, request: Request) -> SyncTrainCodeResponse | Response:
+        """Take code, as a zip, that the next engine imports first."""
         try:
-            return answer(await self._sync(request))
+            return await self._sync(request)
         except ClientDisconnect:
             return Response(status_code=499)
         except SwarmGatewayError as exc:
-            # "not OFFLINE" is 400 to AgentJet's client
-            status = 400 if isinstance(exc, ConflictError) else exc.status
-            refused = RefusedResponse(success=False, error=exc.message, code=exc.code or "refused")
-            return answer(refused, status=status, headers={"x-should-retry": "false"})
+            # AgentJet's client expects 400 for "not OFFLINE"
+            return refused(exc, 400 if isinstance(exc, ConflictError) else exc.status)
 
     async def _sync(self, request: Request) -> SyncTrainCodeResponse:
         if not self.config.allow_code_sync:
             raise ForbiddenError(
-                "code sync is off, for whoever may send code can run anything on the trainer's machines: to allow it "
-                "to admins, set `allow_code_sync: true` in the swarm server's configuration, or "
+                "code sync is off, because whoever may send code can run anything on the trainer's machines: to allow "
+                "it to admins, set `allow_code_sync: true` in the swarm server's configuration, or "
                 "SWARM_ALLOW_CODE_SYNC=true in its environment, and restart it",
                 code="code_sync_disabled",
             )
         self._check_offline()
-        archive = await _read(request, self.snapshots.limits.max_archive_bytes)
+        archive = bytes(await read_body(request.scope, request.receive))
         async with self._one_at_a_time:
             try:
                 snapshot = await asyncio.to_thread(self.snapshots.add, archive)
@@ -83,24 +96,3 @@ class CodeRoutes:
                 f"the engine is {self.controller.state}: stop it (POST /stop_engine) before you change its code",
                 code="engine_not_offline",
             )
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    too_large = PayloadTooLargeError(
-        f"the archive is larger than the limit of {limit} bytes: leave out data, checkpoints and environments"
-    )
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_UPLOAD_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise too_large
-    except TimeoutError as exc:
-        error = RequestError(f"the archive did not arrive within {_UPLOAD_SECONDS:g} s", code="upload_timeout")
-        error.status = 408
-        raise error from exc
-    return bytes(body)

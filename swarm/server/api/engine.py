@@ -1,71 +1,128 @@
-"""Routes of the engine: its configuration, start, stop and status.
+"""Routes of the engine and of the whole server's status.
 
-Invariant: a command that cannot be carried out answers with an error that says what to do, never 200. It is
-OpenAI-shaped but for one: a job synced too late is answered in AgentJet's words.
+Invariant: a command that cannot be carried out is answered with an error that says what to do, never with a 200. The
+error is OpenAI-shaped with one exception: a job synced too late is refused in AgentJet's words. Names of episodes are
+given in full only to callers that may do anything.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Annotated, Any
 
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from swarm.agentjet import read_job
 from swarm.errors import ConflictError
-from swarm.http.asgi import read_model
-from swarm.protocol import RefusedResponse, StartEngineResponse, SuccessResponse, SyncTrainConfigRequest
-from swarm.server.api.agentjet import StateShown
-from swarm.server.api.responses import answer
-from swarm.server.config import ServerConfig
+from swarm.protocol import (
+    EngineStatus,
+    RefusedResponse,
+    ServerStatus,
+    StartEngineResponse,
+    SuccessResponse,
+    SyncTrainConfigRequest,
+)
+from swarm.server.api.agentjet import StateShown, refused, sees_uuids
+from swarm.server.auth.scopes import ControlRoute
+from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.engine.controller import Controller
+from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.engine.supervisor import Supervisor, check_model
+from swarm.server.monitor import EPISODES, Monitor
+from swarm.states import EngineState
 
 MAX_WAIT = 60.0
+MAX_EPISODES = 10_000
+#: why a route that changes what is on disk may be refused for now
+BACKLOG = "the journal or the engine cannot take it now; `retry-after` says when to come back"
 
 
 @dataclass(frozen=True)
 class EngineRoutes:
-    """``/sync_train_config``, ``/start_engine``, ``/stop_engine`` and ``/get_engine_status``."""
+    """``/sync_train_config``, ``/start_engine``, ``/stop_engine``, ``/get_engine_status`` and ``/status``."""
 
-    config: ServerConfig
     controller: Controller
     supervisor: Supervisor
     shown: StateShown
+    monitor: Monitor
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
+        backlog = {503: BACKLOG}
+        not_startable = {409: "there is no job, or the engine is not OFFLINE"}
         return [
-            Route("/sync_train_config", self.sync_train_config, methods=["POST"]),
-            Route("/start_engine", self.start_engine, methods=["POST"]),
-            Route("/stop_engine", self.stop_engine, methods=["POST"]),
-            Route("/get_engine_status", self.get_engine_status, methods=["GET"]),
+            ControlRoute(
+                "POST",
+                "/sync_train_config",
+                self.sync_train_config,
+                "admin",
+                refused=RefusedResponse,
+                refusals=backlog,
+                response_model=SuccessResponse,
+            ),
+            ControlRoute("POST", "/start_engine", self.start_engine, "admin", refusals=not_startable | backlog),
+            ControlRoute("POST", "/stop_engine", self.stop_engine, "admin", refusals=backlog),
+            ControlRoute("GET", "/get_engine_status", self.get_engine_status, "read"),
+            ControlRoute("GET", "/status", self.status, "read", response_model=ServerStatus),
         ]
 
-    async def sync_train_config(self, request: Request) -> Response:
-        wanted = await read_model(request, SyncTrainConfigRequest, self.config.max_body_bytes)
+    async def sync_train_config(self, wanted: SyncTrainConfigRequest) -> SuccessResponse | Response:
+        """Take a training job (ours or AgentJet's, as YAML) for the next start."""
         job = read_job(wanted.yaml_as_string)
         check_model(job)
         try:
             self.controller.sync_job(job)
         except ConflictError as exc:
-            refused = RefusedResponse(success=False, error=exc.message, code=exc.code or "conflict")
-            return answer(refused, status=400, headers={"x-should-retry": "false"})
+            return refused(exc, 400)
         await self.controller.synced()
-        return answer(SuccessResponse(success=True))
+        return SuccessResponse(success=True)
 
-    async def start_engine(self, request: Request) -> Response:
+    async def start_engine(self) -> StartEngineResponse:
+        """Start the engine with the synced job."""
         pid = await self.supervisor.start()
-        # the state that AgentJet's client looks at next must not be the one from before the start
+        # AgentJet's client must not see the state from before the start when it looks next
         await asyncio.sleep(self.shown.until_forgotten())
-        return answer(StartEngineResponse(success=True, pid=pid))
+        return StartEngineResponse(success=True, pid=pid)
 
-    async def stop_engine(self, request: Request) -> Response:
+    async def stop_engine(self) -> SuccessResponse:
+        """Stop the engine."""
         await self.supervisor.stop(for_good=True)
         await self.controller.synced()
-        return answer(SuccessResponse(success=True))
+        return SuccessResponse(success=True)
 
-    async def get_engine_status(self, request: Request) -> Response:
-        exact = "exact" in request.query_params
-        return answer(self.controller.engine_status() if exact else self.shown.status())
+    async def get_engine_status(
+        self, exact: Annotated[str | None, Query(description="`1`: the state as it is")] = None
+    ) -> EngineStatus:
+        """State of the engine, for AgentJet's clients.
+
+        It stays WEIGHT_SYNCING for some seconds after clients agreed to a sync.
+        """
+        return self.shown.status() if exact is None else self.controller.engine_status()
+
+    async def status(
+        self,
+        request: Request,
+        wait_state: Annotated[list[EngineState], Query(description="wait for one of these states, or OFFLINE")] = [],  # noqa: B006 - FastAPI copies it
+        after_change: Annotated[int | None, Query(description="wait until `engine_changes` is another number")] = None,
+        wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT, description="wait at most this long")] = 0.0,
+        steps: Annotated[int, Query(ge=0, le=MAX_STEPS, description="at most this many recent steps")] = MAX_STEPS,
+        episodes: Annotated[
+            int, Query(ge=0, le=MAX_EPISODES, description="at most this many running episodes")
+        ] = EPISODES,
+    ) -> ServerStatus | Response:
+        """Everything that a monitor shows, now or once something has changed."""
+        waiting: Coroutine[Any, Any, Any] | None = None
+        if wait_state and wait_seconds:
+            waiting = self.controller.wait_for_state(wait_state, wait_seconds)
+        elif after_change is not None and wait_seconds:
+            waiting = self.controller.wait_for_change(after_change, wait_seconds)
+        if waiting is not None:
+            try:
+                await until_gone(request.receive, waiting)
+            except ClientGoneError:
+                return Response(status_code=499)
+        return self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))

@@ -1,6 +1,6 @@
 """Routes of episodes: claim, end, abort, agree.
 
-Invariant: what an answer tells is on disk; claims with a key, ends and aborts may be repeated; a claim whose caller
+Invariant: what a response says is on disk; claims with a key, ends and aborts may be repeated; a claim whose caller
 left while it waited leaves nothing behind.
 """
 
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from swarm.errors import ConflictError, NotFoundError
-from swarm.http.asgi import base_url
+from swarm.http.asgi import header
 from swarm.protocol import (
     AbortEpisodeRequest,
     AgreeSyncWeightRequest,
+    AgreeSyncWeightResponse,
     CanContinueResponse,
     ClaimedEpisode,
     ClaimEpisodeRequest,
@@ -31,88 +33,106 @@ from swarm.protocol import (
     SuccessResponse,
     WithdrawClaimRequest,
 )
-from swarm.server.api.responses import OfClientT, answer, read_as_client
-from swarm.server.auth import ClientNames
+from swarm.server.api.engine import BACKLOG
+from swarm.server.auth.callers import ClientNames
+from swarm.server.auth.scopes import ControlRoute
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.endings import DELETED
-from swarm.server.episodes.episode import Claim, ClaimWish, Grant
+from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.server.meters import Meters
 from swarm.states import EngineState
 
 _GONE = "the caller is gone"
 
 
+class _OfClient(Protocol):
+    @property
+    def client_uuid(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class EpisodeRoutes:
     """``/claim_*``, ``/withdraw_claim``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode`` and
-    ``/agree_sync_weight``."""
+    ``/agree_sync_weight``; callers act only for clients that are theirs."""
 
     config: ServerConfig
     controller: Controller
     meters: Meters
     names: ClientNames
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
+        claims = {409: "an idempotency key of another claim", 503: BACKLOG}
+        not_yours = {404: "no such episode, or it is another client's"}
+        ends = not_yours | {409: "too late: the code says how the episode had ended", 503: BACKLOG}
+        no_job = {409: "there is no training job yet"}
         return [
-            Route("/claim_episode", self.claim_episode, methods=["POST"]),
-            Route("/claim_group", self.claim_group, methods=["POST"]),
-            Route("/withdraw_claim", self.withdraw_claim, methods=["POST"]),
-            Route("/end_episode", self.end_episode, methods=["POST"]),
-            Route("/end_group", self.end_group, methods=["POST"]),
-            Route("/abort_episode", self.abort_episode, methods=["POST"]),
-            Route("/can_continue_episode", self.can_continue_episode, methods=["POST"]),
-            Route("/agree_sync_weight", self.agree_sync_weight, methods=["POST"]),
+            ControlRoute("POST", "/claim_episode", self.claim_episode, "claim", refusals=claims),
+            ControlRoute("POST", "/claim_group", self.claim_group, "claim", refusals=claims),
+            ControlRoute(
+                "POST",
+                "/end_episode",
+                self.end_episode,
+                "claim",
+                refusals=ends,
+                refused=LateEndResponse,
+                response_model=SuccessResponse,
+            ),
+            ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
+            ControlRoute("POST", "/withdraw_claim", self.withdraw_claim, "claim"),
+            ControlRoute("POST", "/abort_episode", self.abort_episode, "claim", refusals={503: BACKLOG}),
+            ControlRoute("POST", "/can_continue_episode", self.can_continue_episode, "claim", refusals=no_job),
+            ControlRoute(
+                "POST", "/agree_sync_weight", self.agree_sync_weight, "claim", refusals=no_job | {503: BACKLOG}
+            ),
         ]
 
-    async def claim_episode(self, request: Request) -> Response:
-        wanted = await self._read(request, ClaimEpisodeRequest)
+    async def claim_episode(self, request: Request, wanted: ClaimEpisodeRequest) -> ClaimEpisodeResponse:
+        """Claim an episode."""
         grant = await self._claim(request, wanted, 1, as_group=False)
         if isinstance(grant, str):
-            return answer(ClaimEpisodeResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant))
+            return ClaimEpisodeResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant)
         (claim,) = grant.claims
-        return answer(
-            ClaimEpisodeResponse(
-                success=True,
-                client_uuid=wanted.client_uuid,
-                episode_uuid=claim.episode_uuid,
-                openai_base_url=_episode_url(request, claim),
-                openai_api_key=claim.key,
-            )
+        return ClaimEpisodeResponse(
+            success=True,
+            client_uuid=wanted.client_uuid,
+            episode_uuid=claim.episode_uuid,
+            openai_base_url=f"{_reached_at(request)}/episodes/{claim.episode_uuid}/v1",
+            openai_api_key=claim.key,
         )
 
-    async def claim_group(self, request: Request) -> Response:
-        wanted = await self._read(request, ClaimGroupRequest)
+    async def claim_group(self, request: Request, wanted: ClaimGroupRequest) -> ClaimGroupResponse:
+        """Claim several episodes of one task, all or none."""
         grant = await self._claim(request, wanted, wanted.count, as_group=True)
         if isinstance(grant, str):
-            return answer(ClaimGroupResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant))
-        episodes = [
-            ClaimedEpisode(
-                episode_uuid=claim.episode_uuid,
-                openai_base_url=_episode_url(request, claim),
-                openai_api_key=claim.key,
-            )
-            for claim in grant.claims
-        ]
-        return answer(
-            ClaimGroupResponse(
-                success=True,
-                client_uuid=wanted.client_uuid,
-                episodes=episodes,
-                group_uuid=grant.group_uuid,
-                openai_base_url=f"{base_url(request)}groups/{grant.group_uuid}/v1",
-                openai_api_key=grant.group_key,
-            )
+            return ClaimGroupResponse(success=False, client_uuid=wanted.client_uuid, fail_cause=grant)
+        server = _reached_at(request)
+        return ClaimGroupResponse(
+            success=True,
+            client_uuid=wanted.client_uuid,
+            episodes=[
+                ClaimedEpisode(
+                    episode_uuid=claim.episode_uuid,
+                    openai_base_url=f"{server}/episodes/{claim.episode_uuid}/v1",
+                    openai_api_key=claim.key,
+                )
+                for claim in grant.claims
+            ],
+            group_uuid=grant.group_uuid,
+            openai_base_url=f"{server}/groups/{grant.group_uuid}/v1",
+            openai_api_key=grant.group_key,
         )
 
-    async def withdraw_claim(self, request: Request) -> Response:
-        wanted = await self._read(request, WithdrawClaimRequest)
+    async def withdraw_claim(self, request: Request, wanted: WithdrawClaimRequest) -> SuccessResponse:
+        """Cancel a claim that waits; always succeeds."""
+        self._check_client(request, wanted)
         await self.controller.withdraw_claim(wanted.client_uuid, wanted.idempotency_key)
-        return answer(SuccessResponse(success=True))
+        return SuccessResponse(success=True)
 
-    async def end_episode(self, request: Request) -> Response:
-        wanted = await self._read(request, EndEpisodeRequest)
+    async def end_episode(self, request: Request, wanted: EndEpisodeRequest) -> SuccessResponse | Response:
+        """End an episode with its reward."""
+        self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
         try:
             dropped = await self.controller.end(
@@ -121,44 +141,59 @@ class EpisodeRoutes:
         except ConflictError as exc:
             if key or exc.code != DELETED:
                 raise
-            # AgentJet's client names no ends, and takes these words for «go on» but every other error for «run the
-            # task once more»
+            # AgentJet's client sends no keys; it reads these words as «go on», and every other error as «run the task
+            # once more»
             detail = f"{EngineState.WEIGHT_SYNCING}: {exc.message}"
             late = LateEndResponse(success=False, error=exc.message, code=DELETED, detail=detail)
-            return answer(late, status=400, headers={"x-should-retry": "false"})
+            return Response(late.model_dump_json(), 400, {"x-should-retry": "false"}, media_type="application/json")
         return _ended(dropped)
 
-    async def end_group(self, request: Request) -> Response:
-        wanted = await self._read(request, EndGroupRequest)
+    async def end_group(self, request: Request, wanted: EndGroupRequest) -> SuccessResponse:
+        """End several episodes of one task in one transition."""
+        self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
         return _ended(
             await self.controller.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
         )
 
-    async def abort_episode(self, request: Request) -> Response:
-        wanted = await self._read(request, AbortEpisodeRequest)
+    async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
+        """Give an episode up; always succeeds."""
+        self._check_client(request, wanted)
         try:
             note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.metadata)
         except NotFoundError as exc:
-            # whoever aborts wants to be rid of it: an error would only have the client try again
+            # the caller wants to be rid of it: an error would only make it try again
             note = exc.message
-        return answer(SuccessResponse(success=True, error=note or None))
+        return SuccessResponse(success=True, error=note or None)
 
-    async def can_continue_episode(self, request: Request) -> Response:
-        wanted = await self._read(request, EpisodeRequest)
+    async def can_continue_episode(self, request: Request, wanted: EpisodeRequest) -> CanContinueResponse:
+        """Whether an episode is still this client's to run."""
+        self._check_client(request, wanted)
         mine = await self.controller.can_continue(wanted.client_uuid, wanted.episode_uuid)
-        return answer(CanContinueResponse(can_continue=mine))
+        return CanContinueResponse(can_continue=mine)
 
-    async def agree_sync_weight(self, request: Request) -> Response:
-        wanted = await self._read(request, AgreeSyncWeightRequest)
-        return answer(await self.controller.agree(wanted.client_uuid))
+    async def agree_sync_weight(self, request: Request, wanted: AgreeSyncWeightRequest) -> AgreeSyncWeightResponse:
+        """Say that this client has no more for the current batch."""
+        self._check_client(request, wanted)
+        return await self.controller.agree(wanted.client_uuid)
 
-    async def _read(self, request: Request, model: type[OfClientT]) -> OfClientT:
-        """The body of a request, whose caller may act for the client that it names."""
-        return await read_as_client(request, model, self.config.max_body_bytes, self.names)
+    def _check_client(self, request: Request, wanted: _OfClient) -> None:
+        """Raise :class:`ForbiddenError` if the client that a request names is another token's."""
+        self.names.check(request.scope["caller"], wanted.client_uuid)
 
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
-        wish = wish_for(wanted, self.config, count, as_group=as_group)
+        self._check_client(request, wanted)
+        wish = ClaimWish(
+            client_uuid=wanted.client_uuid,
+            episode_type=wanted.episode_type,
+            idle_timeout=wanted.discard_episode_timeout,
+            max_seconds=wanted.max_episode_seconds or self.config.max_episode_seconds,
+            episodes=count,
+            as_group=as_group,
+            claim_key=wanted.idempotency_key or "",
+            throttle=wanted.throttle_policy,
+            standby=wanted.standby,
+        )
         came = time.monotonic()
         try:
             outcome = await self.controller.claim(wish, wanted.wait_seconds, request.receive)
@@ -169,30 +204,16 @@ class EpisodeRoutes:
         return outcome
 
 
-def wish_for(wanted: ClaimEpisodeRequest, config: ServerConfig, count: int = 1, *, as_group: bool = False) -> ClaimWish:
-    """What a body asks for."""
-    return ClaimWish(
-        client_uuid=wanted.client_uuid,
-        episode_type=wanted.episode_type,
-        idle_timeout=wanted.discard_episode_timeout,
-        max_seconds=wanted.max_episode_seconds or config.max_episode_seconds,
-        episodes=count,
-        as_group=as_group,
-        claim_key=wanted.idempotency_key or "",
-        throttle=wanted.throttle_policy,
-        standby=wanted.standby,
-    )
+def _ended(dropped: str) -> SuccessResponse:
+    """The response to an end that is accepted, though perhaps nothing of it is trained."""
+    return SuccessResponse(success=True, error=f"not trained: {dropped}" if dropped else None)
 
 
-def not_trained(dropped: str) -> str | None:
-    """The ``error`` of an end that is accepted (``success``), though nothing of it is trained."""
-    return f"not trained: {dropped}" if dropped else None
-
-
-def _ended(dropped: str) -> Response:
-    return answer(SuccessResponse(success=True, error=not_trained(dropped)))
-
-
-def _episode_url(request: Request, claim: Claim) -> str:
-    # the address under which this caller reached us is the one that it can reach again
-    return f"{base_url(request)}episodes/{claim.episode_uuid}/v1"
+def _reached_at(request: Request) -> str:
+    """The address by which this caller reached us, so that it can reach it again; without a slash at its end."""
+    scope = request.scope
+    host = header(scope["headers"], b"host")
+    if host is None:
+        return str(request.base_url).rstrip("/")
+    # parsing it into an URL would take as long as the claim
+    return f"{scope['scheme']}://{host.decode('latin-1')}{scope.get('root_path', '')}"

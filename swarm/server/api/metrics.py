@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute
 
 from swarm.http.exposition import counter, exposition, gauge
 from swarm.protocol import JournalStatus, ServerStatus
+from swarm.server.auth.scopes import ControlRoute
 from swarm.server.monitor import Monitor
 from swarm.states import EngineState
 
@@ -27,11 +27,12 @@ class MetricsRoutes:
 
     monitor: Monitor
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         self.monitor.meters.registry.register(ServerCollector(self.monitor))
-        return [Route("/metrics", self.metrics, methods=["GET"])]
+        return [ControlRoute("GET", "/metrics", self.metrics, "read", response_class=PlainTextResponse)]
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self) -> Response:
+        """Counters for Prometheus."""
         return exposition(self.monitor.meters.registry)
 
 

@@ -1,6 +1,6 @@
 """The engine without episodes: ``/v1/...`` as vLLM answers it, for callers with a token of the scope ``claim``.
 
-Invariant: nothing that is sampled here is recorded or trained, and it is sampled as the caller asks; nobody waits for
+Invariant: nothing that is sampled here is recorded or trained, and it is sampled as the caller asks; no call waits for
 an engine that sleeps.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects.jsons import encode
@@ -21,14 +21,19 @@ from adapters.dialects.sse import DONE, encode_event
 from swarm.cards import model_list
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError
 from swarm.http.asgi import error_response, read_json
+from swarm.http.routes import OpenAIBody
+from swarm.server.auth.scopes import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.dataplane import replicas
 from swarm.server.dataplane.calls import Nobody
 from swarm.server.dataplane.relaying import RelayedCall
 from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, POLICY_VERSION, DataPlane
 
-#: vLLM's addresses that are passed on as they are.
+#: vLLM's addresses that are passed on as they are
 RELAYED_PATHS = ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+
+_SAMPLES = {"5XX": "the engine failed the call, or none serves now"}
+_NO_JOB = {503: "there is no training job"}
 
 
 @dataclass(frozen=True)
@@ -37,23 +42,34 @@ class ServingRoutes:
 
     plane: DataPlane
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
+        body = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+        streams = {"responses": {"200": {"content": {"application/json": {}, "text/event-stream": {}}}}}
         return [
-            Route("/v1/chat/completions", self.plane.unrecorded_chat_completions, methods=["POST"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
-            *(Route(path, self.relay, methods=["POST"]) for path in RELAYED_PATHS),
+            ControlRoute("POST", "/v1/chat/completions", self.chat, "claim", refusals=_SAMPLES, extra=body | streams),
+            *(
+                ControlRoute("POST", path, self.relay, "claim", refusals=_SAMPLES, extra=body | streams)
+                for path in RELAYED_PATHS
+            ),
+            ControlRoute("GET", "/v1/models", self.models, "read", refusals=_NO_JOB),
+            ControlRoute("GET", "/v1/models/{name:path}", self.model, "read", refusals=_NO_JOB),
         ]
 
-    async def models(self, request: Request) -> Response:
-        return JSONResponse(model_list([self._card()]))
+    async def chat(self, request: Request) -> Response:
+        """The engine without an episode: like vLLM's, never recorded and never trained."""
+        return await self.plane.unrecorded_chat_completions(request)
 
-    async def model(self, request: Request) -> Response:
-        card, name = self._card(), request.path_params["name"]
+    async def models(self) -> OpenAIBody:
+        """The model that is served."""
+        return OpenAIBody.model_validate(model_list([self._card()]))
+
+    async def model(self, name: str) -> OpenAIBody:
+        """The same by its name."""
+        card = self._card()
         if name != card["id"]:
             text = f"The model `{name[:200]}` does not exist; `{card['id']}` is served"
             raise NotFoundError(text, code="model_not_found", param="model")
-        return JSONResponse(card)
+        return OpenAIBody.model_validate(card)
 
     def _card(self) -> dict[str, Any]:
         if not self.plane.controller.has_job:
@@ -61,8 +77,9 @@ class ServingRoutes:
         return self.plane.card()
 
     async def relay(self, request: Request) -> Response:
+        """Like vLLM's, except for the name of the model."""
         plane, controller = self.plane, self.plane.controller
-        asked = await read_json(request, plane.config.max_body_bytes)
+        asked = await read_json(request)
         nobody = Nobody(controller)
         nobody.check()
         serving = controller.serving
@@ -87,7 +104,7 @@ class ServingRoutes:
 
 
 class _RelayedStream(Response):
-    """Events as vLLM sends them; the status is decided by the first."""
+    """Events as vLLM sends them; the first one decides the status."""
 
     def __init__(self, plane: DataPlane, nobody: Nobody, call: RelayedCall, version: str) -> None:
         super().__init__()
@@ -131,6 +148,6 @@ class _RelayedStream(Response):
 
 
 def _prefix(body: dict[str, Any]) -> bytes:
-    """The beginning of what is to be read, as far as it is text."""
+    """The beginning of the prompt, if it is text."""
     prompt = body.get("prompt") or body.get("input") or ""
     return str(prompt)[:64].encode(errors="replace")[:64]

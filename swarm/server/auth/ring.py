@@ -1,4 +1,4 @@
-"""The tokens that a running server knows: its own, and those of ``tokens.json`` as it is now."""
+"""The tokens of a running server: its own, and those that ``tokens.json`` holds now."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 from swarm.credentials import Ring, Token, TokenFile, digest, matching
 from swarm.errors import AuthenticationError
-from swarm.server.auth.scopes import Caller
+from swarm.server.auth.callers import Caller
 
 #: the name of the caller whose token is the server's own (``ServerConfig.token``)
 CONFIGURED = "SWARM_TOKEN"
-#: the same for the processes that were started together with the server (``ServerConfig.private_token``)
+#: the same for processes started together with the server (``ServerConfig.private_token``)
 PRIVATE = "up"
 
 
 class TokenRing(Ring[Token]):
-    """Looks at the file before each answer: tokens rotate without a restart.
+    """Checks the file before each answer, so tokens rotate without a restart.
 
     Args:
         token: opens everything; None: there is no such token.
-        private: opens everything too, but is no token that anybody made: that there is one closes nothing.
+        private: opens everything too, but does not count as a token that somebody made, so it closes nothing.
         run_dir: the folder of ``tokens.json``.
-        look_every: seconds for which a look at the file's date holds; 0: each answer looks.
+        look_every: seconds for which a check of the file's date holds; 0: each answer checks it.
 
     Raises:
-        ConfigError: the file is there and cannot be read; a server must not start on a guess.
+        ConfigError: the file exists and cannot be read.
     """
 
     def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0, private: str | None = None) -> None:
@@ -39,7 +39,7 @@ class TokenRing(Ring[Token]):
 
     @property
     def empty(self) -> bool:
-        """Whether no token has ever been made: a revoked or expired one counts, for somebody wanted a closed door."""
+        """Whether no token was ever made. Revoked and expired ones count: somebody wanted the server closed."""
         self.refresh()
         return not (self._configured or self.credentials)
 
@@ -53,16 +53,9 @@ class TokenRing(Ring[Token]):
         """The caller whose token is ``key``.
 
         Raises:
-            AuthenticationError: no token, or one that is unknown, expired or revoked.
+            AuthenticationError: the token is unknown, expired or revoked.
         """
-        if not key:
-            raise AuthenticationError(
-                "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`)"
-            )
-        return self.holder(digest(key))
-
-    def holder(self, key_digest: bytes) -> Caller:
-        """The caller whose token has this digest; raises like :meth:`authenticate`."""
+        key_digest = digest(key)
         self.refresh()
         token, own = self.find(key_digest), matching(key_digest, self._own)
         if own is not None:
@@ -70,6 +63,6 @@ class TokenRing(Ring[Token]):
         if token is None:
             raise AuthenticationError("unknown token: it is not one of this swarm server's")
         if (state := token.state(datetime.now(UTC))) != "active":
-            # only who holds the token is told
+            # only the holder of the token learns this
             raise AuthenticationError(f"the token {token.name!r} is {state}: get a new one", code=f"token_{state}")
         return Caller(token.name, frozenset(token.scopes))

@@ -1,79 +1,77 @@
-"""Which scope each control route needs, the one place where that is said, and which scopes a caller has.
+"""Control routes, each with the scope that its callers need.
 
-Invariant: a path that is not listed here, misspelt or new, needs ``admin``; nothing is open by omission.
+Invariant: the scope is stated on the route and nowhere else; a path without a control route, misspelt or new, needs
+``admin``, so nothing is open by omission.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.routing import BaseRoute
 
 from swarm.credentials import TokenScope
+from swarm.http.routes import JsonRoute, Security
 
-#: Exact path -> scope. Routes with parameters in their path cannot be listed, so they need ``admin``.
-ROUTE_SCOPES: Mapping[str, TokenScope] = MappingProxyType(
-    {
-        "/status": "read",
-        "/metrics": "read",
-        "/openapi.json": "read",
-        "/get_engine_status": "read",
-        "/get_server_experiment_dir": "read",
-        "/get_verbose_logs": "read",
-        "/get_current_batch_rollout_pool_information": "read",
-        "/claim_episode": "claim",
-        "/claim_group": "claim",
-        "/withdraw_claim": "claim",
-        "/end_episode": "claim",
-        "/end_group": "claim",
-        "/abort_episode": "claim",
-        "/can_continue_episode": "claim",
-        "/is_episode_claimed": "claim",
-        "/agree_sync_weight": "claim",
-        # the engine without an episode: whoever may run episodes can sample from it anyway
-        "/v1/chat/completions": "claim",
-        "/v1/completions": "claim",
-        "/v1/embeddings": "claim",
-        "/v1/models": "read",
-        "/v1/models/{name}": "read",
-        "/tokenize": "claim",
-        "/detokenize": "claim",
-        # it tells the ids of everyone's episodes, and whoever knows an episode's id may end it
-        "/get_episode_buffer": "admin",
-        "/sync_train_config": "admin",
-        "/sync_train_code": "admin",
-        "/start_engine": "admin",
-        "/stop_engine": "admin",
-        "/push_verbose_log": "admin",
-        # of AgentJet's own trainer
-        "/register_episode": "admin",
-        "/update_engine_status": "admin",
-        "/update_current_batch_rollout_pool_information": "admin",
-        "/update_current_batch_rollout_pool_information_and_fetch_instruction": "admin",
-    }
-)
-
-#: Paths before and below which no token is asked for: probes, and episodes' addresses, which have keys of their own.
+#: Paths below which no token is checked: probes, and the addresses of episodes, which have keys of their own.
 WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
 
 
-def needed_scope(path: str) -> TokenScope:
-    """The scope that ``path`` needs."""
-    if path.startswith("/v1/models/"):
-        path = "/v1/models/{name}"
-    return ROUTE_SCOPES.get(path, "admin")
+class ControlRoute(JsonRoute):
+    """A route for callers whose token has ``scope``; the other arguments are those of :class:`JsonRoute`."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[..., Any],
+        scope: TokenScope,
+        *,
+        refusals: Mapping[Any, str] | None = None,
+        refused: type[BaseModel] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.scope: TokenScope = scope
+        super().__init__(
+            path,
+            endpoint,
+            security=security(scope),
+            refusals=refusals,
+            refused=refused,
+            extra=extra,
+            methods=[method],
+            **options,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request: the name of its token, for people and for the log, and what the token allows.
+def security(scope: TokenScope) -> Security:
+    """What opens a control route, for the OpenAPI document."""
+    # the empty alternative: programs on this machine, where the operator allows it
+    return [{"token": [scope]}, {}]
 
-    :class:`~swarm.server.auth.middleware.Admission` puts it in ``scope["caller"]``.
-    """
 
-    name: str
-    scopes: frozenset[TokenScope]
+class Scopes:
+    """The scopes that the control routes among ``routes`` need, by path."""
 
-    def may(self, needed: TokenScope) -> bool:
-        """Whether a route that needs ``needed`` is open to this caller."""
-        return "admin" in self.scopes or needed in self.scopes or (needed == "read" and bool(self.scopes))
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._by_path: dict[str, TokenScope] = {}
+        self._by_pattern: list[tuple[re.Pattern[str], TokenScope]] = []
+        for route in routes:
+            if isinstance(route, ControlRoute):
+                if route.param_convertors:
+                    self._by_pattern.append((route.path_regex, route.scope))
+                else:
+                    self._by_path[route.path] = route.scope
+
+    def needed(self, path: str) -> TokenScope:
+        """The scope that a request to ``path`` needs."""
+        if (exact := self._by_path.get(path)) is not None:
+            return exact
+        for pattern, scope in self._by_pattern:
+            if pattern.match(path):
+                return scope
+        return "admin"

@@ -16,8 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
-from gateway.api.exchange import Exchange
-from gateway.api.rendering import Rendering
+from gateway.api.exchange import Exchange, Rendering
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
 from tests.gateway.conftest import OpenGateway

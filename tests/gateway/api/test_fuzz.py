@@ -126,7 +126,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ]
         async with listening(swarm.app) as url:
             swarm.url = url
-            config = GatewayConfig(swarm_url=url, hooks=str(write_hooks(folder / "hooks")), warm_groups=0)
+            config = GatewayConfig(swarm_url=url, hooks=str(write_hooks(folder / "hooks")))
             async with listening(create_app(config)) as gateway:
                 held.append(Running(gateway, swarm, asyncio.get_running_loop()))
                 ready.set()

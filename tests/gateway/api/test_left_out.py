@@ -105,7 +105,7 @@ async def test_the_logs_tell_each_kind_once_and_each_request(
                 turns = [*turns, {**HI, "unheard": 1}]
                 assert (await http.post("/v1/messages", json={"max_tokens": 9, "messages": turns})).is_success
     assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
-        "left out of a request, and of others like it without another line here: messages.1.unheard: not known here"
+        "a field was left out of a request (logged once for its kind): messages.1.unheard: not known here"
     ]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["left_out"] for line in lines] == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.seen import caller_of, public_headers
+from gateway.api.endpoint import caller_of, public_headers
 from gateway.types import Caller
 
 

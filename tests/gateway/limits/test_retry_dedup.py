@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from adapters.dialects import LLMRequest
-from gateway.config import RouteSettings
-from gateway.limits.retry_dedup import Joining
-from gateway.limits.retry_identity import Mark
+from gateway.limits.retry_dedup import Retryable, RetryDedup
 from gateway.types import Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import ConflictError, UnavailableError
 
@@ -20,14 +17,7 @@ pytestmark = pytest.mark.anyio
 COUNT, TIMEOUT, KEY = "x-stainless-retry-count", "x-stainless-read-timeout", "idempotency-key"
 
 
-@dataclass(frozen=True)
-class Route:
-    settings: RouteSettings
-    name: str = "route"
-
-
-ROUTE = Route(RouteSettings(hooks="x"))
-PATIENT = Route(RouteSettings(hooks="x", rejoin_seconds=5))
+ROUTE = "route"
 
 
 def request(text: str = "hello", caller: Caller = Caller(), **headers: str) -> Incoming:  # noqa: B008
@@ -126,27 +116,25 @@ class Streaming(Work):
 
 
 @pytest.fixture
-async def joining() -> AsyncIterator[Joining]:
-    async with Joining() as joining:
-        yield joining
-    assert len(joining) == 0
+async def retries() -> AsyncIterator[RetryDedup]:
+    async with RetryDedup() as retries:
+        yield retries
+    assert len(retries) == 0
 
 
-def asking(
-    joining: Joining, incoming: Incoming, work: Callable[[], Awaitable[Outcome]], route: Route = ROUTE
-) -> asyncio.Task[Outcome]:
-    return asyncio.create_task(joining.run(incoming, route, work))
+def asking(retries: RetryDedup, incoming: Incoming, work: Callable[[], Awaitable[Outcome]]) -> asyncio.Task[Outcome]:
+    return asyncio.create_task(retries.run(incoming, ROUTE, work))
 
 
-async def test_a_retry_in_flight_gets_the_same_outcome(joining: Joining) -> None:
+async def test_a_retry_in_flight_gets_the_same_outcome(retries: RetryDedup) -> None:
     work = Work()
-    asked = asking(joining, first(), work)
+    asked = asking(retries, first(), work)
     await settled()
-    again = asking(joining, retry(), work)
+    again = asking(retries, retry(), work)
     await settled()
     work.go.set()
     assert [await taken(asked), await taken(again)] == ["0", "0"]
-    assert (work.began, joining.joined, len(joining)) == (1, 1, 0)
+    assert (work.began, retries.joined, len(retries)) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -160,47 +148,28 @@ async def test_a_retry_in_flight_gets_the_same_outcome(joining: Joining) -> None
     ],
     ids=["unmarked", "first attempt", "other body", "other key", "other policy"],
 )
-async def test_others_get_work_of_their_own(joining: Joining, other: Incoming) -> None:
+async def test_others_get_work_of_their_own(retries: RetryDedup, other: Incoming) -> None:
     work = Work()
-    tasks = [asking(joining, first(), work), asking(joining, other, work)]
+    tasks = [asking(retries, first(), work), asking(retries, other, work)]
     await settled()
     assert work.began == 2
     work.go.set()
     assert {await taken(task) for task in tasks} == {"0", "1"}
 
 
-async def test_the_retry_of_one_that_failed_is_not_another_ones(joining: Joining) -> None:
-    fails, works = Work(), Work()
-    fails.fails = UnavailableError("boom")
-    other, failing = asking(joining, first(), works), asking(joining, first(), fails)
-    await settled()
-    fails.go.set()
-    with pytest.raises(UnavailableError):
-        await failing
-    again = asking(joining, retry(), works)
-    await settled()
-    assert works.began == 2
-    # and a second retry, with all the others still waiting, can only be one of theirs
-    third = asking(joining, retry(2), works)
-    await settled()
-    assert works.began == 2
-    works.go.set()
-    assert [await taken(one) for one in (other, again, third)] == ["0", "1", "1"]
-
-
-async def test_an_error_reaches_all_who_wait_and_is_not_remembered(joining: Joining) -> None:
+async def test_an_error_reaches_all_who_wait_and_is_not_remembered(retries: RetryDedup) -> None:
     work = Work()
     work.fails = UnavailableError("boom")
-    tasks = [asking(joining, first(), work), asking(joining, retry(), work)]
+    tasks = [asking(retries, first(), work), asking(retries, retry(), work)]
     await settled()
     work.go.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes == [work.fails] * 2 and work.began == 1
     work.fails = None
-    assert await taken(joining.run(retry(2), ROUTE, work)) == "1"
+    assert await taken(retries.run(retry(2), ROUTE, work)) == "1"
 
 
-async def test_an_error_that_is_passed_on_is_not_remembered(joining: Joining) -> None:
+async def test_an_error_that_is_passed_on_is_not_remembered(retries: RetryDedup) -> None:
     began = 0
 
     async def refuses() -> Outcome:
@@ -209,119 +178,80 @@ async def test_an_error_that_is_passed_on_is_not_remembered(joining: Joining) ->
         return Relayed(429, {}, b"no")
 
     for attempt in range(3):
-        outcome = await joining.run(retry(attempt), ROUTE, refuses)
+        outcome = await retries.run(retry(attempt), ROUTE, refuses)
         assert outcome.close is not None
         await outcome.close()
     assert began == 3
 
 
-async def test_an_answer_lost_on_the_way_is_given_again(joining: Joining) -> None:
+async def test_an_answer_lost_on_the_way_is_given_again(retries: RetryDedup) -> None:
     work = Work()
     work.go.set()
-    assert [await taken(joining.run(asked, ROUTE, work)) for asked in (first(), retry())] == ["0", "0"]
+    assert [await taken(retries.run(asked, ROUTE, work)) for asked in (first(), retry())] == ["0", "0"]
     # who asks anew wants a new answer, and its retry that one
-    assert [await taken(joining.run(asked, ROUTE, work)) for asked in (first(), retry())] == ["1", "1"]
+    assert [await taken(retries.run(asked, ROUTE, work)) for asked in (first(), retry())] == ["1", "1"]
 
 
-async def test_what_was_answered_is_forgotten(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_answered_is_forgotten(retries: RetryDedup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.limits.retry_dedup._REMEMBERED_SECONDS", 0.0)
     work = Work()
     work.go.set()
-    await taken(joining.run(first(), ROUTE, work))
-    async with asyncio.timeout(30):
-        while joining._answered:
-            await settled()
-    assert await taken(joining.run(retry(), ROUTE, work)) == "1"
+    await taken(retries.run(first(), ROUTE, work))
+    await asyncio.sleep(0)
+    assert await taken(retries.run(retry(), ROUTE, work)) == "1"
 
 
-async def test_the_memory_is_bounded(joining: Joining) -> None:
+async def test_the_memory_is_bounded(retries: RetryDedup) -> None:
     work = Work()
     work.go.set()
     for number in range(300):
-        await taken(joining.run(first(str(number)), ROUTE, work))
-    assert len(joining._answered) == len(joining._flights) == 128
+        await taken(retries.run(first(str(number)), ROUTE, work))
+    recent = await taken(retries.run(retry(text="299"), ROUTE, work))
+    forgotten = await taken(retries.run(retry(text="0"), ROUTE, work))
+    assert (recent, forgotten) == ("299", "300")
 
 
-async def test_an_idempotency_key_names_one_request(joining: Joining) -> None:
+async def test_an_idempotency_key_names_one_request(retries: RetryDedup) -> None:
     work = Work()
-    tasks = [asking(joining, request(**{KEY: "k"}), work) for _ in range(3)]
+    tasks = [asking(retries, request(**{KEY: "k"}), work) for _ in range(3)]
     await settled()
     work.go.set()
     assert [await taken(task) for task in tasks] == ["0", "0", "0"]
-    assert await taken(joining.run(request(**{KEY: "k"}), ROUTE, work)) == "0"
+    assert await taken(retries.run(request(**{KEY: "k"}), ROUTE, work)) == "0"
     with pytest.raises(ConflictError, match="idempotency-key"):
-        await joining.run(request("other", **{KEY: "k"}), ROUTE, work)
-    assert await taken(joining.run(request("other", Caller("another"), **{KEY: "k"}), ROUTE, work)) == "1"
+        await retries.run(request("other", **{KEY: "k"}), ROUTE, work)
+    assert await taken(retries.run(request("other", Caller("another"), **{KEY: "k"}), ROUTE, work)) == "1"
 
 
-async def test_one_leaving_does_not_cancel_the_others_and_the_last_one_does(joining: Joining) -> None:
+async def test_one_leaving_does_not_cancel_the_others_and_the_last_one_does(retries: RetryDedup) -> None:
     work = Work()
-    asked, again = asking(joining, first(), work), asking(joining, retry(), work)
+    asked, again = asking(retries, first(), work), asking(retries, retry(), work)
     await settled()
     asked.cancel()
     await settled()
     assert not work.cancelled
     again.cancel()
     await settled()
-    assert work.cancelled == 1 and len(joining) == 0
+    assert work.cancelled == 1 and len(retries) == 0
     # neither was answered, so each may ask again, and both come into one
     work.go.set()
-    assert await taken(joining.run(retry(2), ROUTE, work)) == "1"
+    assert await taken(retries.run(retry(2), ROUTE, work)) == "1"
 
 
-async def test_work_whose_sdk_timed_out_waits_for_the_retry(joining: Joining) -> None:
+async def test_work_whose_sdk_timed_out_waits_for_the_retry(retries: RetryDedup) -> None:
     work = Work()
-    asked = asking(joining, first(**{TIMEOUT: "1e-6"}), work)
+    asked = asking(retries, first(**{TIMEOUT: "1e-6"}), work)
     await settled()  # longer than that timeout
     asked.cancel()
     await settled()
     assert not work.cancelled
-    again = asking(joining, retry(), work)
+    again = asking(retries, retry(), work)
     await settled()
     work.go.set()
     assert (await taken(again), work.began) == ("0", 1)
 
 
-async def test_a_loop_around_the_sdk_comes_back_to_its_work_too(joining: Joining) -> None:
-    work = Work()
-    asked = asking(joining, first(**{TIMEOUT: "1e-6"}), work)
-    await settled()  # longer than that timeout
-    asked.cancel()
-    await settled()
-    tasks = [asking(joining, first(), work) for _ in range(2)]
-    await settled()
-    assert work.began == 2, "one has it, the other is another request"
-    work.go.set()
-    assert [await taken(task) for task in tasks] == ["0", "1"]
-
-
-async def test_work_that_nobody_comes_back_for_is_cancelled(joining: Joining) -> None:
-    work = Work()
-    route = Route(RouteSettings(hooks="x", rejoin_seconds=0.02))
-    asked = asking(joining, request(), work, route)
-    await settled()
-    asked.cancel()
-    await settled()
-    assert not work.cancelled
-    async with asyncio.timeout(5):
-        await work.gone.wait()
-    await settled()
-    assert len(joining) == 0 and not joining._flights
-
-
-async def test_a_route_may_let_work_wait_for_any_caller(joining: Joining) -> None:
-    work = Work()
-    asked = asking(joining, request(), work, PATIENT)
-    await settled()
-    asked.cancel()
-    await settled()
-    work.go.set()
-    await settled()
-    asked_again = [await taken(joining.run(one, PATIENT, work)) for one in (request(), retry(), request())]
-    assert asked_again == ["0", "0", "1"], "once it has been delivered, only a retry gets it"
-
-
-async def test_what_is_whole_is_held_until_the_last_has_it(joining: Joining) -> None:
+async def test_what_is_whole_is_held_until_the_last_has_it(retries: RetryDedup) -> None:
     closed: list[bool] = []
 
     async def close() -> None:
@@ -330,7 +260,7 @@ async def test_what_is_whole_is_held_until_the_last_has_it(joining: Joining) -> 
     async def work() -> Outcome:
         return Decided({"text": "0"}, none, {}, close)
 
-    one, two = await joining.run(first(), ROUTE, work), await joining.run(retry(), ROUTE, work)
+    one, two = await retries.run(first(), ROUTE, work), await retries.run(retry(), ROUTE, work)
     assert one.close is not None and two.close is not None
     await one.close()
     await one.close()
@@ -338,7 +268,7 @@ async def test_what_is_whole_is_held_until_the_last_has_it(joining: Joining) -> 
     assert not closed
     await two.close()
     await settled()
-    assert closed == [True] and len(joining) == 0
+    assert closed == [True] and len(retries) == 0
 
 
 @pytest.mark.parametrize(
@@ -357,8 +287,8 @@ async def test_what_is_whole_is_held_until_the_last_has_it(joining: Joining) -> 
     ],
 )
 def test_the_grace_is_for_those_who_ask_again(headers: dict[str, str], waited: float, grace: float) -> None:
-    mark = Mark.of(request(**headers), ROUTE)
-    assert mark is not None and mark.grace(waited) == grace
+    retry = Retryable.of(request(**headers), ROUTE)
+    assert retry is not None and retry.grace(waited) == grace
 
 
 async def everything(outcome: Outcome) -> list[int]:
@@ -369,23 +299,23 @@ async def everything(outcome: Outcome) -> list[int]:
         await outcome.close()
 
 
-async def test_a_stream_is_followed_from_its_beginning(joining: Joining) -> None:
+async def test_a_stream_is_followed_from_its_beginning(retries: RetryDedup) -> None:
     work = Streaming()
-    one = await joining.run(first(), ROUTE, work)
+    one = await retries.run(first(), ROUTE, work)
     assert isinstance(one, Live) and one.headers == {"x": "y"}
     assert await anext(one.chunks) == {"n": 0}
-    two = await joining.run(retry(), ROUTE, work)
+    two = await retries.run(retry(), ROUTE, work)
     work.sent.set()
     rest, whole = await asyncio.gather(everything(one), everything(two))
     assert (rest, whole, work.began, work.closed) == ([1, 2], [0, 1, 2], 1, 1)
-    assert await everything(await joining.run(retry(2), ROUTE, work)) == [0, 1, 2]
+    assert await everything(await retries.run(retry(2), ROUTE, work)) == [0, 1, 2]
     assert work.began == 1
 
 
-async def test_the_last_to_leave_a_stream_cancels_it(joining: Joining) -> None:
+async def test_the_last_to_leave_a_stream_cancels_it(retries: RetryDedup) -> None:
     work = Streaming()
-    one = await joining.run(first(), ROUTE, work)
-    two = await joining.run(retry(), ROUTE, work)
+    one = await retries.run(first(), ROUTE, work)
+    two = await retries.run(retry(), ROUTE, work)
     assert isinstance(one, Live) and isinstance(two, Live) and one.close is not None and two.close is not None
     await anext(two.chunks)
     await one.close()
@@ -394,22 +324,22 @@ async def test_the_last_to_leave_a_stream_cancels_it(joining: Joining) -> None:
     assert not work.cancelled
     await two.close()
     await settled()
-    assert (work.cancelled, work.closed, len(joining)) == (1, 1, 0)
+    assert (work.cancelled, work.closed, len(retries)) == (1, 1, 0)
 
 
-async def test_a_stream_that_nobody_fetched_is_closed(joining: Joining) -> None:
+async def test_a_stream_that_nobody_fetched_is_closed(retries: RetryDedup) -> None:
     work = Streaming()
-    asked = asking(joining, first(), work)
+    asked = asking(retries, first(), work)
     # the work has its outcome, and its caller is not yet told
     for _ in range(2):
         await asyncio.sleep(0)
     assert work.read and not asked.done()
     asked.cancel()
     await settled()
-    assert (work.closed, len(joining)) == (1, 0)
+    assert (work.closed, len(retries)) == (1, 0)
 
 
-async def test_a_streams_error_reaches_all_after_what_came_before(joining: Joining) -> None:
+async def test_a_streams_error_reaches_all_after_what_came_before(retries: RetryDedup) -> None:
     async def breaks() -> AsyncIterator[dict[str, Any]]:
         yield {"n": 0}
         raise UnavailableError("boom")
@@ -418,7 +348,7 @@ async def test_a_streams_error_reaches_all_after_what_came_before(joining: Joini
         return Live(breaks())
 
     for attempt in range(2):
-        outcome = await joining.run(retry(attempt), ROUTE, work)
+        outcome = await retries.run(retry(attempt), ROUTE, work)
         assert isinstance(outcome, Live)
         assert await anext(outcome.chunks) == {"n": 0}
         with pytest.raises(UnavailableError, match="boom"):
@@ -427,22 +357,7 @@ async def test_a_streams_error_reaches_all_after_what_came_before(joining: Joini
         await outcome.close()
 
 
-async def test_a_long_stream_is_read_no_further_than_its_reader_and_then_not_joined(joining: Joining) -> None:
-    work = Streaming(2000)
-    work.sent.set()
-    outcome = await joining.run(first(), ROUTE, work)
-    await settled()
-    assert isinstance(outcome, Live) and work.read <= 512
-    assert await anext(outcome.chunks) == {"n": 0}
-    await settled()
-    assert work.read <= 513
-    again = await joining.run(retry(), ROUTE, work)
-    assert work.began == 2
-    assert await everything(outcome) == list(range(1, 2000))
-    assert await everything(again) == list(range(2000))
-
-
-async def test_an_upstreams_stream_is_followed_too(joining: Joining) -> None:
+async def test_an_upstreams_stream_is_followed_too(retries: RetryDedup) -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b"a"
         yield b"b"
@@ -451,7 +366,7 @@ async def test_an_upstreams_stream_is_followed_too(joining: Joining) -> None:
         return Relayed(200, {}, parts())
 
     for attempt in range(2):
-        outcome = await joining.run(retry(attempt), ROUTE, work)
+        outcome = await retries.run(retry(attempt), ROUTE, work)
         assert isinstance(outcome, Relayed) and not isinstance(outcome.body, bytes) and outcome.close is not None
         assert [part async for part in outcome.body] == [b"a", b"b"]
         await outcome.close()
@@ -459,9 +374,9 @@ async def test_an_upstreams_stream_is_followed_too(joining: Joining) -> None:
 
 async def test_what_is_under_way_at_the_end_is_cancelled_and_says_so() -> None:
     work, stream = Work(), Streaming()
-    async with Joining() as joining:
-        asked = asking(joining, first(), work)
-        followed = await joining.run(first("stream"), ROUTE, stream)
+    async with RetryDedup() as retries:
+        asked = asking(retries, first(), work)
+        followed = await retries.run(first("stream"), ROUTE, stream)
         await settled()
     with pytest.raises(UnavailableError, match="stops"):
         await asked

@@ -35,7 +35,6 @@ async def test_the_step_that_trained_on_a_request_is_found_by_its_trace(
             "swarm_url": str(rig.client.base_url),
             "hooks": str(write_hooks(tmp_path / "hooks")),
             "acknowledge_seconds": 5.0,
-            "warm_groups": 0,
             "tracing": tracing,
         }
     )

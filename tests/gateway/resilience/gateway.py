@@ -124,19 +124,16 @@ class WhereaboutsMiddleware:
 
 
 async def held(request: Request) -> Response:
-    """What is held; all zero, but for ``tasks``, while nobody asks anything. Groups claimed ahead are given back."""
+    """What is held; all zero, but for ``tasks``, while nobody asks anything."""
     gateway: Gateway = request.state.gateway
-    for swarm in gateway.routes.swarms:
-        swarm.episodes.standby.release()
     stats = gateway.routes.stats
     loads = [gateway.admission.load(name) for name in stats]
     return JSONResponse(
         {
             "held": {
                 "places": sum(load.in_flight + load.queued for load in loads),
-                "held_bytes": sum(load.held_bytes for load in loads),
                 "requests": gateway.door.in_flight,
-                "joinable": len(gateway.joining),
+                "joinable": len(gateway.retries),
                 "background": sum(len(swarm.background) for swarm in gateway.routes.swarms),
                 "tasks": len(asyncio.all_tasks()),
             },

@@ -12,8 +12,7 @@ import pytest
 
 from adapters.dialects import ChatDialect
 from gateway.config import RouteSettings
-from gateway.routing.route import Route
-from gateway.routing.swarm import Swarm
+from gateway.rollout.swarm import Swarm, Training
 from gateway.stats import Stats
 from gateway.types import Caller, Decided, Incoming, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
@@ -37,7 +36,7 @@ class Judge:
         return [float(len(candidate.text)) for candidate in candidates]
 
 
-OpenRoute = Callable[..., AbstractAsyncContextManager[Route]]
+OpenRoute = Callable[..., AbstractAsyncContextManager[Training]]
 
 
 @pytest.fixture
@@ -58,13 +57,10 @@ def rig(pairs: server.Rig) -> server.Rig:
 @pytest.fixture
 def open_route(rig: server.Rig, judge: Judge) -> OpenRoute:
     @asynccontextmanager
-    async def open_one(**settings: Any) -> AsyncGenerator[Route]:
-        given = RouteSettings.model_validate(
-            {"swarm_url": str(rig.client.base_url), "hooks": "judge", "warm_groups": 0} | settings
-        )
+    async def open_one(**settings: Any) -> AsyncGenerator[Training]:
+        given = RouteSettings.model_validate({"swarm_url": str(rig.client.base_url), "hooks": "judge"} | settings)
         async with Swarm(str(rig.client.base_url), "") as swarm:
-            hooks = HookRunner(Hooks(reward=judge.reward))
-            yield Route("route", given, (), True, swarm, None, hooks, Stats(), swarm.background)
+            yield Training(swarm, HookRunner(Hooks(reward=judge.reward)), given, Stats())
 
     return open_one
 
@@ -90,9 +86,8 @@ def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-async def at_rest(rig: server.Rig, route: Route) -> None:
+async def at_rest(rig: server.Rig, route: Training) -> None:
     """Return once no work is left behind and no episode runs."""
-    assert route.swarm is not None
     await route.swarm.background.settle(20)
     async with asyncio.timeout(20):
         while rig.controller.pool.information().running_episodes:

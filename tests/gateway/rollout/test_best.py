@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.rollout.best import best
 from gateway.rollout.policy import Policy
-from gateway.routing.route import Route
+from gateway.rollout.swarm import Training
 from gateway.types import Decided
 from swarm.errors import UpstreamError
 from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, asking, at_rest, chunks_of, text_of
@@ -58,7 +58,7 @@ def partial_job(rig: server.Rig) -> None:
     rig.controller.rollout_ready(server.ready(rig.vllm_address))
 
 
-async def answer(route: Route, policy: Policy, **body: Any) -> Decided:
+async def answer(route: Training, policy: Policy, **body: Any) -> Decided:
     return await best(route, asking(**body), None, policy)
 
 

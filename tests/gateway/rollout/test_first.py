@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout import lead
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
 from gateway.rollout.sampling import Sample, Sampler
-from gateway.routing.route import Route
+from gateway.rollout.swarm import Training
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from tests.gateway.rollout.conftest import Judge, OpenRoute, asking, at_rest, chunks_of, text_of
@@ -33,7 +32,7 @@ def by_form(stream: Step, whole: Step) -> Step:
 SAID = streamed(role_chunk(), token_chunk([1]), token_chunk([2]), token_chunk([3], "stop"), usage_chunk(3))
 
 
-async def live(route: Route, **body: Any) -> Live:
+async def live(route: Training, **body: Any) -> Live:
     outcome = await first(route, asking(stream=True, **body), None)
     assert isinstance(outcome, Live)
     return outcome
@@ -132,10 +131,7 @@ async def test_who_leaves_the_stream_cancels_every_sample(rig: server.Rig, open_
         assert dict(route.stats.dropped) == {"request_cancelled": 1}
 
 
-async def test_who_leaves_before_the_stream_begins_does_so_too(
-    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lead, "LEAD_SECONDS", 3600.0)
+async def test_who_leaves_before_the_stream_begins_does_so_too(rig: server.Rig, open_route: OpenRoute) -> None:
     rig.vllm.default = rig.vllm.hang()
     async with open_route() as route:
         answering = asyncio.create_task(first(route, asking(stream=True), None))
@@ -173,10 +169,7 @@ async def test_a_stream_that_breaks_off_is_an_error_and_not_trained(rig: server.
         assert rig.controller.pool.information().completed_episodes == 0
 
 
-async def test_a_refusal_of_the_engine_comes_before_the_stream(
-    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lead, "LEAD_SECONDS", 3600.0)
+async def test_a_refusal_of_the_engine_comes_before_the_stream(rig: server.Rig, open_route: OpenRoute) -> None:
     refusal = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
     rig.vllm.default = status(400, {"error": refusal})
     async with open_route() as route:
@@ -187,15 +180,11 @@ async def test_a_refusal_of_the_engine_comes_before_the_stream(
         assert dict(route.stats.dropped) == {"sample_failed": 1}
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_the_others_begin_behind_the_first_token_and_a_plain_answer(
-    rig: server.Rig, open_route: OpenRoute, judge: Judge, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lead, "LEAD_SECONDS", 3600.0)
+async def test_the_others_begin_after_the_first_token(rig: server.Rig, open_route: OpenRoute, judge: Judge) -> None:
     gate = Gate(rig)
-    rig.vllm.default = by_form(gate(SAID), plain([1, 2])) if stream else gate(plain([1, 2, 3]))
+    rig.vllm.default = by_form(gate(SAID), plain([1, 2]))
     async with open_route() as route:
-        answering = asyncio.create_task(first(route, asking(stream=stream), None))
+        answering = asyncio.create_task(live(route))
         await reach(rig, lambda: gate.waiting == 1)
         for _ in range(20):
             await rig.client.get("/health")
@@ -205,21 +194,6 @@ async def test_the_others_begin_behind_the_first_token_and_a_plain_answer(
         await at_rest(rig, route)
         assert [body.get("n", 1) for _, body in rig.vllm.requests] == [1, 3]
         assert (route.stats.trained, len(judge.asked[0])) == (1, 4)
-
-
-async def test_the_others_begin_though_no_token_comes(
-    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lead, "LEAD_SECONDS", 0.0)
-    gate = Gate(rig)
-    rig.vllm.default = by_form(gate(SAID), plain([1, 2]))
-    async with open_route() as route:
-        answering = asyncio.create_task(live(route))
-        await reach(rig, lambda: gate.waiting == 1 and len(rig.vllm.requests) == 2)
-        gate.open()
-        assert text_of(await chunks_of(await answering)) == "t1 t2 t3 "
-        await at_rest(rig, route)
-        assert route.stats.trained == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -47,7 +47,7 @@ async def test_an_end_that_fails_is_not_the_users(
     def outputs(*_: Any, **__: Any) -> None:
         raise LookupError("a bug")
 
-    monkeypatch.setattr(group, "outputs", outputs)
+    monkeypatch.setattr(group, "workflow_outputs", outputs)
     async with open_route(acknowledge_seconds=10.0) as route:
         assert (await answer(route, Policy())).headers["x-swarm-drop-reason"] == "sample_failed"
         await at_rest(rig, route)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,13 +16,13 @@ from hypothesis import strategies as st
 from adapters.dialects import Answer
 from gateway.background import Background
 from gateway.config import RouteSettings
-from gateway.rollout import lead
 from gateway.rollout.best import best
 from gateway.rollout.claims import Serving
-from gateway.rollout.episode_metadata import Why
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.sampling import EpisodeLostError, Sample
+from gateway.rollout.submission import Why
+from gateway.rollout.swarm import Training
 from gateway.stats import Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
@@ -69,12 +68,6 @@ class World:
         self.claimed += names
         episodes = [EpisodeEndpoint(episode_uuid=name, base_url="u", api_key=name) for name in names]
         return EpisodeGroup(episodes, "g", "u", names[0])
-
-    def ready(self, count: int, waited: Any) -> None:
-        return None
-
-    def claim_ahead(self, count: int, waited: Any) -> None:
-        pass
 
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why) -> None:
         assert why.reason
@@ -159,7 +152,6 @@ steps = st.one_of(
     hook_fails=st.integers(0, 2),
     stream=st.booleans(),
     choices=st.integers(1, 2),
-    leads=st.booleans(),
     order=st.lists(steps, max_size=10),
 )
 def test_every_episode_has_one_end_and_rewards_are_of_one_call(
@@ -171,7 +163,6 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
     hook_fails: int,
     stream: bool,
     choices: int,
-    leads: bool,
     order: list[tuple[int, str]],
 ) -> None:
     async def run() -> World:
@@ -180,12 +171,8 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
             {"hooks": "x", "stragglers": stragglers, "on_disconnect": on_disconnect, "sample_timeout_seconds": 60}
         )
         async with Background(5.0) as background:
-            swarm = SimpleNamespace(episodes=world, sampler=world, submitter=world)
-            hooks = HookRunner(Hooks(reward=world.reward))
-            route: Any = SimpleNamespace(
-                name="r", settings=given, swarm=swarm, hooks=hooks, stats=Stats(), background=background,
-                window_seconds=0.0,
-            )  # fmt: skip
+            swarm: Any = SimpleNamespace(episodes=world, sampler=world, submitter=world, background=background)
+            route = Training(swarm, HookRunner(Hooks(reward=world.reward)), given, Stats())
             incoming = asking(n=choices, stream=stream)
             work = (
                 best(route, incoming, None, Policy(quorum=quorum)) if kind == "best" else first(route, incoming, None)
@@ -220,9 +207,7 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
         world.dropped = route.stats.dropped.total()
         return world
 
-    # turns of the event loop are all the time there is
-    with patch.multiple(lead, LEAD_SECONDS=60.0 if leads else 0.0, HEAD_START=0.0):
-        world = asyncio.run(run())
+    world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
     assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"
     for rewards in world.submitted:

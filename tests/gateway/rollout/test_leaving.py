@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout import lead
 from gateway.rollout.best import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.sessions.turns import Closing
+from gateway.sessions.conversation import Closing
 from gateway.types import Decided, Live
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
 from tests.swarm.server import conftest as server
@@ -24,7 +23,6 @@ class Talk:
     """A conversation that notes what it is told."""
 
     session = None
-    holds = False
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -37,7 +35,7 @@ class Talk:
     def abandoned(self) -> None:
         self.told.append("abandoned")
 
-    async def closing(self) -> Closing:
+    async def closing(self, groups: Any) -> Closing:
         return Closing({}, 0.0)
 
 
@@ -47,7 +45,7 @@ async def test_an_answer_that_is_not_read_to_its_end_is_abandoned(
 ) -> None:
     rig.vllm.default = plain([1, 2])
     async with open_route() as route:
-        talk = Talk()
+        talk: Any = Talk()
         outcome = await best(route, asking(stream=True), talk, Policy())
         if whole:
             await chunks_of(outcome)
@@ -62,7 +60,7 @@ async def test_an_answer_that_is_not_read_to_its_end_is_abandoned(
 async def test_a_plain_answer_is_not_known_to_be_abandoned(rig: server.Rig, open_route: OpenRoute) -> None:
     rig.vllm.default = plain([1, 2])
     async with open_route() as route:
-        talk = Talk()
+        talk: Any = Talk()
         outcome = await best(route, asking(), talk, Policy())
         assert isinstance(outcome, Decided) and outcome.close is not None
         await outcome.close()
@@ -75,7 +73,7 @@ async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, ope
     parts = streamed(role_chunk(), token_chunk([1]), more.wait, token_chunk([2], "stop"), usage_chunk(2))
     rig.vllm.default = lambda body: (parts if body.get("stream") else plain([1]))(body)
     async with open_route(on_disconnect="finish") as route:
-        talk = Talk()
+        talk: Any = Talk()
         outcome = await first(route, asking(stream=True), talk)
         assert isinstance(outcome, Live) and outcome.close is not None
         await outcome.close()
@@ -85,20 +83,18 @@ async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, ope
         assert talk.told == ["delivered", "abandoned"] and route.stats.trained == 1
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize(("stream", "calls"), [(True, 1), (False, 2)])
 async def test_a_group_of_policy_first_whose_user_left_before_the_answer_is_counted(
-    rig: server.Rig, open_route: OpenRoute, stream: bool, others: bool, monkeypatch: pytest.MonkeyPatch
+    rig: server.Rig, open_route: OpenRoute, stream: bool, calls: int
 ) -> None:
-    monkeypatch.setattr(lead, "LEAD_SECONDS", 0.0 if others else 3600.0)
     rig.vllm.default = rig.vllm.hang()
     async with open_route() as route:
         answering = asyncio.create_task(first(route, asking(stream=stream), None))
         async with asyncio.timeout(60):
-            # the others share a call
-            while rig.vllm.streaming < (2 if others else 1):
+            # the others share a call; behind a stream they wait for its first token
+            while rig.vllm.streaming < calls:
                 await rig.client.get("/health")
         answering.cancel()
         await at_rest(rig, route)
-        assert len(rig.vllm.requests) == len(rig.vllm.cancellations) == (2 if others else 1)
+        assert len(rig.vllm.requests) == len(rig.vllm.cancellations) == calls
         assert dict(route.stats.dropped) == {"request_cancelled": 1}

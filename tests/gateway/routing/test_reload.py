@@ -32,7 +32,7 @@ class Config:
 
     def __init__(self, folder: Path, swarm: Swarm) -> None:
         self.path = folder / "gateway.yaml"
-        self._good = {"swarm_url": swarm.url, "hooks": str(write_hooks(folder / "hooks")), "warm_groups": 0}
+        self._good = {"swarm_url": swarm.url, "hooks": str(write_hooks(folder / "hooks"))}
 
     def write(self, *aliases: str) -> None:
         self.path.write_text(yaml.safe_dump({**self._good, "model_aliases": list(aliases)}))

@@ -53,7 +53,6 @@ class Team:
         config = {
             "hooks": str(write_hooks(self.folder / "hooks")),
             "acknowledge_seconds": 5.0,
-            "warm_groups": 0,
             "offline_wait_seconds": 0.0,
             "routes": self.routes(),
             **settings,

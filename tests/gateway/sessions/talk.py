@@ -11,9 +11,8 @@ from typing import Any
 
 from adapters.dialects import ChatDialect
 from gateway.config import RouteSettings
-from gateway.sessions.link import SessionLink
 from gateway.sessions.open_groups import OpenGroups
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.types import Caller, Incoming
 from reward_hooks import HookContext, HookRunner, Hooks, Session
 from swarm.job import TrainJob
@@ -60,32 +59,30 @@ class StatusOfNobody:
             await observer(self._status())
 
 
-@dataclass
-class FakeSwarm:
-    open_groups: OpenGroups
-
-
 def no_reward(task: Any, candidates: Any, context: HookContext) -> list[float]:
     raise AssertionError("a session scores no group")
 
 
+def no_groups() -> OpenGroups:
+    """Of a swarm server without a network."""
+    nobody: Any = StatusOfNobody()
+    return OpenGroups(nobody)
+
+
 @dataclass
-class FakeRoute:
+class Talks:
+    """The part of a route that sessions use."""
+
     name: str
     settings: RouteSettings
-    hooks: HookRunner | None
-    swarm: FakeSwarm | None = field(default_factory=lambda: FakeSwarm(OpenGroups(StatusOfNobody())))
-
-    @property
-    def window_seconds(self) -> float:
-        session = self.settings.session_window_seconds if self.hooks and self.hooks.ends_sessions else 0.0
-        return max(self.settings.feedback_window_seconds, session)
+    hooks: HookRunner
+    open_groups: OpenGroups = field(default_factory=no_groups)
 
 
 def route(
     on_session_end: Callable[[Session, HookContext], list[float]] | None = None, name: str = "route", **settings: Any
-) -> FakeRoute:
-    return FakeRoute(
+) -> Talks:
+    return Talks(
         name=name,
         settings=RouteSettings(hooks="length", **settings),
         hooks=HookRunner(Hooks(reward=no_reward, session_end=on_session_end)),
@@ -107,14 +104,12 @@ def incoming(messages: Messages, key: str = "app", headers: dict[str, str] | Non
 _NUMBERS = itertools.count()
 
 
-def ask(sessions: Sessions, to: FakeRoute, messages: Messages, **request: Any) -> SessionLink:
-    link = sessions.link(incoming(messages, **request), to)
-    assert link is not None
-    return link
+def ask(sessions: Sessions, to: Talks, messages: Messages, **request: Any) -> SessionLink:
+    return sessions.link(incoming(messages, **request), to.name, to.settings, to.hooks)
 
 
 def say(
-    sessions: Sessions, to: FakeRoute, messages: Messages, answer: str, reward: float | None = 0.5, **request: Any
+    sessions: Sessions, to: Talks, messages: Messages, answer: str, reward: float | None = 0.5, **request: Any
 ) -> SessionLink:
     """One request and its answer; the messages grow by both."""
     link = ask(sessions, to, messages, **request)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.digest import answered, size_of, spoken, text_of
+from gateway.sessions.digest import answered, digests_of, size_of, text_of
 from tests.gateway.sessions.talk import assistant, user
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
@@ -28,16 +28,16 @@ def call(arguments: str, call_id: str = "other") -> dict[str, Any]:
     ],
 )
 def test_an_answer_is_known_in_whatever_form_it_comes_back(sent_back: dict[str, Any]) -> None:
-    asked = spoken([user("hi")])
+    asked = digests_of([user("hi")])
     known, _ = answered(asked.digest, {"content": "Hello.", "role": "assistant", "refusal": None})
-    later = spoken([{"role": "system", "content": "It is noon."}, user("hi"), sent_back, user("and?")])
+    later = digests_of([{"role": "system", "content": "It is noon."}, user("hi"), sent_back, user("and?")])
     assert later.answers == ((asked.digest, known),)
 
 
 @pytest.mark.parametrize("arguments", ['{"b":[2],"a":1}', '{ "a": 1, "b": [ 2 ] }'])
 def test_calls_are_known_by_what_they_say(arguments: str) -> None:
-    known, _ = answered(spoken([user("add")]).digest, assistant(None, tool_calls=[CALL]))
-    [(_, sent)] = spoken([user("add"), assistant("", tool_calls=[call(arguments)])]).answers
+    known, _ = answered(digests_of([user("add")]).digest, assistant(None, tool_calls=[CALL]))
+    [(_, sent)] = digests_of([user("add"), assistant("", tool_calls=[call(arguments)])]).answers
     assert sent == known
 
 
@@ -51,19 +51,19 @@ def test_calls_are_known_by_what_they_say(arguments: str) -> None:
     ],
 )
 def test_what_says_something_else_is_not_known(other: dict[str, Any]) -> None:
-    known, _ = answered(spoken([user("hi")]).digest, assistant("Hello."))
-    assert spoken([user("hi"), other]).digest != known
+    known, _ = answered(digests_of([user("hi")]).digest, assistant("Hello."))
+    assert digests_of([user("hi"), other]).digest != known
 
 
 def test_broken_arguments_are_compared_as_text() -> None:
-    known, _ = answered(spoken([user("add")]).digest, assistant(None, tool_calls=[call("{broken")]))
-    assert spoken([user("add"), assistant(None, tool_calls=[call("{broken ")])]).digest == known
-    assert spoken([user("add"), assistant(None, tool_calls=[call("{other")])]).digest != known
+    known, _ = answered(digests_of([user("add")]).digest, assistant(None, tool_calls=[call("{broken")]))
+    assert digests_of([user("add"), assistant(None, tool_calls=[call("{broken ")])]).digest == known
+    assert digests_of([user("add"), assistant(None, tool_calls=[call("{other")])]).digest != known
 
 
 def test_numbers_beyond_64_bits_have_a_digest() -> None:
     message = user("x") | {"content": [{"type": "odd", "number": 2**70}]}
-    assert spoken([message]).digest != spoken([user("x")]).digest
+    assert digests_of([message]).digest != digests_of([user("x")]).digest
 
 
 def test_text_is_of_parts_or_of_a_string() -> None:
@@ -74,10 +74,10 @@ def test_text_is_of_parts_or_of_a_string() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=5)), max_size=8))
 def test_each_answer_is_the_digest_of_the_messages_up_to_it(said: list[tuple[str, str]]) -> None:
     messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said]
-    whole = spoken(messages)
+    whole = digests_of(messages)
     positions = [index for index, (role, _) in enumerate(said) if role == "assistant"]
     assert whole.answers == tuple(
-        (spoken(messages[:index]).digest, spoken(messages[: index + 1]).digest) for index in positions
+        (digests_of(messages[:index]).digest, digests_of(messages[: index + 1]).digest) for index in positions
     )
     assert len(whole.sizes) == len(messages)
 

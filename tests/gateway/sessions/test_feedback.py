@@ -12,16 +12,16 @@ import anyio.lowlevel
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
-from gateway.sessions.endpoint import end_session
-from gateway.sessions.feedback_endpoint import give_feedback
+from gateway.api.feedback import end_session, give_feedback
 from gateway.sessions.sessions import Sessions
 from gateway.types import Caller
 from reward_hooks import Feedback, HookContext, Session
-from swarm.http.asgi import EXCEPTION_HANDLERS
-from tests.gateway.sessions.talk import ask, assistant, route, say, user
+from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits
+from swarm.http.routes import JsonRoute
+from tests.gateway.sessions.talk import ask, assistant, no_groups, route, say, user
 
 pytestmark = pytest.mark.anyio
 
@@ -33,9 +33,10 @@ class Door:
         self.sessions = sessions
         self._app = Starlette(
             routes=[
-                Route("/v1/feedback", give_feedback, methods=["POST"]),
-                Route("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
+                JsonRoute("/v1/feedback", give_feedback, methods=["POST"]),
+                JsonRoute("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
             ],
+            middleware=[Middleware(BodyLimits, limit=lambda scope: 64 * 1024)],
             exception_handlers=EXCEPTION_HANDLERS,
         )
 
@@ -60,15 +61,15 @@ async def door() -> AsyncIterator[Door]:
 @asynccontextmanager
 async def delivered(door: Door, to: Any = None, choices: int = 1) -> AsyncIterator[asyncio.Task[Any]]:
     """An answer ``chatcmpl-a1`` whose group is held open for feedback; yields what closes it."""
-    link = ask(door.sessions, to or route(feedback_window_seconds=1000), [user("hi")])
+    to = to or route(feedback_window_seconds=1000)
+    link = ask(door.sessions, to, [user("hi")])
     link.delivered("chatcmpl-a1", assistant("Hello."), 0.5, choices=choices)
-    closing = asyncio.create_task(link.closing())
+    closing = asyncio.create_task(link.closing(to.open_groups))
     await anyio.lowlevel.checkpoint()
     try:
         yield closing
     finally:
-        assert link.route.swarm is not None
-        link.route.swarm.open_groups.close()
+        to.open_groups.close()
         async with asyncio.timeout(10):
             await closing
 
@@ -143,7 +144,7 @@ async def test_an_answer_that_nobody_got_is_not_found(door: Door) -> None:
 
 async def test_what_comes_late_is_kept_for_hooks_and_does_not_train(door: Door) -> None:
     link = say(door.sessions, route(), talk := [user("hi")], "Hello.")
-    await link.closing()
+    await link.closing(no_groups())
     turn = link._turn  # pyright: ignore[reportPrivateUsage]
     assert turn is not None
     response = await door.feedback(turn.completion_id, score=1)
@@ -206,7 +207,7 @@ async def test_the_application_ends_and_rates_a_session(door: Door, content: Any
     # a name with a slash is one name
     assert response.json() == {"session_id": "s/1", "ended": True}
     async with asyncio.timeout(10):
-        assert (await link.closing()).credit == 0.25
+        assert (await link.closing(no_groups())).credit == 0.25
     assert hook.sessions[0].feedback == feedback
 
 

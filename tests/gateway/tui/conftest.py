@@ -15,7 +15,7 @@ from gateway.tui.targets import make_targets
 from swarm.http.serve import bind
 
 #: Seconds; how long anything may take on a machine that has much else to do.
-DEADLINE = 60.0
+DEADLINE = 15.0
 
 
 @dataclass

@@ -129,7 +129,7 @@ async def test_paused_is_what_is_shown_and_not_what_is_asked(rig: server.Rig) ->
         await screen.shows("● ROLLING")
         await screen.press("p")
         await screen.shows("PAUSED for", "p goes on")
-        asked = screen.app.followers[0]
+        asked = screen.app.pollers[0]
         rig.controller.offline("behind the pause")
         await screen.until(lambda _: asked.status.engine.engine_status is EngineState.OFFLINE)
         assert "● ROLLING" in screen.text and "behind the pause" not in screen.text
@@ -175,7 +175,7 @@ async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> 
 @pytest.mark.parametrize("overrides", [{"token": "secret-of-the-server"}])
 async def test_a_token_that_is_refused_and_one_that_opens(rig: server.Rig, overrides: dict[str, str]) -> None:
     async with watching([url(rig)], tokens=["wrong"]) as screen:
-        await screen.shows("! REFUSED", "asked again in", "refuses what it was given")
+        await screen.shows("! REFUSED", "asked again in", "refuses the secret that it was given")
         assert "wrong" not in await screen.says("--token or SWARM_TOKEN")
     async with watching([url(rig)], tokens=[overrides["token"]]) as screen:
         await screen.shows("● ROLLING")

@@ -28,10 +28,10 @@ async def test_what_requests_and_their_groups_became(open_gateway: OpenGateway, 
         assert (await http.post(CHAT, json=BODY)).status_code == 200
         await screen.shows("1 requests", "1 trained, 100% of those submitted informative", "3 delivered")
         await screen.shows("9 wasted (75% of all: the price of the fan-out)")
-        rows = ["100%", "75%", "│ default"]
+        rows = ["100%", "75%", "│ default "]
         await screen.until(lambda text: any(all(word in row for word in rows) for row in text.splitlines()))
         await http.post(CHAT, json=BODY, headers={"x-swarm-policy": "nonsense"})
-        await screen.shows("1 errors", "errors that callers saw, by code", "1 callers got the error")
+        await screen.shows("1 errors", "errors that callers got, by code", "1 callers got the error")
         await screen.press("w")
         await screen.shows("Swarm servers (w)", swarm.url.removeprefix("http://"))
         assert [panel.key for panel in screen.app.pages[0].board.panels] == ["g", "w", "f", "l"]

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.tui import gateway_view
 from gateway.tui.app import MonitorApp
-from gateway.tui.following import GatewayFollower
-from gateway.tui.told import GatewayStatus
+from gateway.tui.client import GatewayStatus
+from gateway.tui.targets import make_targets
 from swarm.protocol import ServerStatus
 from tests.gateway.stand_in import listening
 from tests.gateway.tui.conftest import watching
@@ -131,9 +132,9 @@ async def test_json_without_an_end_is_trouble(status: int) -> None:
 async def test_numbers_that_cannot_be_shown_are_trouble_and_no_end(changed: str) -> None:
     body = json.dumps(GATEWAY)[:-1] + f", {changed}}}"
     async with listening(saying(body)) as url, watching([], [url]) as screen:
-        await screen.shows("! NONSENSE", "OverflowError", "check --gateway-url")
-        follower = screen.app.followers[0]
-        assert isinstance(follower, GatewayFollower) and follower.status is None and not follower.requests.points
+        await screen.shows("! NONSENSE", "OverflowError")
+        await screen.says("check --gateway-url")
+        assert screen.app.pollers[0].status is None
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
@@ -155,10 +156,10 @@ async def test_times_without_an_end_and_lines_from_no_time() -> None:
 
 
 async def test_what_a_question_raises_is_its_servers_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
-    def see(self: GatewayFollower, status: GatewayStatus, before: GatewayStatus | None) -> None:
+    def view(status: GatewayStatus, per_second: float) -> None:
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr(GatewayFollower, "_see", see)
+    monkeypatch.setattr(gateway_view, "view", view)
     async with (
         listening(saying(json.dumps(GATEWAY))) as url,
         listening(saying(json.dumps(ROLLING))) as other,
@@ -167,19 +168,16 @@ async def test_what_a_question_raises_is_its_servers_trouble(monkeypatch: pytest
         await screen.shows("1 of 2 servers answer", "● ROLLING", "! nonsense", "ZeroDivisionError: nobody thought of")
 
 
-async def test_what_ends_it_is_told_without_the_values_of_variables(
+async def test_a_defect_is_told_without_the_values_of_variables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def news(self: MonitorApp) -> None:
+    def show(self: MonitorApp) -> None:
         held = f"Bearer {SECRET}"
         raise LookupError(f"a defect of ours, {len(held)}")
 
-    monkeypatch.setattr(MonitorApp, "_news", news)
-    codes: list[int | None] = []
-    with pytest.raises(Exception, match="a defect of ours"):
-        async with listening(saying(json.dumps(ROLLING))) as url, watching([url], tokens=[SECRET]) as screen:
-            await screen.until(lambda text: not screen.app.is_running)
-            codes.append(screen.app.return_code)
-    assert codes == [1]
+    monkeypatch.setattr(MonitorApp, "show", show)
+    async with listening(saying(json.dumps(ROLLING))) as url:
+        app = MonitorApp(make_targets([url], [SECRET], [], []), interval=0.2)
+        await app.run_async(headless=True)
     told = "".join(capsys.readouterr())
-    assert "a defect of ours" in told and SECRET not in told
+    assert app.return_code == 1 and "a defect of ours" in told and SECRET not in told

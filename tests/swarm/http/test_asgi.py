@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
+import anyio.lowlevel
 import httpx
 import pytest
+import uvicorn
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from swarm.client.wire import LIMITS
 from swarm.errors import UnavailableError
-from swarm.http.asgi import EXCEPTION_HANDLERS, RequestIdMiddleware, base_url, bearer, read_model
+from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware, bearer, read_body
+from swarm.http.routes import JsonRoute
+from swarm.http.serve import KEEP_ALIVE_SECONDS, bind, uvicorn_config
 
 
 class Body(BaseModel):
     number: int
 
 
-async def echo(request: Request) -> Response:
-    body = await read_model(request, Body, limit=64)
-    return JSONResponse({"number": body.number, "key": bearer(request)})
+class Echoed(BaseModel):
+    number: int
+    key: str
+
+
+async def echo(request: Request, body: Body) -> Echoed:
+    return Echoed(number=body.number, key=bearer(request))
+
+
+async def raw(request: Request) -> Response:
+    return Response(bytes(await read_body(request.scope, request.receive)))
 
 
 async def later(request: Request) -> Response:
@@ -36,8 +52,8 @@ async def broken(request: Request) -> Response:
 @pytest.fixture
 def client() -> httpx.AsyncClient:
     app = Starlette(
-        routes=[Route("/echo", echo, methods=["POST"]), Route("/later", later), Route("/broken", broken)],
-        middleware=[Middleware(RequestIdMiddleware)],
+        routes=[JsonRoute("/echo", echo, methods=["POST"]), Route("/later", later), Route("/broken", broken)],
+        middleware=[Middleware(RequestIdMiddleware), Middleware(BodyLimits, limit=lambda scope: 64)],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
@@ -100,7 +116,7 @@ async def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(
     if status == 415:
         error = answer.json()["error"]
         assert error["code"] == "unsupported_content_encoding"
-        assert error["message"] == f"content-encoding: {encoding} is not read here; send the body plain"
+        assert error["message"] == f"content-encoding: {encoding} is not supported; send the body uncompressed"
 
 
 @pytest.mark.anyio
@@ -151,25 +167,46 @@ async def test_the_key_is_read_from_either_header(client: httpx.AsyncClient, hea
     assert answer.json()["key"] == "k1"
 
 
-@pytest.mark.parametrize("host", [b"127.0.0.1:10086", b"train.example", b"[::1]:80", b"a b", b"", None])
-@pytest.mark.parametrize("root", ["", "/swarm"])
-@pytest.mark.parametrize("server", [("10.0.0.1", 80), ("10.0.0.1", 8080), None])
-def test_the_base_url_is_starlettes(host: bytes | None, root: str, server: tuple[str, int] | None) -> None:
-    scope = {
-        "type": "http",
-        "scheme": "http",
-        "server": server,
-        "path": f"{root}/claim_episode",
-        "root_path": root,
-        "query_string": b"a=1",
-        "headers": [] if host is None else [(b"host", host)],
-    }
-    assert base_url(Request(scope)) == str(Request(scope).base_url)
+@pytest.mark.anyio
+@pytest.mark.parametrize("drip", [False, True])
+async def test_a_body_that_does_not_arrive_in_time_is_refused_and_its_connection_closed(drip: bool) -> None:
+    app = Starlette(
+        routes=[Route("/raw", raw, methods=["POST"])],
+        middleware=[Middleware(BodyLimits, limit=lambda scope: 10**6, seconds=0.2)],
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=2, log_level="warning"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+
+    async def send() -> None:
+        writer.write(b"POST /raw HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nx")
+        while drip:
+            await anyio.lowlevel.checkpoint()
+            writer.write(b"x")
+
+    sending = asyncio.create_task(send())
+    async with asyncio.timeout(30):
+        answer = await reader.readuntil(b"}")
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"body_timeout" in answer
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b"}", "the end of the error object, and then of the connection"
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    writer.close()
+    server.should_exit = True
+    await serving
+
+
+def test_connections_outlive_those_of_our_clients() -> None:
+    assert LIMITS.keepalive_expiry is not None
+    assert 2 * LIMITS.keepalive_expiry < KEEP_ALIVE_SECONDS
 
 
 @pytest.mark.anyio
 async def test_a_caller_that_leaves_while_it_sends_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
-    app = Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=EXCEPTION_HANDLERS)
+    app = Starlette(routes=[JsonRoute("/echo", echo, methods=["POST"])], exception_handlers=EXCEPTION_HANDLERS)
     parts: list[Message] = [
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},

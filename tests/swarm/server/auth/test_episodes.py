@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.credentials import TokenFile
-from swarm.server.auth.scopes import ROUTE_SCOPES
+from swarm.server.auth.scopes import ControlRoute
 from tests.swarm.server.conftest import Rig
 from tests.swarm.server.vllm import plain
 
@@ -34,7 +34,7 @@ async def test_no_route_tells_the_ids_of_others(rig: Rig, tmp_path: Path, scope:
     await become(rig, tmp_path, scope)
     bodies: list[dict[str, Any]] = [{}, {"client_uuid": "other"}, {"client_uuid": "theirs"}]
     bodies += [{"client_uuid": "theirs", "episode_uuid": "guessed", "task_id": "task", "count": 1}]
-    for path in ROUTE_SCOPES:
+    for path in [route.path for route in rig.app.routes if isinstance(route, ControlRoute)]:
         answers = [await rig.client.get(path)] + [await rig.client.post(path, json=body) for body in bodies]
         for answer in answers:
             for episode in (running, finished):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import ForbiddenError
-from swarm.server.auth import Caller, ClientNames
+from swarm.server.auth.callers import Caller, ClientNames
 
 ANN, BOB = Caller("ann", frozenset({"claim"})), Caller("bob", frozenset({"claim"}))
 ROOT = Caller("root", frozenset({"admin"}))

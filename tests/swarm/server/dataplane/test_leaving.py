@@ -79,9 +79,7 @@ async def test_a_caller_that_leaves_stops_vllm_at_once(rig: Rig, grouped: bool, 
 
 @pytest.fixture
 async def gateway(rig: Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
-    config = GatewayConfig(
-        swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")), warm_groups=0
-    )
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(write_hooks(tmp_path / "hooks")))
     async with (
         listening(create_app(config)) as url,
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
@@ -111,7 +109,7 @@ def on_user_submit_new_requests(request, context):
     return [{**request.body, "user": str(k)} for k in range(context.num_repeat)]
 """
     hooks = write_hooks(tmp_path / "hooks", submit=varies)
-    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks), warm_groups=0)
+    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks))
     rig.vllm.default = rig.vllm.hang()
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
     async with (

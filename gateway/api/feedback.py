@@ -1,0 +1,121 @@
+"""``POST /v1/feedback`` and ``POST /v1/sessions/{id}/end``: the user's feedback, and the end of a conversation.
+
+Invariant: a key speaks only of its own answers and sessions; those of others do not exist to it. Each way to rate is a
+number from -1 (bad) to 1 (good), a request rates once, and later feedback replaces earlier.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, Field, model_validator
+from starlette.requests import Request
+
+from gateway.api.endpoint import caller_of
+from gateway.sessions.sessions import Sessions
+from reward_hooks import Feedback
+from swarm.errors import NotFoundError, RequestError
+from swarm.types import Model
+
+#: Labels that rate, as scores.
+RATINGS = {"good": 1.0, "neutral": 0.0, "bad": -1.0}
+#: Labels for what the user did with an answer, which only the application can see.
+SIGNALS = ("accepted", "copied", "edited", "regenerated", "repeated", "continued", "abandoned")
+
+Signal = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Said(Model):
+    """A rating (``score``, or ``label`` good, neutral, bad), a comment, and what the user did (``signals``, each in
+    [0, 1]; or one of their names as ``label``)."""
+
+    score: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
+    label: str | None = None
+    comment: str = Field(default="", max_length=10_000)
+    signals: dict[Annotated[str, Field(min_length=1, max_length=64)], Signal] = Field(default={}, max_length=32)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.label is not None and self.label not in (*RATINGS, *SIGNALS):
+            raise ValueError(f"label is {self.label!r}; use one of {', '.join((*RATINGS, *SIGNALS))}")
+        if self.score is not None and self.label in RATINGS:
+            raise ValueError(f"score and label {self.label!r} both rate the answer; send one of them")
+        self.check_says_something()
+        return self
+
+    def check_says_something(self) -> None:
+        """Raise :class:`ValueError` for an empty body."""
+        if self.label is None and self.score is None and not self.comment and not self.signals:
+            raise ValueError("send a score, a label, a comment, or signals")
+
+    def feedback(self) -> Feedback:
+        """For hooks."""
+        observed = {signal: 1.0 for signal in SIGNALS if signal == self.label}
+        rating = RATINGS.get(self.label or "", self.score)
+        return Feedback(rating=rating, comment=self.comment, signals={**observed, **self.signals})
+
+
+class GivenFeedback(Said):
+    """Feedback to one answer: ``completion_id`` is its id in whatever dialect, ``choice`` its index where the request
+    asked for several."""
+
+    completion_id: str = Field(min_length=1, max_length=256)
+    choice: int = Field(default=0, ge=0)
+
+
+class SessionFeedback(Said):
+    """Feedback to a whole session; may be empty."""
+
+    def check_says_something(self) -> None:
+        """Anything goes."""
+
+
+class FeedbackTaken(BaseModel):
+    """What became of the feedback."""
+
+    completion_id: str
+    trains: bool = Field(description="whether the group is still open for it")
+    replaced: bool
+
+
+class SessionEnded(BaseModel):
+    """The session is over."""
+
+    session_id: str
+    ended: bool
+
+
+async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken:
+    """What the user says of an answer.
+
+    ``trains`` in the response says whether the answer's group is still open for it.
+    """
+    sessions = _sessions(request)
+    turn = sessions.turn(given.completion_id, caller_of(request.scope).key_id)
+    if turn is None:
+        raise NotFoundError(
+            f"completion {given.completion_id!r} is not known: it was not delivered to this key, was not judged "
+            "(passed straight through, or answered by an upstream), or its session is over",
+            code="completion_not_found",
+            param="completion_id",
+        )
+    if given.choice >= turn.choices:
+        raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
+    replaced = turn.say(given.choice, given.feedback())
+    sessions.counts.feedback["counts" if turn.open else "late"] += 1
+    return FeedbackTaken(completion_id=given.completion_id, trains=turn.open, replaced=replaced)
+
+
+async def end_session(request: Request, id: str, said: SessionFeedback | None = None) -> SessionEnded:
+    """A conversation is over.
+
+    It ends on all routes; its hook runs after the response. The body, which may be left out, rates the session.
+    """
+    feedback = said.feedback() if said is not None and said.model_fields_set else None
+    if not _sessions(request).end(id, caller_of(request.scope).key_id, feedback):
+        raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
+    return SessionEnded(session_id=id, ended=True)
+
+
+def _sessions(request: Request) -> Sessions:
+    return request.state.gateway.sessions

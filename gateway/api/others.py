@@ -1,0 +1,143 @@
+"""What has no endpoint of its own: every other address under ``/v1``, and Anthropic's token count.
+
+Invariant: a request that is not the gateway's to answer is forwarded to an upstream as it came, or refused with a 404
+that says why. The tokens that are counted are those that would be sampled from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+from starlette.types import Receive, Scope, Send
+
+from adapters.dialects import ChatDialect, MessagesDialect
+from adapters.dialects.jsons import decode, encode
+from gateway.api.endpoint import Answering, caller_of, public_headers, serve
+from gateway.api.exchange import Rendering
+from gateway.api.forwarding import AnyRequest, forward, model_of
+from gateway.rollout.unrecorded import passed
+from gateway.runtime import Gateway
+from gateway.types import Outcome, Relayed
+from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.http.asgi import check_encoding, parse_json
+
+_OPENAI, _MESSAGES = ChatDialect(), MessagesDialect()
+#: The path when ``base_url`` ends with /v1 although the SDK adds that.
+_TWICE = "/v1/v1/"
+
+
+class Passthrough:
+    """ASGI endpoint for any method: embeddings, audio, and whatever else an upstream has.
+
+    Args:
+        ours: paths that the gateway answers, to other methods.
+    """
+
+    def __init__(self, ours: Collection[str]) -> None:
+        self._ours = ours
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, absent: SwarmGatewayError | None = None) -> None:
+        """Forward the request; ``absent`` is the error where there is no upstream."""
+
+        async def read(gateway: Gateway, body: bytes) -> Answering:
+            headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
+            model = _model(headers, body)
+            request = AnyRequest(scope["method"], scope["path"], query, headers, body, model, caller_of(scope))
+            return lambda: self._answer(gateway, request, absent), Rendering(_OPENAI, {}, False, {})
+
+        await serve(scope, receive, send, _OPENAI, read)
+
+    async def _answer(self, gateway: Gateway, request: AnyRequest, absent: SwarmGatewayError | None) -> Outcome:
+        try:
+            return await forward(gateway, request)
+        except NotFoundError as exc:
+            if exc.code != "route_not_found":
+                raise
+            raise absent or self._absent(request, exc) from exc
+
+    def _absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
+        """The error for an address that neither the gateway nor an upstream has."""
+        if request.path in self._ours:
+            error = RequestError(f"{request.method} {request.path}: Method Not Allowed", code="method_not_allowed")
+            error.status = 405
+            return error
+        if request.path.startswith(_TWICE):
+            return NotFoundError(
+                f"{request.method} {request.path}: not found; it contains /v1 twice: SDKs such as Anthropic's add "
+                "it to base_url themselves: leave it out there",
+                code="route_not_found",
+            )
+        return exc
+
+
+def _model(headers: Mapping[str, str], body: bytes) -> str | None:
+    """The model that a JSON body names."""
+    if not headers.get("content-type", "").startswith("application/json"):
+        return None
+    try:
+        data: Any = decode(body)
+    except (ValueError, RecursionError):
+        return None
+    return model_of(cast("dict[str, Any]", data)) if isinstance(data, dict) else None
+
+
+class CountTokens:
+    """``POST /v1/messages/count_tokens``: how many tokens a request of Anthropic's would be."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        more_headers = {"request-id": scope["state"]["request_id"]}
+
+        async def read(gateway: Gateway, raw: bytes) -> Answering:
+            check_encoding(scope["headers"])
+            data, headers = parse_json(raw), public_headers(scope["headers"])
+            request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(data), caller_of(scope))
+            return lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers)
+
+        await serve(scope, receive, send, _MESSAGES, read, more_headers)
+
+
+async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) -> Outcome:
+    """The count of the engine, or of the upstream where there is no engine to ask.
+
+    Raises:
+        RequestError: the request cannot be carried, or the engine finds fault with it.
+        UnavailableError, UpstreamError: nobody can count now.
+    """
+    async with AsyncExitStack() as held:
+        table = held.enter_context(gateway.routes.table.held())
+        route = await table.find(request.model, request.caller)
+        if route.training is None:
+            return await forward(gateway, request)
+        body = _MESSAGES.counted(data)
+        try:
+            answer = await passed(route.training, "/tokenize", encode(body))
+        except (UnavailableError, UpstreamError):
+            if route.upstream is None:
+                raise
+            return await forward(gateway, request)
+        if answer.close is not None:
+            held.push_async_callback(answer.close)
+        return Relayed(200, {"content-type": "application/json"}, encode({"input_tokens": await _counted(answer)}))
+
+
+async def _counted(answer: Relayed) -> int:
+    raw = answer.body if isinstance(answer.body, bytes) else b"".join([part async for part in answer.body])
+    try:
+        data: Any = json.loads(raw)
+    except ValueError:
+        data = None
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if answer.status == 200 and isinstance(fields.get("count"), int):
+        return fields["count"]
+    error: Any = fields.get("error")
+    status = f"status {answer.status}"
+    message = str(cast("dict[str, Any]", error).get("message")) if isinstance(error, dict) else status
+    if answer.status in (400, 413, 422):
+        raise RequestError(message)
+    raise UpstreamError(f"the engine does not count tokens: {message}", code="engine_failed")

@@ -1,0 +1,275 @@
+"""``GET /status`` of a server: its status, or why there is none and what to do about it.
+
+Invariant: every outcome is a value, each within its deadline; nothing that a server sends raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gateway.tui.format import printable
+from gateway.tui.targets import Kind, Target
+from swarm.protocol import ServerStatus
+
+StatusT = TypeVar("StatusT", bound=BaseModel)
+
+#: Steps that a swarm server is asked for at first.
+STEPS = 300
+#: Seconds that a response may take beyond those that the server was asked to wait.
+DEADLINE = 10.0
+_CONNECT = 5.0
+#: Characters of a server's own message that are shown.
+_MAX_MESSAGE = 300
+
+
+class _Part(BaseModel):
+    """Part of a gateway's status; fields that a newer gateway adds are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Groups(_Part):
+    """Counts of groups; ``informative`` are submitted groups whose rewards differ."""
+
+    trained: int
+    dropped: dict[str, int]
+    uninformative: int
+    informative: int = 0
+
+
+class Tokens(_Part):
+    """Completion tokens of groups: of answers that somebody got, and of the others."""
+
+    delivered: int = 0
+    wasted: int = 0
+
+
+class Counts(_Part):
+    """Counts since the gateway's start, of all requests or of a route's."""
+
+    requests: int
+    in_flight: int = 0
+    groups: Groups
+    tokens: Tokens = Tokens()
+    hook_failures: dict[str, int] = {}
+    fallbacks: dict[str, int] = {}
+    errors: dict[str, int] = {}
+
+
+class Load(_Part):
+    """How full a route is; ``refused`` since the start."""
+
+    running: int = 0
+    waiting: int = 0
+    refused: int = 0
+
+
+class RouteStatus(Counts):
+    """One route; ``breaker`` is the state of its upstream's, ``None`` without an upstream."""
+
+    models: list[str] = []
+    policy: str = ""
+    load: Load = Load()
+    breaker: str | None = None
+
+
+class SwarmStatus(_Part):
+    """One swarm server as the gateway sees it."""
+
+    url: str
+    engine: str = ""
+    down_since: str | None = None
+    policy_version: int | None = None
+    background: int = 0
+    open_groups: int = 0
+    standby_groups: int = 0
+
+
+class EngineFailure(_Part):
+    """The engine's last failure, and how many there were in a row."""
+
+    reason: str
+    count: int
+
+
+class GatewayStatus(Counts):
+    """``GET /status`` of a gateway; ``engine`` and what follows are of the first route with a swarm server."""
+
+    engine: str = ""
+    engine_failure: EngineFailure | None = None
+    model: str = ""
+    policy_version: int | None = None
+    background: int = 0
+    joined: int = 0
+    control: str = "none"
+    routes: dict[str, RouteStatus]
+    sessions: dict[str, object] = {}
+    swarms: list[SwarmStatus] = []
+
+
+class Reason(StrEnum):
+    """Kinds of trouble, in a word for tables."""
+
+    AWAY = "away"
+    SILENT = "silent"
+    REFUSED = "refused"
+    NONSENSE = "nonsense"
+    FAILING = "failing"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no status; ``message`` says what is wrong and what to do."""
+
+    reason: Reason
+    message: str
+
+
+class StatusClient(Generic[StatusT]):
+    """Asks one server for its status; to be closed.
+
+    Args:
+        target: the server.
+        model: its status is read as.
+    """
+
+    def __init__(self, target: Target, model: type[StatusT]) -> None:
+        self._target = target
+        self._model = model
+        headers = {"authorization": f"Bearer {target.secret}"} if target.secret else {}
+        self._http = httpx.AsyncClient(headers={"accept": "application/json", **headers}, trust_env=False)
+
+    async def get(self, query: Mapping[str, int | float] | None = None, wait: float = 0.0) -> StatusT | Trouble:
+        """The status, within ``wait`` plus :data:`DEADLINE` seconds."""
+        target, limit = self._target, wait + DEADLINE
+        try:
+            async with asyncio.timeout(limit):
+                response = await self._send(query, limit)
+            if response.status_code >= 400:
+                return _error_status(target, response)
+            data = json.loads(response.content)
+            if not isinstance(data, dict):
+                return _nonsense(target, "the answer is not a JSON object")
+            return self._model.model_validate({name: data[name] for name in self._model.model_fields if name in data})
+        except httpx.ConnectTimeout as exc:
+            return _away(target, exc)
+        except (TimeoutError, httpx.TimeoutException):
+            return Trouble(
+                Reason.SILENT,
+                f"{target.address} accepts the request and does not answer within {limit:.0f} s: is it overloaded or "
+                "stopped?",
+            )
+        except httpx.RequestError as exc:
+            return _away(target, exc)
+        except ValidationError as exc:
+            return _nonsense(target, f"the answer has {exc.error_count()} wrong fields")
+        except (ValueError, RecursionError):
+            return _nonsense(target, "the answer is not a JSON object")
+        except Exception as exc:
+            # a defect concerns this server alone: the others are still watched
+            return unexpected(target, exc)
+
+    async def _send(self, query: Mapping[str, int | float] | None, limit: float) -> httpx.Response:
+        timeout = httpx.Timeout(limit, connect=_CONNECT)
+        try:
+            return await self._http.get(self._target.status_url, params=query, timeout=timeout)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            # a kept-alive connection breaks when its server restarted
+            return await self._http.get(self._target.status_url, params=query, timeout=timeout)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+def unexpected(target: Target, error: Exception) -> Trouble:
+    """A status that cannot be read or shown."""
+    return _nonsense(target, f"{type(error).__name__}: {error}")
+
+
+def _error_status(target: Target, response: httpx.Response) -> Trouble:
+    message, status = _message_of(response), response.status_code
+    if status in (401, 403):
+        return Trouble(Reason.REFUSED, _refused(target, message))
+    if status >= 500 or status == 429:
+        return Trouble(Reason.FAILING, f"{target.address} answers with HTTP {status}: {message}; its log says more")
+    return _nonsense(target, f"HTTP {status}: {message}")
+
+
+def _message_of(response: httpx.Response) -> str:
+    try:
+        body: Any = response.json()
+    except (ValueError, RecursionError):
+        body = None
+    error: Any = (body.get("error") or body.get("detail")) if isinstance(body, dict) else None
+    return _clean(str(error.get("message") if isinstance(error, dict) else error or response.text))
+
+
+def _clean(text: str) -> str:
+    return printable(" ".join(text[: 10 * _MAX_MESSAGE].split()))[:_MAX_MESSAGE]
+
+
+def _away(target: Target, error: httpx.RequestError) -> Trouble:
+    why = _clean(str(error) or type(error).__name__)
+    start = "swarm-gateway swarm start" if target.kind is Kind.SWARM else "swarm-gateway serve"
+    message = f"no {target.kind} answers at {target.address} ({why}): start it (`{start}`)"
+    return Trouble(Reason.AWAY, f"{message} or check {target.kind.option}")
+
+
+def _refused(target: Target, message: str) -> str:
+    given = "refuses the secret that it was given" if target.secret else "asks for a secret, and none was given"
+    if target.kind is Kind.SWARM:
+        how = (
+            "give --token or SWARM_TOKEN; `swarm-gateway swarm tokens create monitor --scope read` in its run folder "
+            "makes one"
+        )
+    else:
+        how = (
+            "give --api-key or OPENAI_API_KEY, a key that is not restricted to routes; "
+            "`swarm-gateway keys create monitor` makes one"
+        )
+    return f"{target.address} {given} ({message}): {how}"
+
+
+def _nonsense(target: Target, detail: str) -> Trouble:
+    message = f"{target.address} is no {target.kind}, or one of another version ({_clean(detail)})"
+    return Trouble(Reason.NONSENSE, f"{message}: check {target.kind.option}")
+
+
+async def snapshot(targets: Sequence[Target]) -> tuple[dict[str, Any], list[str]]:
+    """One status of every server, within one deadline.
+
+    Returns:
+        ``{"swarm_servers": [...], "gateways": [...]}``, each server with ``url``, ``trouble`` (a word), ``error`` (what
+        to do) and ``status``, of which either the last or the two before are null; and the errors alone.
+    """
+    answers = await asyncio.gather(*(_get_once(target) for target in targets))
+    found: dict[str, list[dict[str, Any]]] = {"swarm_servers": [], "gateways": []}
+    for target, answer in zip(targets, answers, strict=True):
+        trouble = answer if isinstance(answer, Trouble) else None
+        found["swarm_servers" if target.kind is Kind.SWARM else "gateways"].append(
+            {
+                "url": target.address,
+                "trouble": trouble and trouble.reason.value,
+                "error": trouble and trouble.message,
+                "status": None if isinstance(answer, Trouble) else answer.model_dump(mode="json"),
+            }
+        )
+    return found, [answer.message for answer in answers if isinstance(answer, Trouble)]
+
+
+async def _get_once(target: Target) -> BaseModel | Trouble:
+    swarm = target.kind is Kind.SWARM
+    client: StatusClient[Any] = StatusClient(target, ServerStatus if swarm else GatewayStatus)
+    try:
+        return await client.get({"steps": STEPS} if swarm else None)
+    finally:
+        await client.close()

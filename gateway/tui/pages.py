@@ -1,0 +1,237 @@
+"""The pages of the monitor: all servers, a swarm server, a gateway.
+
+Invariant: a page shows what its poller knows, and asks nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Line, Row, Table, printable, seconds, short
+from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
+from gateway.tui.swarm_view import Order, episodes
+from gateway.tui.widgets import Board, Grid, LogPanel, Panel, StepsPanel, TablePanel, content
+from swarm.states import EngineState
+
+AnyPoller = SwarmPoller | GatewayPoller
+
+#: Rows of the terminal below which the head leaves out minor lines.
+_BRIEF = 34
+#: Age in seconds from which a status that is due every second is called old.
+_OLD = 5.0
+_OVERVIEW = (">tab", "server", "state", ">heard", "batch", "now", ">version")
+
+
+class Page(Vertical):
+    """One server: a head above a board of panels."""
+
+    DEFAULT_CSS = """
+    Page { height: 1fr; }
+    Page > .head { height: auto; max-height: 60%; padding: 0 1; }
+    """
+
+    def __init__(self, poller: AnyPoller, panels: Sequence[Panel]) -> None:
+        super().__init__()
+        self.poller = poller
+        self.board = Board(panels)
+        self._panels = {panel.key: panel for panel in panels}
+        self._head = Static(markup=False, classes="head")
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield self.board
+
+    @property
+    def focused(self) -> Widget:
+        """The widget that takes the keys."""
+        return self.board.chosen.body
+
+    def show(self) -> None:
+        """Show what is known now."""
+        self.show_head()
+        if (view := self.poller.view) is not None:
+            for key, table in view.tables.items():
+                panel = self._panels[key]
+                assert isinstance(panel, TablePanel)
+                panel.show(table)
+
+    def show_head(self) -> None:
+        """Show the head alone, whose times go on between two requests."""
+        poller = self.poller
+        lines = _trouble(poller)
+        if poller.view is None:
+            lines += [] if lines else [Line(f"asking {poller.target.address} ...", DIM)]
+            self._head.update(content(lines))
+            return
+        assert poller.age is not None
+        first, *rest = poller.view.head
+        fresh = Content.styled(f"  as of {seconds(poller.age)} ago", WARNING if poller.age > _OLD else DIM)
+        brief = self.app.size.height < _BRIEF
+        head = [content([first]) + fresh, *(content([line]) for line in rest if not (brief and line.minor))]
+        width = self._head.content_size.width
+        if brief and width:
+            # each line has one row where there is little room
+            head = [line.truncate(width, ellipsis=True) for line in head]
+        self._head.update(Content("\n").join([*([content(lines)] if lines else []), *head]))
+
+
+class SwarmPage(Page):
+    """A swarm server."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("o", "order", "Order"),
+        Binding("escape", "clear", "All episodes", show=False),
+    ]
+
+    def __init__(self, poller: SwarmPoller) -> None:
+        self._steps = StepsPanel()
+        self._episodes = TablePanel("e", "Episodes")
+        self._log = LogPanel("l", "Log")
+        tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
+        super().__init__(poller, [self._steps, self._episodes, *tables, self._log])
+        self._swarm = poller
+        self._order = Order.IDLE
+        self._filter = Input(placeholder="client, task, episode or type; Enter keeps, Escape clears", id="filter")
+        self._filter.display = False
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        yield self._filter
+
+    def action_order(self) -> None:
+        """Sort the episodes by something else."""
+        self._order = self._order.next
+        self.board.choose(self._episodes.key)
+        self.show()
+
+    def action_filter(self) -> None:
+        """Let the user type words to filter the episodes by."""
+        self.board.choose(self._episodes.key)
+        self._filter.display = True
+        self._filter.focus()
+
+    def action_clear(self) -> None:
+        """Show all episodes."""
+        self._filter.value = ""
+        self._filter.display = False
+        self.focused.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.show()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._filter.display = bool(self._filter.value)
+        self.focused.focus()
+
+    def show(self) -> None:
+        super().show()
+        poller, status = self._swarm, self._swarm.status
+        self._log.show(_log(poller.log.lines, status.last_lines if status is not None else ()))
+        if status is not None:
+            rates = {"episodes/min": poller.episodes, "tokens/s": poller.tokens}
+            self._steps.show_trends(poller.history.steps, rates)
+            self._episodes.show(episodes(status, self._order, self._filter.value))
+
+
+class GatewayPage(Page):
+    """A gateway."""
+
+    def __init__(self, poller: GatewayPoller) -> None:
+        self._log = LogPanel("l", "Log", long=True)
+        tables = (TablePanel("g", "Routes", long=True), TablePanel("w", "Swarm servers"), TablePanel("f", "Failures"))
+        super().__init__(poller, [*tables, self._log])
+
+    def show(self) -> None:
+        super().show()
+        self._log.show(_log(self.poller.log.lines))
+
+
+class OverviewPage(VerticalScroll):
+    """All servers: a row for each, and below the rows what is wrong."""
+
+    DEFAULT_CSS = "OverviewPage { padding: 0 1; } OverviewPage > Grid { height: auto; }"
+
+    def __init__(self, pollers: Sequence[AnyPoller]) -> None:
+        super().__init__()
+        self._pollers = pollers
+        self._grid = Grid()
+        self._troubles = Static(markup=False)
+
+    def compose(self) -> ComposeResult:
+        yield self._grid
+        yield self._troubles
+
+    @property
+    def focused(self) -> Widget:
+        """The widget that takes the keys."""
+        return self
+
+    def show(self) -> None:
+        """Show what is known now."""
+        self._grid.show(Table(_OVERVIEW, [_overview_row(place, one) for place, one in enumerate(self._pollers, 2)]))
+        lines: list[Line] = []
+        for poller in self._pollers:
+            lines += _trouble(poller)
+            if poller.trouble is None and isinstance(poller, SwarmPoller) and poller.status is not None:
+                engine = poller.status.engine
+                if engine.engine_status is EngineState.OFFLINE:
+                    why = printable(engine.engine_status_detail)
+                    lines.append(Line(f"! {poller.target.name} is OFFLINE: {why}", WARNING))
+        self._troubles.update(content(lines))
+
+
+def answering(pollers: Sequence[AnyPoller]) -> str:
+    """``2 of 3 servers answer``, or ``the gateway answers`` for one server alone."""
+    well = sum(poller.trouble is None and poller.status is not None for poller in pollers)
+    if len(pollers) == 1:
+        return f"the {pollers[0].target.kind} {'answers' if well else 'does not answer'}"
+    return f"{well} of {len(pollers)} servers answer"
+
+
+def _overview_row(place: int, poller: AnyPoller) -> Row:
+    view, trouble = poller.view, poller.trouble
+    state, batch, now, version = (view.state, view.batch, view.now, view.version) if view else (UNKNOWN,) * 4
+    if trouble is not None:
+        state = f"! {trouble.reason.value}"
+    heard = UNKNOWN if poller.age is None else seconds(poller.age)
+    style = BAD if trouble is not None else DIM if view is None else ""
+    return Row((str(place), poller.target.name, state, heard, batch, now, version), style)
+
+
+def _trouble(poller: AnyPoller) -> list[Line]:
+    """Why there is no status, what to do, and what happens next; nothing while all is well."""
+    trouble = poller.trouble
+    if trouble is None:
+        return []
+    again = f"asked again in {seconds(poller.next_try)}" if poller.next_try > 0 else "being asked again"
+    old = f"; the data below is {seconds(poller.age)} old" if poller.age is not None else ""
+    return [Line(f"! {trouble.reason.value.upper()}: {printable(trouble.message)}; {again}{old}", BAD)]
+
+
+def _log(lines: Sequence[LogLine], last_lines: Iterable[str] = ()) -> list[Line]:
+    """The log, the last line first, below a dead engine's last lines."""
+    made = [Line(f"| {printable(line)}") for line in last_lines]
+    if made:
+        made.insert(0, Line("the engine's last lines", WARNING))
+    for line in reversed(lines):
+        tag = f"[{short(line.tag, 20)}] " if line.tag else ""
+        made.append(Line(tag + printable(line.text), label=_clock(line.at)))
+    return made or [Line("nothing has happened yet", DIM)]
+
+
+def _clock(at: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at))
+    except (ValueError, OverflowError, OSError):
+        # the sender of a pushed line chooses its time
+        return "--:--:--"

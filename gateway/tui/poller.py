@@ -1,0 +1,296 @@
+"""Pollers: each follows one server and remembers what the monitor shows of it.
+
+Invariant: there is always one request under way or one pause of bounded length; everything remembered is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from gateway.tui import gateway_view, swarm_view
+from gateway.tui.client import STEPS, GatewayStatus, StatusClient, Trouble, unexpected
+from gateway.tui.format import View, seconds, step_line
+from gateway.tui.targets import Kind, Target
+from swarm.client import RetryPolicy
+from swarm.protocol import LogEntry, ServerStatus
+from swarm.types import StepResult
+
+StatusT = TypeVar("StatusT", bound=BaseModel)
+
+#: Pauses between requests to a server that does not answer: jittered, from half a second to ten.
+_BACKOFF = RetryPolicy(base=0.5, cap=10.0)
+#: Least pause after a long poll, however often the server's state changes.
+_LEAST_PAUSE = 0.2
+#: Steps to ask for once the others are known: more than a server can do between two requests.
+FEW_STEPS = 5
+#: Bounds of the log and of a sparkline.
+_LOG_LINES, _POINTS = 500, 600
+#: Samples of a count over which its rate is taken.
+_SAMPLES = 10
+
+
+class StepHistory:
+    """The steps of one server, asked for in full once and then a few at a time."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepResult] = []
+        self._whole = False
+
+    @property
+    def wanted(self) -> int:
+        """How many steps to ask for next."""
+        return FEW_STEPS if self._whole else STEPS
+
+    def forget(self) -> None:
+        """Ask for all steps again, because it may be another server by now; keep the known ones until then."""
+        self._whole = False
+
+    def add(self, latest: Sequence[StepResult], asked: int) -> list[StepResult]:
+        """Take in the last ``asked`` steps of the server, oldest first; returns the new ones.
+
+        If none of them is known, steps were missed or it is another run: the next request asks for all.
+        """
+        known = {step.batch_id for step in self.steps}
+        new = [step for step in latest if step.batch_id not in known]
+        joined = not known or len(new) < len(latest)
+        if asked >= STEPS or not joined:
+            self.steps = list(latest)
+            self._whole = asked >= STEPS
+        else:
+            self.steps = [*self.steps, *new][-STEPS:]
+        return new
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of the log; ``at`` is Unix seconds, ``tag`` its sender (empty: the monitor)."""
+
+    at: float
+    text: str
+    tag: str = ""
+
+
+class MonitorLog:
+    """Events that the monitor noticed, and the lines pushed to the server, kept longer than the server keeps them."""
+
+    def __init__(self) -> None:
+        self._lines: deque[LogLine] = deque(maxlen=_LOG_LINES)
+        self._pushed: set[LogLine] = set()
+
+    @property
+    def lines(self) -> list[LogLine]:
+        """All of it, oldest first."""
+        return sorted(self._lines, key=lambda line: line.at)
+
+    def note(self, text: str) -> None:
+        """Add an event of now."""
+        self._lines.append(LogLine(time.time(), text))
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Keep the pushed lines of a status, each once."""
+        pushed = {LogLine(entry.timestamp, entry.message, entry.tag or "log") for entry in entries}
+        # the server never repeats a line that it dropped
+        self._lines.extend(sorted(pushed - self._pushed, key=lambda line: line.at))
+        self._pushed = pushed
+
+
+class Poller(ABC, Generic[StatusT]):
+    """Follows one server.
+
+    Args:
+        target: the server.
+        model: its status is read as.
+        interval: seconds between two requests.
+        on_change: called after each request.
+
+    Attributes:
+        status, view: the last one, and what it shows; ``None`` before the first.
+        trouble: why there is no status now; ``None`` while there is.
+        failures: in a row.
+    """
+
+    def __init__(
+        self, target: Target, model: type[StatusT], interval: float, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self.target = target
+        self.status: StatusT | None = None
+        self.view: View | None = None
+        self.trouble: Trouble | None = None
+        self.log = MonitorLog()
+        self.failures = 0
+        self._client = StatusClient(target, model)
+        self._interval = interval
+        self._on_change = on_change
+        self._last_at = self._began = time.monotonic()
+        self._next_at = 0.0
+        self._hurry = asyncio.Event()
+
+    @property
+    def age(self) -> float | None:
+        """Age of the status in seconds; ``None`` without one."""
+        return None if self.status is None else time.monotonic() - self._last_at
+
+    @property
+    def next_try(self) -> float:
+        """Seconds until the next request; 0 while one is under way."""
+        return max(0.0, self._next_at - time.monotonic())
+
+    def hurry(self) -> None:
+        """Ask now instead of later."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        try:
+            while True:
+                if await self._poll():
+                    self.failures = 0
+                    pause = self._pause()
+                else:
+                    self.failures += 1
+                    pause = _BACKOFF.delay(self.failures)
+                self._next_at = time.monotonic() + pause
+                self._on_change()
+                self._hurry.clear()
+                # `wait_for` could lose a cancellation that comes together with the event
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._hurry.wait()
+        finally:
+            await self._client.close()
+
+    async def _poll(self) -> bool:
+        """Ask once; true if there is a status that can be shown. Every failure is this server's trouble alone."""
+        try:
+            answer = await self._ask()
+            if not isinstance(answer, Trouble):
+                before, self.status = self.status, answer
+                try:
+                    self._remember(answer, before)
+                    self.view = self._make_view(answer)
+                except Exception:
+                    self.status = before
+                    raise
+                if self.trouble is not None:
+                    away = seconds(time.monotonic() - self._last_at)
+                    self.log.note(f"{self.target.address} answers again, after {away}")
+                self.trouble, self._last_at = None, time.monotonic()
+                return True
+        except Exception as exc:
+            answer = unexpected(self.target, exc)
+        if self.trouble is None or self.trouble.reason is not answer.reason:
+            self.log.note(answer.message)
+        self.trouble = answer
+        self._forget()
+        return False
+
+    def _pause(self) -> float:
+        return self._interval
+
+    def _forget(self) -> None:
+        """The server did not answer; it may be another one when it does."""
+
+    @abstractmethod
+    async def _ask(self) -> StatusT | Trouble: ...
+
+    @abstractmethod
+    def _remember(self, status: StatusT, before: StatusT | None) -> None:
+        """Keep the parts of a new status that outlive it."""
+
+    @abstractmethod
+    def _make_view(self, status: StatusT) -> View: ...
+
+
+class SwarmPoller(Poller[ServerStatus]):
+    """Follows a swarm server; a long poll reports a change of its engine's state at once.
+
+    Attributes:
+        history: its steps.
+        episodes, tokens: episodes ended per minute and tokens sampled per second, over time.
+    """
+
+    def __init__(self, target: Target, interval: float, on_change: Callable[[], None] = lambda: None) -> None:
+        super().__init__(target, ServerStatus, interval, on_change)
+        self.history = StepHistory()
+        self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
+        self._change: int | None = None
+        self._asked_steps = 0
+        self._long_poll = False
+
+    async def _ask(self) -> ServerStatus | Trouble:
+        self._asked_steps = self.history.wanted
+        query: dict[str, int | float] = {"steps": self._asked_steps}
+        self._long_poll = self._change is not None
+        if self._change is not None:
+            query |= {"after_change": self._change, "wait_seconds": self._interval}
+        answer = await self._client.get(query, self._interval if self._long_poll else 0.0)
+        self._change = None if isinstance(answer, Trouble) else answer.engine_changes
+        return answer
+
+    def _forget(self) -> None:
+        self._change = None
+        self.history.forget()
+
+    def _pause(self) -> float:
+        # a long poll has waited at the server
+        return min(_LEAST_PAUSE, self._interval) if self._long_poll else self._interval
+
+    def _remember(self, status: ServerStatus, before: ServerStatus | None) -> None:
+        state, detail = status.engine.engine_status, status.engine.engine_status_detail
+        if before is None or before.engine.engine_status is not state:
+            self.log.note(f"engine: {state.removeprefix('ENGINE.')}" + (f": {detail}" if detail else ""))
+        new = self.history.add(status.steps, self._asked_steps)
+        for step in new if before is not None else []:
+            self.log.note(step_line(step))
+        self.log.add(status.log)
+        if status.rates is not None:
+            self.episodes.append(status.rates.episodes_per_minute)
+            self.tokens.append(status.rates.sampled_tokens_per_second)
+
+    def _make_view(self, status: ServerStatus) -> View:
+        return swarm_view.view(status, self.history.steps)
+
+
+class GatewayPoller(Poller[GatewayStatus]):
+    """Follows a gateway."""
+
+    def __init__(self, target: Target, interval: float, on_change: Callable[[], None] = lambda: None) -> None:
+        super().__init__(target, GatewayStatus, interval, on_change)
+        self._requests: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
+
+    async def _ask(self) -> GatewayStatus | Trouble:
+        return await self._client.get()
+
+    def _remember(self, status: GatewayStatus, before: GatewayStatus | None) -> None:
+        if self._requests and status.requests < self._requests[-1][1]:
+            self._requests.clear()
+            self.log.note("the gateway restarted: its counts begin at 0")
+        self._requests.append((time.monotonic(), status.requests))
+        if before is None:
+            return
+        for code, count in status.errors.items():
+            if (more := count - before.errors.get(code, 0)) > 0:
+                self.log.note(f"{more} callers got the error {code}")
+        for name, route in status.routes.items():
+            known = before.routes.get(name)
+            if known is not None and route.breaker is not None and known.breaker != route.breaker:
+                self.log.note(f"the breaker of route {name}'s upstream is {route.breaker}")
+
+    def _make_view(self, status: GatewayStatus) -> View:
+        (first, low), (last, high) = self._requests[0], self._requests[-1]
+        return gateway_view.view(status, (high - low) / (last - first) if last > first else 0.0)
+
+
+def make_poller(target: Target, interval: float, on_change: Callable[[], None]) -> SwarmPoller | GatewayPoller:
+    """The poller of ``target``."""
+    kind = SwarmPoller if target.kind is Kind.SWARM else GatewayPoller
+    return kind(target, interval, on_change)

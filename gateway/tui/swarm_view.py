@@ -1,0 +1,320 @@
+"""What the monitor shows of a swarm server's status: its engine, the batch that fills, and whatever stands in the way.
+
+Invariant: states and warnings are told by words and signs; colour only repeats them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from gateway.tui.format import (
+    ACCENT,
+    BAD,
+    DIM,
+    GOOD,
+    RESPONSE_TOKENS,
+    REWARD,
+    UNKNOWN,
+    WARNING,
+    Line,
+    Row,
+    Table,
+    View,
+    bar,
+    byte_size,
+    counts_table,
+    measure,
+    number,
+    printable,
+    seconds,
+    share,
+    short,
+)
+from swarm.job import TrainJob
+from swarm.protocol import ClientRow, PoolInformation, RunningEpisode, ServerStatus
+from swarm.states import EngineState
+from swarm.types import StepResult
+
+#: Sign, style and meaning of each state.
+STATES: dict[EngineState, tuple[str, str, str]] = {
+    EngineState.OFFLINE: ("○", BAD, "no claims, no training"),
+    EngineState.BOOTING: ("◔", WARNING, "claims wait until it rolls"),
+    EngineState.ROLLING: ("●", f"bold {GOOD}", "episodes are claimed and run"),
+    EngineState.ROLLING_POST: ("◕", ACCENT, "the batch is complete; what runs may finish"),
+    EngineState.WEIGHT_SYNCING: ("◆", ACCENT, "training, then new weights; claims wait"),
+}
+#: Cells of bars in the overview, in the head, and in the table of tasks.
+_OVERVIEW_BAR, _HEAD_BAR, _TASK_BAR = 8, 12, 10
+
+
+class Order(StrEnum):
+    """What running episodes are sorted by."""
+
+    IDLE = "idle"
+    AGE = "age"
+    CALLS = "calls"
+    CLIENT = "client"
+    TASK = "task"
+
+    @property
+    def next(self) -> Order:
+        """The one after it, round and round."""
+        orders = list(Order)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
+_SORT_KEYS: dict[Order, Callable[[RunningEpisode], tuple[float | str, ...]]] = {
+    Order.IDLE: lambda one: (-one.idle_seconds,),
+    Order.AGE: lambda one: (-one.seconds,),
+    Order.CALLS: lambda one: (-one.calls, -one.in_flight),
+    Order.CLIENT: lambda one: (one.client_uuid, one.task_id),
+    Order.TASK: lambda one: (one.task_id, one.client_uuid),
+}
+_EPISODES = ("episode", "client", ">age", ">idle", ">calls", ">now", "task", "type", ">of", ">left", "note")
+_TASKS = ("task", "finished", ">running", "state")
+_CLIENTS = (
+    "client",
+    "",
+    ">run",
+    ">trained",
+    ">dropped",
+    ">timed out",
+    ">silent",
+    "note",
+    ">ended",
+    ">waiting",
+    ">claimed",
+    ">aborted",
+    ">share",
+)
+_STEPS = (">step", ">reward", ">±", ">tokens", ">time", ">tasks", ">episodes")
+
+
+def view(status: ServerStatus, steps: Sequence[StepResult]) -> View:
+    """Everything of one status but the running episodes; ``steps``: all that are known, oldest first."""
+    pool = status.pool
+    batch, now = UNKNOWN, UNKNOWN
+    if pool is not None:
+        done, total, words = progress(pool, status.job)
+        batch = f"{bar(done, total, _OVERVIEW_BAR)} {words}" if total else words
+        now = f"{pool.running_episodes} run, {status.waiting_claims} claims wait"
+    losses = {
+        "dropped: finished, or given up, and never trained": status.dropped,
+        "quarantined: token ids, log-probabilities and usage disagree": status.quarantined,
+        "how episodes ended": status.outcomes,
+    }
+    busiest = sorted(status.clients, key=lambda row: (not row.active, -row.running, row.idle_seconds))
+    return View(
+        state=_state(status),
+        version=str(status.engine.global_step),
+        batch=batch,
+        now=now,
+        head=_head(status),
+        tables={
+            "s": Table(_STEPS, [_step_row(step) for step in reversed(steps)], "" if steps else "no step is done yet"),
+            "t": _tasks(status),
+            "c": Table(_CLIENTS, [_client_row(row) for row in busiest], "" if busiest else "no client has come"),
+            "d": counts_table(("episodes", "why"), losses, "nothing was dropped"),
+        },
+    )
+
+
+def episodes(status: ServerStatus, order: Order, wanted: str) -> Table:
+    """Running episodes with all words of ``wanted`` in their names, sorted by ``order``; one that has been idle for
+    more than half of its timeout is marked with ``!``."""
+    words = wanted.lower().split()
+    chosen = [one for one in status.running if all(word in _names(one) for word in words)]
+    chosen.sort(key=_SORT_KEYS[order])
+    listed = len(status.running)
+    total = status.pool.running_episodes if status.pool is not None else listed
+    note = f"by {order.value}" + (f", with {short(wanted, 30)!r}" if wanted else "")
+    if total > listed:
+        note += f"; of {total} the {listed} that have been idle for longest"
+    if not chosen:
+        note += "; no episode has these words" if listed else "; no episode runs"
+    return Table(_EPISODES, [_episode_row(one) for one in chosen], note)
+
+
+def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str]:
+    """How full the next batch is: done, of how many (0: there is no such number), and both in words."""
+    method = job.collection if job is not None else "finish_enough_tasks"
+    if method == "finish_enough_episodes":
+        total = pool.batch_size * pool.num_repeat
+        return pool.completed_episodes, total, f"{pool.completed_episodes}/{total} episodes"
+    if method in ("any_client_agree_sync_weight", "all_clients_agree_sync_weight"):
+        return 0, 0, f"{len(pool.tasks)} tasks wait for agreement"
+    return pool.completed_tasks, pool.batch_size, f"{pool.completed_tasks}/{pool.batch_size} tasks"
+
+
+def _state(status: ServerStatus) -> str:
+    state = status.engine.engine_status
+    return f"{STATES[state][0]} {state.removeprefix('ENGINE.')}"
+
+
+def _head(status: ServerStatus) -> list[Line]:
+    engine = status.engine
+    _, style, meaning = STATES[engine.engine_status]
+    since = f"for {seconds(status.engine_seconds)} ({meaning}), policy version {engine.global_step}"
+    lines = [Line(since, label=_state(status), label_style=style)]
+    booting = engine.engine_status is EngineState.BOOTING
+    stage = status.boot_stage if booting and status.boot_stage not in engine.engine_status_detail else ""
+    if detail := printable(" ".join(part for part in (stage, engine.engine_status_detail) if part)):
+        lines.append(Line(detail, label="why" if engine.engine_status is EngineState.OFFLINE else "doing"))
+    if failure := status.engine_failure:
+        reason = f"{printable(failure.reason)} ({failure.count} in a row without a step)"
+        lines.append(Line(reason, WARNING, "died"))
+    if status.pool is not None:
+        lines.append(Line(_batch(status, status.pool), label="batch"))
+        lines.append(Line(_slots(status, status.pool), label="pool"))
+    waits = f"{status.waiting_claims} claims wait, the longest for {seconds(status.longest_wait_seconds)}"
+    late = WARNING if status.longest_wait_seconds > 60 else ""
+    lines.append(
+        Line(waits, late, "waits") if status.waiting_claims else Line("no claim waits", "", "waits", minor=True)
+    )
+    if rates := status.rates:
+        pace = (
+            f"{rates.episodes_per_minute:.0f} episodes/min, {rates.claims_per_minute:.0f} claims/min, "
+            f"{number(rates.sampled_tokens_per_second)} tokens/s sampled, {number(rates.trained_tokens_per_second)} "
+            f"trained (over {rates.window:.0f} s)"
+        )
+        lines.append(Line(pace, label="pace"))
+    return [*lines, *_disk(status), *_replicas(status), Line(_model(status), label="model", minor=True)]
+
+
+def _batch(status: ServerStatus, pool: PoolInformation) -> str:
+    done, total, words = progress(pool, status.job)
+    if not total:
+        taking_part = [client for client in status.clients if client.agreed or (client.active and client.takes_part)]
+        agreed = sum(client.agreed for client in taking_part)
+        return f"{words}: {agreed} of {len(taking_part)} clients agree; {pool.completed_episodes} episodes wait"
+    begun = sum(count < pool.num_repeat for count in pool.tasks.values())
+    return (
+        f"{bar(done, total, _HEAD_BAR)} {words} ({share(done, total)}) for step {status.engine.global_step + 1}; "
+        f"{begun} begun, {pool.completed_episodes} episodes wait"
+    )
+
+
+def _slots(status: ServerStatus, pool: PoolInformation) -> str:
+    in_flight = sum(episode.in_flight for episode in status.running)
+    parts = [f"{number(pool.trained_episodes)} trained"]
+    parts += [f"{number(pool.dropped_episodes)} dropped"] if pool.dropped_episodes else []
+    parts += [f"{number(pool.quarantined_episodes)} quarantined"] if pool.quarantined_episodes else []
+    slots = f"{pool.running_episodes} of {pool.slots} slots run, {in_flight} calls in flight"
+    return f"{slots}; {', '.join(parts)} in this run"
+
+
+def _disk(status: ServerStatus) -> list[Line]:
+    journal = status.journal
+    if journal is None:
+        return []
+    waiting = f"{journal.pending} records wait"
+    if journal.error:
+        return [Line(f"! {waiting}: {printable(journal.error)}", BAD, "disk")]
+    if journal.oldest_pending_seconds > 1:
+        return [Line(f"! {waiting}, the oldest for {seconds(journal.oldest_pending_seconds)}", WARNING, "disk")]
+    text = (
+        f"{waiting}; the last commit took {1000 * journal.last_commit_seconds:.1f} ms; {number(journal.records)} "
+        f"records in {number(journal.commits)} commits, {byte_size(journal.bytes)}"
+    )
+    return [Line(text, label="disk", minor=True)]
+
+
+def _replicas(status: ServerStatus) -> list[Line]:
+    replicas = status.replicas
+    if not replicas:
+        return []
+    ill = [replica for replica in replicas if not replica.healthy]
+    text = (
+        f"{len(replicas) - len(ill)} of {len(replicas)} replicas answer, {sum(r.in_flight for r in replicas)} in "
+        f"flight, {number(sum(r.calls for r in replicas))} calls, {number(sum(r.failures for r in replicas))} failed"
+    )
+    if not ill:
+        return [Line(text, label="vLLM", minor=True)]
+    addresses = ", ".join(short(replica.address, 40) for replica in ill[:4])
+    return [Line(f"! {text}; set aside: {addresses}", BAD, "vLLM")]
+
+
+def _model(status: ServerStatus) -> str:
+    job = status.job
+    parts = [short(status.model, 60) or UNKNOWN]
+    if job is not None:
+        parts.append(f"{job.batch_size} tasks of {job.num_repeat} answers, collected by {job.collection}")
+    parts.append(f"{status.weight_syncs} weight syncs")
+    if status.engine_pid is not None:
+        parts.append(f"process {status.engine_pid}")
+    return ", ".join(parts)
+
+
+def _names(episode: RunningEpisode) -> str:
+    names = (episode.episode_uuid, episode.client_uuid, episode.task_id, episode.episode_type, episode.quarantined)
+    return " ".join(names).lower()
+
+
+def _episode_row(one: RunningEpisode) -> Row:
+    late = one.idle_seconds > one.idle_timeout / 2
+    return Row(
+        (
+            one.episode_uuid[-8:],
+            short(one.client_uuid, 24),
+            seconds(one.seconds),
+            ("! " if late else "") + seconds(one.idle_seconds),
+            str(one.calls),
+            str(one.in_flight or ""),
+            one.task_id or UNKNOWN,
+            one.episode_type,
+            seconds(one.idle_timeout),
+            seconds(one.seconds_left),
+            one.quarantined,
+        ),
+        WARNING if late or one.quarantined else "",
+    )
+
+
+def _tasks(status: ServerStatus) -> Table:
+    """The pool by task: those that lack least first, then those that only run, complete ones last."""
+    pool = status.pool
+    if pool is None:
+        return Table(_TASKS, [], "no job, no pool")
+    running = Counter(one.task_id for one in status.running if one.task_id and one.episode_type == "train")
+    finished = {**dict.fromkeys(running, 0), **pool.tasks}
+    rows: list[Row] = []
+    for task, done in sorted(finished.items(), key=lambda item: (item[1] >= pool.num_repeat, -item[1])):
+        lacking = pool.num_repeat - done
+        bar_of_task = f"{bar(done, pool.num_repeat, _TASK_BAR)} {done}/{pool.num_repeat}"
+        state = "complete" if lacking <= 0 else f"{lacking} to come" if done else "begun"
+        rows.append(Row((task, bar_of_task, str(running[task] or ""), state), "" if lacking > 0 else DIM))
+    complete = sum(count >= pool.num_repeat for count in finished.values())
+    note = f"{complete} complete, {len(rows) - complete} begun; a batch takes {pool.batch_size}"
+    return Table(_TASKS, rows, note if rows else "no task has begun")
+
+
+def _client_row(row: ClientRow) -> Row:
+    return Row(
+        (
+            short(row.client_uuid, 24),
+            "● active" if row.active else "○ silent",
+            str(row.running),
+            number(row.trained),
+            number(row.dropped),
+            number(row.timed_out),
+            seconds(row.idle_seconds),
+            ", ".join(word for word, holds in (("throttled", row.throttled), ("agreed", row.agreed)) if holds),
+            number(row.ended),
+            number(row.waiting),
+            number(row.claimed),
+            number(row.aborted),
+            str(row.groups),
+        ),
+        "" if row.active else DIM,
+    )
+
+
+def _step_row(step: StepResult) -> Row:
+    def metric(name: str) -> str:
+        return measure(step.metrics[name]) if name in step.metrics else UNKNOWN
+
+    reward, spread, tokens = metric(REWARD), metric("swarm/reward_std"), metric(RESPONSE_TOKENS)
+    tasks, ended = metric("swarm/tasks"), metric("swarm/episodes")
+    return Row((str(step.step), reward, spread, tokens, seconds(step.seconds), tasks, ended))

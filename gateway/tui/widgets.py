@@ -1,0 +1,302 @@
+"""The widgets of the monitor: tables, panels, the board that holds them, sparklines, and the help.
+
+Invariant: the scroll position of a table survives new rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import ClassVar
+
+from rich.console import JustifyMethod
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container, Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.style import Style
+from textual.widget import Widget
+from textual.widgets import DataTable, Sparkline, Static
+
+from gateway.tui.format import BAD, DIM, RESPONSE_TOKENS, REWARD, WARNING, Line, Table, measure, short
+from swarm.types import StepResult
+
+#: Size of the terminal from which panels stand side by side.
+WIDE, HIGH = 120, 30
+#: Styles in cells of a DataTable, which are rich's.
+_CELL_STYLES = {"": "", DIM: "dim", WARNING: "bold yellow", BAD: "bold red"}
+#: Title of a sparkline -> the metric of a step.
+METRICS: Mapping[str, Callable[[StepResult], float | None]] = {
+    "reward": lambda step: step.metrics.get(REWARD),
+    "reward spread": lambda step: step.metrics.get("swarm/reward_std"),
+    "tokens/answer": lambda step: step.metrics.get(RESPONSE_TOKENS),
+    "seconds/step": lambda step: step.seconds,
+    "entropy": lambda step: step.metrics.get("actor/entropy"),
+    "gradient norm": lambda step: step.metrics.get("actor/grad_norm"),
+    "KL loss": lambda step: step.metrics.get("actor/kl_loss"),
+}
+#: Cells of width that a cell of a table has at most.
+_CELL = 100
+#: Larger values overflow in sums and differences.
+_MAX_VALUE = 1e300
+
+
+def content(lines: Iterable[Line]) -> Content:
+    """``lines`` as one text."""
+    return Content("\n").join(
+        Content.assemble((f"{line.label:<6} " if line.label else "", line.label_style), (line.text, line.style))
+        for line in lines
+    )
+
+
+def names_line(names: Iterable[tuple[str, bool, str]]) -> Content:
+    """Names side by side: each with whether it is chosen, and the action of a click on it."""
+    return Content("").join(
+        Content.styled(f" {name} ", Style(reverse=chosen, bold=chosen) + Style.from_meta({"@click": action}))
+        for name, chosen, action in names
+    )
+
+
+class Grid(DataTable[Text]):
+    """Shows a :class:`Table`; arrows and page keys scroll it."""
+
+    DEFAULT_CSS = "Grid { background: transparent; height: 1fr; scrollbar-size: 1 1; }"
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="none")
+        self._shown: Table | None = None
+
+    def show(self, table: Table) -> None:
+        """Show ``table`` instead of the one before."""
+        if table == self._shown:
+            return
+        self._shown = table
+        x, y = self.scroll_offset
+        self.clear(columns=True)
+        sides: list[JustifyMethod] = ["right" if title.startswith(">") else "left" for title in table.columns]
+        for title, side in zip(table.columns, sides, strict=True):
+            self.add_column(Text(title.removeprefix(">"), justify=side))
+        for row in table.rows:
+            style = _CELL_STYLES[row.style]
+            cells = (Text(short(cell, _CELL), style, justify=side) for cell, side in zip(row.cells, sides, strict=True))
+            self.add_row(*cells)
+        self.scroll_to(x, y, animate=False)
+
+
+class Panel(Vertical):
+    """A box with a title; ``body`` scrolls and takes the focus.
+
+    Args:
+        key: brings it to the front.
+        title: of the box.
+        body: fills it.
+        long: it takes the whole width of the board.
+    """
+
+    DEFAULT_CSS = """
+    Panel { border: round $surface-lighten-2; }
+    Panel > VerticalScroll { padding: 0 1; }
+    Panel:focus-within { border: round $accent; }
+    """
+
+    def __init__(self, key: str, title: str, body: Widget, *, long: bool = False) -> None:
+        super().__init__(classes="-long" if long else "")
+        self.key = key
+        self.title = title
+        self.body = body
+        self.border_title = Content(f"{title} ({key})")
+
+    def compose(self) -> ComposeResult:
+        yield self.body
+
+
+class TablePanel(Panel):
+    """A table; its note stands in the lower border."""
+
+    def __init__(self, key: str, title: str, *, long: bool = False) -> None:
+        self._grid = Grid()
+        super().__init__(key, title, self._grid, long=long)
+
+    def show(self, table: Table) -> None:
+        """Show ``table``."""
+        self.border_subtitle = Content(table.note)
+        self._grid.show(table)
+
+
+class LogPanel(Panel):
+    """Lines of text that wrap."""
+
+    def __init__(self, key: str, title: str, *, long: bool = False) -> None:
+        self._text = Static(markup=False)
+        super().__init__(key, title, VerticalScroll(self._text), long=long)
+
+    def show(self, lines: Iterable[Line]) -> None:
+        """Show ``lines``."""
+        self._text.update(content(lines))
+
+
+class Trend(Horizontal):
+    """One line: a title, the last value, a sparkline, and its lowest and highest values."""
+
+    DEFAULT_CSS = """
+    Trend { height: 1; width: 1fr; padding: 0 1; }
+    Trend > .name { width: 24; text-wrap: nowrap; }
+    Trend > Sparkline { width: 1fr; height: 1; margin: 0 1; }
+    Trend > .range { width: 18; text-wrap: nowrap; color: $text-muted; }
+    Trend > Sparkline > .sparkline--max-color { color: $text; }
+    Trend > Sparkline > .sparkline--min-color { color: $text; }
+    """
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+        self._name = Static(markup=False, classes="name")
+        self._line = Sparkline([], summary_function=fmean)
+        self._range = Static(markup=False, classes="range")
+        self.display = False
+
+    def compose(self) -> ComposeResult:
+        yield self._name
+        yield self._line
+        yield self._range
+
+    def show(self, values: Iterable[float | None]) -> None:
+        """Show ``values``, oldest first; unknown, infinite and huge ones are left out."""
+        known = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
+        self.display = bool(known)
+        if not known:
+            return
+        self._name.update(f"{self._title:<14} {measure(known[-1]):>8}")
+        # one value alone would be a full block
+        self._line.data = known if len(known) > 1 else []
+        self._range.update(f"{measure(min(known))} … {measure(max(known))}")
+
+
+class StepsPanel(TablePanel):
+    """Sparklines above the table of steps."""
+
+    def __init__(self) -> None:
+        super().__init__("s", "Steps")
+        self._trends = {name: Trend(name) for name in (*METRICS, "episodes/min", "tokens/s")}
+
+    def compose(self) -> ComposeResult:
+        yield from self._trends.values()
+        yield self.body
+
+    def show_trends(self, steps: Sequence[StepResult], rates: Mapping[str, Sequence[float]]) -> None:
+        """Show the metrics of ``steps``, oldest first, and ``rates`` by their titles."""
+        for name, metric in METRICS.items():
+            self._trends[name].show(metric(step) for step in steps)
+        for name, values in rates.items():
+            self._trends[name].show(values if any(values) else [])
+
+
+class Board(Vertical):
+    """Panels under a line with their names: side by side where there is room, else one at a time."""
+
+    DEFAULT_CSS = """
+    Board { height: 1fr; }
+    Board > .names { height: 1; width: 1fr; text-wrap: nowrap; }
+    Board > Container { height: 1fr; layout: vertical; }
+    Board > Container > Panel { display: none; height: 1fr; }
+    Board > Container > Panel.-chosen { display: block; }
+    Board.-wide > Container { layout: grid; grid-size: 2; }
+    Board.-wide > Container > Panel { display: block; }
+    Board.-wide > Container > Panel.-long { column-span: 2; }
+    """
+
+    def __init__(self, panels: Sequence[Panel]) -> None:
+        super().__init__()
+        self.panels = list(panels)
+        self.chosen = self.panels[0]
+        self._names = Static(markup=False, classes="names")
+
+    def compose(self) -> ComposeResult:
+        yield self._names
+        yield Container(*self.panels)
+
+    def on_mount(self) -> None:
+        self._mark()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width >= WIDE and event.size.height >= HIGH, "-wide")
+
+    def choose(self, key: str) -> None:
+        """Bring the panel of ``key`` to the front, if there is one."""
+        for panel in self.panels:
+            if panel.key == key:
+                self.chosen = panel
+                self._mark()
+                panel.body.focus()
+
+    def turn(self, by: int) -> None:
+        """Bring the next panel to the front, or the one before (``by`` = -1)."""
+        self.choose(self.panels[(self.panels.index(self.chosen) + by) % len(self.panels)].key)
+
+    def _mark(self) -> None:
+        for panel in self.panels:
+            panel.set_class(panel is self.chosen, "-chosen")
+        self._names.update(
+            names_line(
+                (f"{panel.key} {panel.title}", panel is self.chosen, f"app.choose('{panel.key}')")
+                for panel in self.panels
+            )
+        )
+
+
+HELP = """\
+The monitor only looks: no key changes anything on a server.
+
+ q, ctrl+c   leave                      1 to 9      a page by its number
+ ? or h      this help                  [ and ]     the page before, the next
+ p           pause what is shown;       tab,        the next panel,
+             requests go on             shift+tab   the one before
+ r           ask again now              arrows,     scroll the panel
+ /           filter episodes by words   page keys
+ escape      show all episodes again    o           sort episodes by something else
+
+ Panels of a swarm server               Panels of a gateway
+ s  Steps      e  Episodes              g  Routes     w  Swarm servers
+ t  Tasks      c  Clients               f  Failures   l  Log
+ d  Dropped    l  Log
+
+States of an engine
+ ○ OFFLINE          nothing is claimed or trained; `why` says why
+ ◔ BOOTING          claims wait until it rolls
+ ● ROLLING          episodes are claimed and run
+ ◕ ROLLING_POST     the batch is complete; what runs may finish
+ ◆ WEIGHT_SYNCING   training, then new weights; claims wait
+
+ policy version     the training step whose weights serve now
+ batch              what the next step still needs
+ idle               an episode's time without an LLM call; `!` from half of its
+                    timeout (`of`), after which it is taken back
+ informative        submitted groups whose rewards differ: only those teach
+ wasted             completion tokens that nobody got: the price of the fan-out
+ breaker            of a route's upstream: open while it fails
+
+A line that begins with `!` says what is wrong and what to do. A server that does not
+answer is asked again, every ten seconds at the latest, and shown again once it does.
+`as of` is the age of the displayed data.
+"""
+
+
+class HelpScreen(ModalScreen[None]):
+    """The help, until any of its keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark,h,enter", "dismiss", "Close")]
+    DEFAULT_CSS = """
+    HelpScreen { align: center middle; }
+    HelpScreen > VerticalScroll {
+        width: 90; max-width: 100%; height: auto; max-height: 100%;
+        border: round $accent; padding: 0 1; background: $surface; scrollbar-size-vertical: 1;
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as box:
+            box.border_title = "Help (Escape closes)"
+            yield Static(HELP, markup=False)

@@ -1,0 +1,214 @@
+"""FastAPI routes as both servers use them, and the OpenAPI document made from them.
+
+Invariant: a route is stated once: its path, method, security, models and summary (its endpoint's docstring) are the
+ones that are served, enforced and documented. Plain Starlette routes appear in the document with their path, method
+and docstring, and with any JSON object as their body.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from swarm.errors import RequestError
+from swarm.http.asgi import has_body, read_json
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+#: OpenAPI's alternatives of what opens a route: scheme -> scopes
+Security = Sequence[Mapping[str, Sequence[str]]]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong and what to do about it; an engine's own refusal is passed on with all its fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: str = ""
+    type: str = ""
+    param: str | None = None
+    code: str | int | None = Field(default=None, description="a word for programs")
+
+
+class ErrorResponse(BaseModel):
+    """Every error, in OpenAI's shape."""
+
+    model_config = ConfigDict(extra="allow")
+
+    error: ErrorDetail
+
+
+class OpenAIBody(BaseModel):
+    """A body in the format of OpenAI's or vLLM's API; unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class JsonRoute(APIRoute):
+    """A route whose endpoint takes and returns wire models.
+
+    Parameters of the endpoint are the request, path parameters (strings), and a model or ``Model | None`` for the body.
+    Such endpoints are called directly, because FastAPI's own handler takes several times as long as all else that a
+    claim costs; one that has other parameters (a query) goes through it, and has no body.
+
+    Args:
+        security: what opens the route, as OpenAPI states it; empty: nothing is needed.
+        refusals: status, or a class of statuses such as ``"4XX"``, to when it is returned.
+        refused: a further model of responses that are not a 200.
+        extra: further fields of the OpenAPI operation.
+        options: as for :class:`fastapi.routing.APIRoute`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        security: Security = (),
+        refusals: Mapping[Any, str] | None = None,
+        refused: type[BaseModel] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        model: Any = ErrorResponse if refused is None else ErrorResponse | refused
+        stated = {"4XX": "the request is refused; `error` says why", **(refusals or {})}
+        summary, _, description = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
+        super().__init__(
+            path,
+            endpoint,
+            summary=" ".join(summary.split()).removesuffix("."),
+            responses={status: {"description": when, "model": model} for status, when in stated.items()},
+            openapi_extra={**({"security": security} if security else {}), **(extra or {})},
+            **options,
+        )
+        self.description = description
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        hints = get_type_hints(self.endpoint)
+        sources = {name: _source(name, hints[name], self) for name in inspect.signature(self.endpoint).parameters}
+        if None in sources.values():
+            return super().get_route_handler()
+        readers = {name: source for name, source in sources.items() if source is not None}
+
+        async def handle(request: Request) -> Response:
+            result = await self.endpoint(**{name: await read(request) for name, read in readers.items()})
+            if isinstance(result, Response):
+                return result
+            return Response(result.model_dump_json(), media_type="application/json")
+
+        return handle
+
+
+def _source(name: str, hint: Any, route: APIRoute) -> Callable[[Request], Awaitable[Any]] | None:
+    """What reads one argument of an endpoint from a request; ``None``: FastAPI does."""
+    optional = NoneType in get_args(hint)
+    model: Any = get_args(hint)[0] if optional else hint
+
+    async def the_request(request: Request) -> Request:
+        return request
+
+    async def path_parameter(request: Request) -> str:
+        return request.path_params[name]
+
+    async def body(request: Request) -> Any:
+        if optional and not has_body(request.scope["headers"]):
+            return None
+        return validated(model, await read_json(request))
+
+    if hint is Request:
+        return the_request
+    if name in route.param_convertors:
+        return path_parameter
+    return body if isinstance(model, type) and issubclass(model, BaseModel) else None
+
+
+def validated(model: type[ModelT], data: Mapping[str, Any]) -> ModelT:
+    """``data`` as ``model``.
+
+    Raises:
+        RequestError: it does not fit; the first wrong field is in ``param``.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        param = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{param}: {first['msg']}", param=param) from exc
+
+
+@dataclass(frozen=True)
+class OpenApi:
+    """The OpenAPI document of a server.
+
+    Args:
+        routes: all of them, the one that serves :meth:`openapi` included; read at the first request.
+        schemes: the kinds of secrets, as OpenAPI's security schemes.
+        plain_security: what opens a plain Starlette route, by its path.
+    """
+
+    title: str
+    description: str
+    routes: Sequence[BaseRoute]
+    schemes: Mapping[str, Mapping[str, str]]
+    plain_security: Callable[[str], Security]
+
+    @functools.cached_property
+    def document(self) -> dict[str, Any]:
+        """The whole document, as JSON data."""
+        stated = [route for route in self.routes if isinstance(route, Route) and route.include_in_schema]
+        whole = get_openapi(title=self.title, version=_version(), description=self.description, routes=stated)
+        for route in stated:
+            if not isinstance(route, APIRoute):
+                for method in sorted((route.methods or set[str]()) - {"HEAD"}):
+                    operation = _plain_operation(route, method, self.plain_security(route.path_format))
+                    whole["paths"].setdefault(route.path_format, {})[method.lower()] = operation
+        whole["components"]["securitySchemes"] = dict(self.schemes)
+        return whole
+
+    async def openapi(self) -> OpenAIBody:
+        """This document."""
+        return OpenAIBody.model_validate(self.document)
+
+
+def _plain_operation(route: Route, method: str, security: Security) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+    summary = inspect.cleandoc(route.endpoint.__doc__ or "").partition("\n\n")[0]
+    operation: dict[str, Any] = {
+        "operationId": "_".join(re.findall(r"\w+", f"{method.lower()} {route.path_format}")),
+        "summary": " ".join(summary.split()).removesuffix("."),
+        "responses": {
+            "200": {"description": "done", "content": {"application/json": {}, "text/event-stream": {}}},
+            "4XX": {"description": "the request is refused", "content": error},
+            "5XX": {"description": "the engine or the upstream failed, or serves nothing now", "content": error},
+        },
+    }
+    if names := list(route.param_convertors):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if method == "POST":
+        content = {"application/json": {"schema": {"type": "object"}}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if security:
+        operation["security"] = security
+    return operation
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("swarm-gateway")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "0"

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gateway.rollout.submission import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, workflow_outputs
+from reward_hooks.contract import GroupScore, Reward
+from swarm.client.wire import end_key
+from swarm.protocol import MAX_REASON
+from swarm.types import Task
+
+TASK = Task(task_id="t", main_query="why?", metadata={"answer": "42"})
+KEPT = {"main_query": "why?", "metadata": {"answer": "42"}}
+
+
+def score(*values: float) -> GroupScore:
+    return GroupScore(
+        rewards=[Reward(value=value, components={"n": value}, reason=f"it is {value}") for value in values]
+    )
+
+
+def test_each_answer_has_its_rank_components_and_reason() -> None:
+    told = workflow_outputs(score(0.5, 2.0, 0.5, -1.0), {}, {"group_id": "g", "hook": "mine"}, TASK)
+    assert [one.reward for one in told] == [0.5, 2.0, 0.5, -1.0]
+    assert told[0].metadata.pop("task") == KEPT
+    assert [one.metadata for one in told] == [
+        {"group_id": "g", "hook": "mine", "rank": rank, "reason": f"it is {value}"}
+        for rank, value in ((2, 0.5), (1, 2.0), (2, 0.5), (4, -1.0))
+    ]
+    assert [one.log_metrics for one in told] == [{"n": 0.5}, {"n": 2.0}, {"n": 0.5}, {"n": -1.0}]
+
+
+def test_what_no_advantage_can_come_of_is_a_tie() -> None:
+    assert [one.metadata["rank"] for one in workflow_outputs(score(1.0, 1.0 + 1e-12), {}, {}, TASK)] == [1, 1]
+
+
+def test_what_the_session_earned_is_in_reward_and_rank_and_has_a_component() -> None:
+    first, second = workflow_outputs(score(1.0, 1.5), {0: 1.0}, {}, TASK)
+    assert (first.reward, first.metadata["rank"], first.log_metrics) == (2.0, 1, {"n": 1.0, "session": 1.0})
+    assert (second.reward, second.metadata["rank"], second.log_metrics) == (1.5, 2, {"n": 1.5})
+
+
+def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(values: list[float], _: int) -> list[float]:
+        return values[::-1]
+
+    monkeypatch.setattr(random, "sample", backwards)
+    told = workflow_outputs(score(1.0, 2.0, 3.0), {}, {}, TASK, shuffled=True)
+    assert [one.reward for one in told] == [3.0, 2.0, 1.0]
+    assert [one.metadata["rank"] for one in told] == [3, 2, 1]
+    assert [one.log_metrics["n"] for one in told] == [1.0, 2.0, 3.0]
+
+
+def test_what_a_hook_says_at_length_is_cut() -> None:
+    components = {f"{number} {'x' * 1000}": 1.0 for number in range(1000)}
+    loud = GroupScore(rewards=[Reward(value=1.0, components=components, reason="y" * 100_000)])
+    [told] = workflow_outputs(loud, {}, {}, TASK)
+    assert told.metadata["reason"] == "y" * MAX_REASON
+    assert len(told.log_metrics) == MAX_COMPONENTS
+    assert all(len(name) == MAX_COMPONENT_NAME for name in told.log_metrics)
+
+
+def test_a_reward_without_a_reason_has_none() -> None:
+    [told] = workflow_outputs(GroupScore(rewards=[Reward(value=1.0)]), {}, {}, TASK)
+    assert told.metadata == {"rank": 1, "task": KEPT}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"answer": "x" * MAX_TASK},
+        {"answer": {1, 2}},
+        {"answer": float("nan")},
+        {"answer": "\ud800"},
+        nested(400),
+        nested(100_000),
+    ],
+    ids=["long", "odd", "NaN", "surrogate", "deep", "too deep for Python"],
+)
+def test_a_task_that_is_long_or_no_json_is_not_kept(metadata: dict[str, Any]) -> None:
+    told = workflow_outputs(score(1.0, 2.0), {}, {}, TASK.model_copy(update={"metadata": metadata}))
+    assert not any("task" in one.metadata for one in told)
+    end_key("t", {str(place): one for place, one in enumerate(told)})
+
+
+def test_what_a_hook_says_can_be_sent() -> None:
+    odd = GroupScore(rewards=[Reward(value=1.0, components={"\ud800": 1.0}, reason="half \ud800" * MAX_REASON)])
+    [told] = workflow_outputs(odd, {}, {}, TASK)
+    assert told.metadata["reason"].startswith("half \\ud800half") and len(told.metadata["reason"]) == MAX_REASON
+    assert told.log_metrics == {"\\ud800": 1.0}
+    end_key("t", {"e": told})

@@ -1,0 +1,71 @@
+"""Numbers, names and step lines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gateway.tui import format
+
+SIZES = st.floats(min_value=0, max_value=1e12)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (-1.0, "0.0 s"),
+        (0.42, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1m 00s"),
+        (192.0, "3m 12s"),
+        (7500.0, "2h 05m"),
+        (273600.0, "3d 04h"),
+    ],
+)
+def test_seconds(value: float, written: str) -> None:
+    assert format.seconds(value) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(0, "0"), (999, "999"), (9999, "9999"), (12345, "12.3k"), (4.5e6, "4.5M"), (2.1e9, "2.1G")]
+)
+def test_number(value: float, written: str) -> None:
+    assert format.number(value) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.0, "0"), (0.41234, "0.412"), (43.14, "43.1"), (-2.5, "-2.5"), (5678.9, "5679"), (1.24e-6, "1.2e-06")],
+)
+def test_measure(value: float, written: str) -> None:
+    assert format.measure(value) == written
+
+
+def test_size_and_share() -> None:
+    assert [format.byte_size(count) for count in (512, 2_100, 2.1e6, 3e9)] == ["512 B", "2.1 kB", "2.1 MB", "3.0 GB"]
+    assert (format.share(1, 3), format.share(0, 0)) == ("33%", format.UNKNOWN)
+
+
+@given(SIZES, SIZES, st.integers(-2, 60))
+def test_a_bar_has_its_width_and_is_full_only_of_a_whole(done: float, total: float, width: int) -> None:
+    bar = format.bar(done, total, width)
+    assert cell_len(bar) == max(width, 0)
+    if width > 1 and total > 0:
+        assert ("░" not in bar) == (done >= total)
+        assert ("█" in bar) == (done / total > 0)
+
+
+@given(st.text(), st.integers(0, 40))
+def test_short_is_no_wider_and_commands_nothing(text: str, width: int) -> None:
+    shortened = format.short(text, width)
+    assert cell_len(shortened) <= width
+    assert shortened.isprintable()
+
+
+def test_short_keeps_what_fits_and_marks_what_is_cut() -> None:
+    assert format.short("abcdef", 6) == "abcdef"
+    assert format.short("abcdefg", 6) == "abcde…"
+    assert format.short("日本語の名前", 5) == "日本…"

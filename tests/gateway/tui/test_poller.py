@@ -1,0 +1,175 @@
+"""A server that goes and comes back, followed over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.tui.client import STEPS, Reason
+from gateway.tui.poller import FEW_STEPS, MonitorLog, StepHistory, SwarmPoller
+from gateway.tui.targets import make_targets
+from swarm.protocol import LogEntry
+from swarm.server.config import ServerConfig
+from swarm.server.run import serve
+from swarm.states import EngineState
+from swarm.types import StepResult
+from tests.gateway.tui.conftest import DEADLINE, watching
+from tests.swarm.server import conftest as server
+
+pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
+
+
+@asynccontextmanager
+async def swarm_server(run_dir: Path, port: int = 0) -> AsyncGenerator[str]:
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(ServerConfig(port=port, run_dir=run_dir), on_ready=url.set_result))
+    try:
+        await asyncio.wait({task, url}, return_when=asyncio.FIRST_COMPLETED)
+        yield url.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_path: Path) -> None:
+    async with swarm_server(tmp_path) as url:
+        watch = watching([url])
+        screen = await watch.__aenter__()
+        try:
+            await screen.shows("the swarm server answers", "○ OFFLINE")
+        except BaseException:
+            await watch.__aexit__(None, None, None)
+            raise
+    try:
+        await screen.shows("the swarm server does not answer", "! AWAY", "the data below is", "○ OFFLINE")
+        await screen.says(f"no swarm server answers at {url}")
+        await screen.until(lambda _: screen.app.pollers[0].failures >= 3)
+        async with swarm_server(tmp_path, int(url.rpartition(":")[2])):
+            await screen.press("r")
+            await screen.shows("the swarm server answers", "○ OFFLINE", "answers again, after")
+            await screen.until(lambda text: "! AWAY" not in text)
+    finally:
+        await watch.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def following(url: str, interval: float) -> AsyncGenerator[tuple[SwarmPoller, asyncio.Event]]:
+    news = asyncio.Event()
+    [target] = make_targets([url], [], [], [])
+    poller = SwarmPoller(target, interval, news.set)
+    task = asyncio.create_task(poller.run())
+    try:
+        yield poller, news
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_change_of_state_is_news_at_once_and_steps_are_asked_for_by_a_few(rig: server.Rig) -> None:
+    asked: list[str] = []
+    whole = rig.controller.status
+    rig.controller.status = lambda steps: asked.append(str(steps)) or whole(steps)  # type: ignore[method-assign,func-returns-value]
+    # a look a minute: what comes sooner came by the long poll
+    async with following(str(rig.client.base_url), 50.0) as (poller, news), asyncio.timeout(DEADLINE):
+        await news.wait()
+        assert poller.status is not None and poller.age is not None and poller.trouble is None
+        poller.hurry()
+        await rig.eventually(lambda: len(asked) >= 1)
+        news.clear()
+        # the second question is under way before the change, or sees it as it comes
+        rig.controller.offline("by the test")
+        while poller.status.engine.engine_status is not EngineState.OFFLINE:
+            await news.wait()
+            news.clear()
+            poller.hurry()
+    assert asked[0] == "300" and set(asked[1:]) == {"5"}
+    assert [line.text for line in poller.log.lines][-1] == "engine: OFFLINE: by the test"
+
+
+async def test_steps_done_while_somebody_watches_are_told(rig: server.Rig) -> None:
+    async with following(str(rig.client.base_url), 0.2) as (poller, news), asyncio.timeout(DEADLINE):
+        await news.wait()
+        for reward in (0.0, 1.0):
+            for task in ("one", "two"):
+                episode = await rig.claim()
+                await episode.chat()
+                await episode.end(task, reward)
+        batch = await rig.controller.next_batch()
+        rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=2.0))
+        while not poller.history.steps:
+            news.clear()
+            await news.wait()
+    assert "step    1  reward 0.500  2.0 s  2 tokens/answer" in [line.text for line in poller.log.lines]
+
+
+async def test_patience_with_one_that_is_not_there_grows_and_is_bounded(nobody: str) -> None:
+    async with following(nobody, 0.2) as (poller, news), asyncio.timeout(DEADLINE):
+        pauses: list[float] = []
+        while poller.failures < 8:
+            await news.wait()
+            news.clear()
+            pauses.append(poller.next_try)
+            poller.hurry()
+        assert poller.trouble is not None and poller.trouble.reason is Reason.AWAY
+        assert poller.status is None and poller.age is None
+    assert pauses[0] <= 0.5 < pauses[-1] <= 10.0
+    assert len(poller.log.lines) == 1, "the same trouble is told once"
+
+
+def step(number: int, run: str = "a") -> StepResult:
+    return StepResult(step=number, batch_id=f"{run}{number}", metrics={}, seconds=1.0)
+
+
+def test_steps_are_asked_for_in_full_once() -> None:
+    history = StepHistory()
+    assert history.wanted == STEPS
+    assert history.add([step(1), step(2)], history.wanted) == [step(1), step(2)]
+    assert history.wanted == FEW_STEPS
+    assert history.add([step(2), step(3)], history.wanted) == [step(3)]
+    assert history.steps == [step(1), step(2), step(3)]
+
+
+def test_steps_that_do_not_join_are_of_another_run_or_were_missed() -> None:
+    history = StepHistory()
+    history.add([step(1)], history.wanted)
+    history.add([step(1, "b")], history.wanted)
+    assert history.steps == [step(1, "b")] and history.wanted == STEPS
+    history.add([], history.wanted)
+    assert history.steps == []
+
+
+def test_after_an_absence_all_are_asked_for_again() -> None:
+    history = StepHistory()
+    history.add([step(1)], history.wanted)
+    history.forget()
+    assert history.wanted == STEPS and history.steps == [step(1)]
+
+
+@given(st.lists(st.integers(1, 2 * FEW_STEPS), min_size=1, max_size=30))
+def test_what_is_known_is_what_the_server_has(growths: list[int]) -> None:
+    history, server = StepHistory(), list[StepResult]()
+    for growth in growths:
+        server += [step(len(server) + number) for number in range(1, growth + 1)]
+        # looks again at once where it missed some, as the follower does at its next look
+        for _ in range(2):
+            asked = history.wanted
+            history.add(server[-asked:], asked)
+    assert history.steps == server[-STEPS:]
+
+
+def test_a_pushed_line_is_kept_once_and_longer_than_by_the_server() -> None:
+    log = MonitorLog()
+    one, two = LogEntry(timestamp=1.0, message="one"), LogEntry(timestamp=3.0, tag="vllm", message="two")
+    for entries in ([one], [one, two], [two], []):
+        log.add(entries)
+    log.note("a step of now")
+    assert [(line.tag, line.text) for line in log.lines] == [("log", "one"), ("vllm", "two"), ("", "a step of now")]

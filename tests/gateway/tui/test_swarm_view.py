@@ -1,0 +1,152 @@
+"""The head and the tables of a swarm server, from statuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.tui.format import Table
+from gateway.tui.swarm_view import Order, episodes, progress, view
+from swarm.job import TrainJob
+from swarm.protocol import (
+    ClientRow,
+    EngineStatus,
+    JournalStatus,
+    PoolInformation,
+    ReplicaStatus,
+    RunningEpisode,
+    ServerStatus,
+)
+from swarm.states import EngineState
+
+POOL = PoolInformation(
+    batch_size=4,
+    num_repeat=8,
+    slots=32,
+    completed_tasks=1,
+    completed_episodes=11,
+    running_episodes=16,
+    quarantined_episodes=1,
+    dropped_episodes=2,
+    tasks={"whole": 8, "one": 1, "two": 2},
+)
+
+
+def status(state: EngineState = EngineState.ROLLING, detail: str = "", **more: object) -> ServerStatus:
+    engine = EngineStatus(engine_status=state, engine_status_detail=detail, global_step=4)
+    return ServerStatus.model_validate({"engine": engine, **more})
+
+
+def job(collection: str) -> TrainJob:
+    return TrainJob.model_validate({"model": "m", "batch_size": 4, "num_repeat": 8, "collection": collection})
+
+
+def head(told: ServerStatus, brief: bool = False) -> str:
+    return "\n".join(f"{line.label} {line.text}" for line in view(told, []).head if not (brief and line.minor))
+
+
+def table(told: ServerStatus, key: str) -> Table:
+    return view(told, []).tables[key]
+
+
+def episode(**more: object) -> RunningEpisode:
+    fields = {
+        "episode_uuid": "0" * 24 + "89abcdef",
+        "client_uuid": "me",
+        "episode_type": "train",
+        "seconds": 90,
+        "seconds_left": 10,
+        "idle_seconds": 20,
+        "idle_timeout": 100,
+        "in_flight": 0,
+        "calls": 1,
+    }
+    return RunningEpisode.model_validate(fields | more)
+
+
+@pytest.mark.parametrize(
+    ("collection", "expected"),
+    [
+        ("finish_enough_tasks", (1, 4, "1/4 tasks")),
+        ("finish_enough_non_dummy_tasks", (1, 4, "1/4 tasks")),
+        ("finish_enough_episodes", (11, 32, "11/32 episodes")),
+        ("any_client_agree_sync_weight", (0, 0, "3 tasks wait for agreement")),
+        ("all_clients_agree_sync_weight", (0, 0, "3 tasks wait for agreement")),
+    ],
+)
+def test_progress_is_what_the_job_collects_by(collection: str, expected: tuple[int, int, str]) -> None:
+    assert progress(POOL, job(collection)) == expected
+
+
+def test_agreement_tells_who_agrees() -> None:
+    clients = [
+        ClientRow(client_uuid=f"c{n}", active=n != 2, idle_seconds=1, takes_part=n != 3, agreed=n == 0)
+        for n in range(4)
+    ]
+    told = status(pool=POOL, job=job("all_clients_agree_sync_weight"), clients=clients)
+    assert "3 tasks wait for agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
+
+
+@pytest.mark.parametrize("state", list(EngineState))
+def test_every_state_has_a_word_and_a_sign_of_its_own(state: EngineState) -> None:
+    first = head(status(state)).splitlines()[0]
+    sign, word = first.split()[:2]
+    assert word == state.removeprefix("ENGINE.") and not sign.isascii()
+    others = {head(status(other))[0] for other in EngineState if other is not state}
+    assert sign not in others
+
+
+def test_what_stands_in_the_way_is_told_also_where_there_is_little_room() -> None:
+    journal = JournalStatus(
+        pending=3, oldest_pending_seconds=9, last_commit_seconds=0, commits=1, records=1, bytes=1, error="disk full"
+    )
+    replicas = [
+        ReplicaStatus(address="a:1", healthy=True, in_flight=0, calls=1, failures=0),
+        ReplicaStatus(address="a:2", healthy=False, in_flight=0, calls=9, failures=4),
+    ]
+    ill = status(pool=POOL, journal=journal, replicas=replicas, waiting_claims=2, longest_wait_seconds=70)
+    text = head(ill, brief=True)
+    assert "! 3 records wait: disk full" in text and "! 1 of 2 replicas answer" in text and "set aside: a:2" in text
+    assert "2 claims wait, the longest for 1m 10s" in text and "2 dropped, 1 quarantined" in text
+    well = status(pool=POOL, journal=journal.model_copy(update={"error": "", "oldest_pending_seconds": 0.0}))
+    assert "records" not in head(well, brief=True) and "3 records wait" in head(well)
+
+
+def test_a_reason_commands_no_terminal() -> None:
+    text = head(status(EngineState.OFFLINE, "\x1b]0;owned\x07 gone"))
+    assert "why" in text and "owned" in text and "\x1b" not in text
+
+
+def test_episodes_are_chosen_by_all_words_and_sorted() -> None:
+    one = episode(client_uuid="Alpha", task_id="t1", idle_seconds=60, calls=3)
+    two = episode(client_uuid="beta", task_id="t1", seconds=500)
+    told = status(running=[one, two])
+
+    def clients(order: Order, words: str) -> list[str]:
+        return [row.cells[1] for row in episodes(told, order, words).rows]
+
+    assert clients(Order.IDLE, "ALPHA t1") == ["Alpha"] and clients(Order.IDLE, "alpha t2") == []
+    firsts = {order: clients(order, "t1")[0] for order in Order}
+    assert firsts == {**dict.fromkeys(Order, "Alpha"), Order.AGE: "beta"}
+    assert {"! 1m 00s", "89abcdef"} <= set(episodes(told, Order.IDLE, "").rows[0].cells)
+
+
+def test_a_part_of_the_episodes_is_said_to_be_one() -> None:
+    told = status(pool=POOL, running=[episode()])
+    assert episodes(told, Order.IDLE, "").note == "by idle; of 16 the 1 that have been idle for longest"
+    assert "no episode has these words" in episodes(told, Order.IDLE, "nobody").note
+
+
+def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:
+    running = [episode(task_id="new"), episode(task_id="two"), episode(task_id="eval", episode_type="eval")]
+    tasks = table(status(pool=POOL, running=running), "t")
+    assert tasks.note == "1 complete, 3 begun; a batch takes 4"
+    assert [row.cells[0] for row in tasks.rows] == ["two", "one", "new", "whole"]
+    assert list(tasks.rows[0].cells[2:]) == ["1", "6 to come"]
+
+
+def test_losses_are_counted_under_their_titles() -> None:
+    told = status(dropped={"stale": 5, "late": 7}, outcomes={"trainable": 12345})
+    losses = table(told, "d")
+    assert [row.cells for row in losses.rows if row.cells[0]] == [("7", "late"), ("5", "stale"), ("12.3k", "trainable")]
+    assert len([row for row in losses.rows if not row.cells[0]]) == 2
+    assert table(status(), "d") == Table(losses.columns, [], "nothing was dropped")
