@@ -21,30 +21,45 @@ class EngineState(StrEnum):
 
 
 class EpisodeState(StrEnum):
-    """State of one episode; ``DELETED`` is terminal, ``FINISHED`` waits for its batch."""
+    """State of one episode; the journal stores these words.
 
-    # looked up in tables for each episode: Enum's own hash is a call of Python
+    ``REGISTERED`` and ``DELETED`` end an episode of which nothing is trained: its slot is offered again, or not.
+    ``FINISHED`` waits for a batch and ``BATCHED`` is in the batch that is out; ``TRAINED`` and ``DROPPED`` are final.
+    """
+
+    # the state is a dictionary key for each event of each episode: Enum's own hash is a Python call
     __hash__ = str.__hash__
 
     REGISTERED = "registered"
     CLAIMED = "claimed"
     FINISHED = "finished"
+    BATCHED = "batched"
+    TRAINED = "trained"
+    DROPPED = "dropped"
     DELETED = "deleted"
 
 
 class EpisodeEvent(StrEnum):
-    """What can happen to an episode: ``CAP`` is the end of its wall-clock time, ``ENGINE`` a weight sync or a new run
-    that goes on without it."""
+    """What can happen to an episode.
+
+    ``END_UNTRAINABLE`` is an end with a result that cannot be trained, ``CAP`` the end of its wall-clock time and
+    ``ENGINE`` a weight sync or a new run that goes on without it. ``TAKE`` puts it into a batch, ``STEP`` is the
+    recorded step of that batch, and ``DROP`` decides that it will never be trained.
+    """
 
     __hash__ = str.__hash__
 
     CLAIM = "claim"
     END_TRAIN = "end_train"
+    END_UNTRAINABLE = "end_untrainable"
     END_EVAL = "end_eval"
     ABORT = "abort"
     IDLE_TIMEOUT = "idle_timeout"
     CAP = "cap"
     ENGINE = "engine"
+    TAKE = "take"
+    STEP = "step"
+    DROP = "drop"
 
 
 #: engine state -> states it may go to. Every state may go to OFFLINE (stop, crash).
@@ -52,23 +67,28 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.OFFLINE: frozenset({EngineState.BOOTING}),
     EngineState.BOOTING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
     EngineState.ROLLING: frozenset({EngineState.ROLLING_POST, EngineState.OFFLINE}),
-    # back, if the batch that is about to leave turns out to have been trained: its step was reported late
+    # back to ROLLING if a late report says that the batch which is about to leave was trained already
     EngineState.ROLLING_POST: frozenset({EngineState.WEIGHT_SYNCING, EngineState.ROLLING, EngineState.OFFLINE}),
     EngineState.WEIGHT_SYNCING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
 }
 
-#: (episode state, event) -> next state while the engine is ROLLING; ends are taken in any engine state.
+#: (episode state, event) -> next state while the engine is ROLLING; ends are accepted in any engine state.
 EPISODE_TRANSITIONS: dict[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
     (EpisodeState.REGISTERED, EpisodeEvent.CLAIM): EpisodeState.CLAIMED,
     (EpisodeState.CLAIMED, EpisodeEvent.END_TRAIN): EpisodeState.FINISHED,
+    (EpisodeState.CLAIMED, EpisodeEvent.END_UNTRAINABLE): EpisodeState.DROPPED,
     (EpisodeState.CLAIMED, EpisodeEvent.END_EVAL): EpisodeState.REGISTERED,
     (EpisodeState.CLAIMED, EpisodeEvent.ABORT): EpisodeState.REGISTERED,
     (EpisodeState.CLAIMED, EpisodeEvent.IDLE_TIMEOUT): EpisodeState.REGISTERED,
     (EpisodeState.CLAIMED, EpisodeEvent.CAP): EpisodeState.REGISTERED,
     (EpisodeState.CLAIMED, EpisodeEvent.ENGINE): EpisodeState.DELETED,
+    (EpisodeState.FINISHED, EpisodeEvent.TAKE): EpisodeState.BATCHED,
+    (EpisodeState.FINISHED, EpisodeEvent.DROP): EpisodeState.DROPPED,
+    (EpisodeState.BATCHED, EpisodeEvent.STEP): EpisodeState.TRAINED,
+    (EpisodeState.BATCHED, EpisodeEvent.DROP): EpisodeState.DROPPED,
 }
 
-#: Outside ROLLING a slot that comes free is not offered again: it is deleted.
+#: Outside ROLLING a slot that becomes free is deleted instead of offered again.
 _FREED = frozenset({EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT, EpisodeEvent.CAP})
 
 
@@ -83,8 +103,8 @@ def check_engine(current: EngineState, target: EngineState) -> EngineState:
     return target
 
 
-def next_episode(current: EpisodeState, event: EpisodeEvent, engine: EngineState) -> EpisodeState:
-    """The state an episode goes to when ``event`` happens to it while the engine is in state ``engine``.
+def next_episode(current: EpisodeState, event: EpisodeEvent, engine: EngineState = EngineState.ROLLING) -> EpisodeState:
+    """The state after ``event`` happens to an episode in state ``current``, while the engine is in state ``engine``.
 
     Raises:
         StateError: the event cannot happen in that state, or a claim outside ROLLING.

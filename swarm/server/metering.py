@@ -12,8 +12,8 @@ from collections.abc import Awaitable
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.server.journal import Journal, OnDisk
-from swarm.server.journal.records import BatchTaken, PastEnding, Record, Recovered
+from swarm.server.journal.journal import Journal, OnDisk
+from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.meters import Meters
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -23,7 +23,7 @@ _CALLER_GONE = 499
 
 
 class MeteredJournal:
-    """A journal that counts its records as they are appended."""
+    """A journal whose rows are counted as they are appended."""
 
     def __init__(self, journal: Journal, meters: Meters) -> None:
         self._journal = journal
@@ -36,14 +36,14 @@ class MeteredJournal:
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
         if recovered.outstanding is not None:
-            # this server will train it, though an earlier one took it
-            self._meters.observe(BatchTaken(recovered.outstanding.batch))
+            # it will be trained in this life of the server, though it was taken in an earlier one
+            self._meters.observe(recovered.outstanding)
         return recovered
 
-    def append(self, *records: Record) -> None:
-        self._journal.append(*records)
-        for record in records:
-            self._meters.observe(record)
+    def append(self, *rows: Row) -> None:
+        self._journal.append(*rows)
+        for row in rows:
+            self._meters.observe(row)
 
     def on_disk(self, told: OnDisk) -> None:
         self._journal.on_disk(told)
@@ -51,7 +51,7 @@ class MeteredJournal:
     async def synced(self) -> None:
         await self._journal.synced()
 
-    async def past_ending(self, episode_uuid: str) -> PastEnding | None:
+    async def past_ending(self, episode_uuid: str) -> Ending | None:
         return await self._journal.past_ending(episode_uuid)
 
 

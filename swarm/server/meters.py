@@ -16,16 +16,8 @@ from prometheus_client import Histogram
 
 from swarm.http.exposition import new_registry
 from swarm.protocol import Rates
-from swarm.server.journal.records import (
-    BatchTaken,
-    CallRecorded,
-    EpisodeClaimed,
-    EpisodeEnded,
-    EpisodeQuarantined,
-    EpisodesDropped,
-    Record,
-    StepRecorded,
-)
+from swarm.server.journal.rows import BatchRow, CallRow, EndRow, EpisodeRow, QuarantineRow, Row, StateRow, StepRow
+from swarm.states import EpisodeState
 
 #: Distinct reasons; later ones are counted as ``other``.
 MAX_REASONS = 20
@@ -36,7 +28,7 @@ _KIND = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+(: [a-z0-9_]+)?(?=: |$)")
 #: Counts reasons in a client's own words, which must not use up the names.
 GIVEN_UP = "given_up"
 #: Given up before anything was sampled: nothing is lost.
-_UNUSED = ("standby_unused", "claim_withdrawn")
+_UNUSED = "claim_withdrawn"
 #: Seconds over which rates are taken.
 WINDOW = 60.0
 
@@ -125,26 +117,26 @@ class Meters:
         self._claim_rate, self._episode_rate = Rate(), Rate()
         self._sampled_rate, self._trained_rate = Rate(), Rate()
 
-    def observe(self, record: Record) -> None:
-        """Count ``record``; called with each record given to the journal."""
-        match record:
-            case CallRecorded(call=call):
+    def observe(self, row: Row) -> None:
+        """Count ``row``; called with each record given to the journal."""
+        match row:
+            case CallRow(call=call):
                 self._sampled_tokens.inc(len(call.response_ids))
                 self._sampled_rate.add(len(call.response_ids), self._clock())
-            case EpisodeClaimed(episode_type=episode_type):
+            case EpisodeRow(episode_type=episode_type):
                 self._claims.labels(episode_type).inc()
                 self._claim_rate.add(1, self._clock())
-            case EpisodeEnded():
-                self._ended(record)
-            case EpisodeQuarantined(reason=reason):
+            case EndRow():
+                self._ended(row)
+            case QuarantineRow(reason=reason):
                 self.quarantined.add(reason)
-            case EpisodesDropped(episode_uuids=episodes, reason=reason, cause=cause):
-                self.dropped.add(cause or reason, len(episodes))
-            case BatchTaken(batch=batch):
+            case StateRow(state=EpisodeState.DROPPED, episode_uuids=episodes, reason=reason, cause=cause):
+                self.dropped.add(cause or reason or "", len(episodes))
+            case BatchRow(batch=batch):
                 trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
                 self._episodes_of_batch = len(trajectories)
                 self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
-            case StepRecorded(result=result):
+            case StepRow(result=result):
                 self._steps.observe(result.seconds)
                 self._trained.inc(self._episodes_of_batch)
                 self._trained_tokens.inc(self._tokens_of_batch)
@@ -174,10 +166,10 @@ class Meters:
             trained_tokens_per_second=self._trained_rate.sum(now) / window,
         )
 
-    def _ended(self, record: EpisodeEnded) -> None:
+    def _ended(self, record: EndRow) -> None:
         if record.how != "ended":
             self.outcomes[record.how] += 1
-            if record.drop_reason and record.drop_reason not in _UNUSED:
+            if record.drop_reason and record.drop_reason != _UNUSED:
                 kind = _KIND.match(record.drop_reason)
                 self.dropped.add(kind[0] if kind else GIVEN_UP)
             return

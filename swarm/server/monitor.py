@@ -15,7 +15,7 @@ from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.engine.verbose import VerboseLog
 from swarm.server.episodes.episode import Episode
-from swarm.server.journal import JournalStats
+from swarm.server.journal.journal import JournalStats
 from swarm.server.meters import Meters
 
 #: running episodes that a status tells of unless it is asked for another number

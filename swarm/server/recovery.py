@@ -16,8 +16,8 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
 from swarm.server.episodes.episode import Episode, EpisodeGroup
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal import OnDisk
-from swarm.server.journal.records import ClaimedEpisode, PastEnding, Record, Recovered
+from swarm.server.journal.journal import OnDisk
+from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row
 from swarm.states import EpisodeState
 from swarm.types import StepResult
 
@@ -30,13 +30,13 @@ class JournalPort(Protocol):
 
     def recover(self) -> Recovered: ...
 
-    def append(self, *records: Record) -> None: ...
+    def append(self, *rows: Row) -> None: ...
 
     def on_disk(self, told: OnDisk) -> None: ...
 
     async def synced(self) -> None: ...
 
-    async def past_ending(self, episode_uuid: str) -> PastEnding | None: ...
+    async def past_ending(self, episode_uuid: str) -> Ending | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm.server.journal.schema import State
+from swarm.states import EpisodeState
 
 Line = dict[str, Any]
 
@@ -37,8 +37,8 @@ class Witnesses:
         with closing(sqlite3.connect(folder / "run" / "journal.db")) as journal:
             journal.row_factory = sqlite3.Row
             episodes = [dict(row) for row in journal.execute("SELECT * FROM episodes")]
-            steps = [dict(row) for row in journal.execute("SELECT * FROM steps ORDER BY id")]
-            runs = [dict(row) for row in journal.execute("SELECT * FROM runs ORDER BY id")]
+            steps = [dict(row) for row in journal.execute("SELECT * FROM steps ORDER BY rowid")]
+            runs = [dict(row) for row in journal.execute("SELECT * FROM runs ORDER BY rowid")]
         return cls(
             clients={name: lines(folder / f"{name}.jsonl") for name in clients},
             engine=lines(folder / "engine.jsonl"),
@@ -101,7 +101,7 @@ def lost_rewards(seen: Witnesses) -> list[str]:
         if row is None:
             wrong.append(f"{uuid}: acknowledged, but not in the journal")
             continue
-        where = f"{uuid} ({State(row['state']).name})"
+        where = f"{uuid} ({row['state']})"
         if row["client_uuid"] != ack["client"]:
             wrong.append(f"{where}: acknowledged to {ack['client']}, of {row['client_uuid']} in the journal")
         if (row["how"], row["end_key"], row["reward"]) != ("ended", ack["acked"], ack["reward"]):
@@ -110,15 +110,15 @@ def lost_rewards(seen: Witnesses) -> list[str]:
                 f"{row['reward']} under {row['end_key']}"
             )
         if ack["kind"] == "eval":
-            if row["state"] != State.OVER:
+            if row["state"] not in (EpisodeState.REGISTERED, EpisodeState.DELETED):
                 wrong.append(f"{where}: an eval episode")
         elif ack["error"]:
-            if row["state"] != State.DROPPED or row["drop_reason"] not in ack["error"]:
+            if row["state"] != EpisodeState.DROPPED or row["drop_reason"] not in ack["error"]:
                 wrong.append(f"{where}: its client was told {ack['error']!r}, the journal says {row['drop_reason']!r}")
-        elif row["state"] == State.DROPPED:
+        elif row["state"] == EpisodeState.DROPPED:
             if not row["lost_reason"]:
                 wrong.append(f"{where}: dropped without a reason")
-        elif row["state"] not in (State.WAITING, State.OUT, State.TRAINED):
+        elif row["state"] not in (EpisodeState.FINISHED, EpisodeState.BATCHED, EpisodeState.TRAINED):
             wrong.append(f"{where}: acknowledged as to be trained")
     return wrong
 
@@ -177,7 +177,7 @@ def doubled_training(seen: Witnesses) -> list[str]:
     ]
     trained: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for uuid, row in seen.episodes.items():
-        if row["state"] == State.TRAINED:
+        if row["state"] == EpisodeState.TRAINED:
             trained[row["batch_id"]][uuid] = row["reward"]
     for batch_id in recorded.keys() | trained.keys():
         if batch_id not in recorded:
@@ -189,15 +189,15 @@ def doubled_training(seen: Witnesses) -> list[str]:
 
 def wrong_counts(seen: Witnesses) -> list[str]:
     """The pool's counts are the journal's, and there was one run: no crash begins another."""
-    states = Counter(State(row["state"]) for row in seen.episodes.values())
+    states = Counter(row["state"] for row in seen.episodes.values())
     run = seen.runs[-1]
     pool = seen.pool
     pairs = {
         "runs": (1, len(seen.runs)),
-        "claimed": (pool["running_episodes"], states[State.CLAIMED]),
-        "waiting": (pool["completed_episodes"], states[State.WAITING]),
-        "trained": (run["trained"], states[State.TRAINED]),
-        "dropped and quarantined": (run["dropped"] + run["quarantined"], states[State.DROPPED]),
+        "claimed": (pool["running_episodes"], states[EpisodeState.CLAIMED]),
+        "waiting": (pool["completed_episodes"], states[EpisodeState.FINISHED]),
+        "trained": (run["trained"], states[EpisodeState.TRAINED]),
+        "dropped and quarantined": (run["dropped"] + run["quarantined"], states[EpisodeState.DROPPED]),
         "dropped by the pool": (pool["dropped_episodes"], run["dropped"]),
         "quarantined by the pool": (pool["quarantined_episodes"], run["quarantined"]),
     }

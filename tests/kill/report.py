@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from swarm.server.journal.schema import State
+from swarm.states import EpisodeState
 from tests.kill.harness import Outcome
 
 
@@ -20,9 +20,13 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "acknowledged_rewards": len(seen.acknowledged),
         "late": dict(Counter(line["code"] for line in answers if "late" in line)),
         "aborted": sum("aborted" in line for line in answers),
-        "journal": {State(state).name: n for state, n in Counter(e["state"] for e in seen.episodes.values()).items()},
+        "journal": dict(Counter(e["state"] for e in seen.episodes.values())),
         "dropped": dict(
-            Counter(e["lost_reason"] or e["drop_reason"] for e in seen.episodes.values() if e["state"] == State.DROPPED)
+            Counter(
+                e["lost_reason"] or e["drop_reason"]
+                for e in seen.episodes.values()
+                if e["state"] == EpisodeState.DROPPED
+            )
         ),
         "attempts": sum("trained" in line for line in seen.engine),
         "steps": len(seen.steps),

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from swarm.server.journal.schema import State
+from swarm.states import EpisodeState
 from tests.kill.invariants import Witnesses, violations
 
 
-def row(uuid: str, state: State, reward: float | None, **more: Any) -> dict[str, Any]:
+def row(uuid: str, state: EpisodeState, reward: float | None, **more: Any) -> dict[str, Any]:
     return {
         "uuid": uuid,
-        "state": int(state),
+        "state": state,
         "how": "ended",
         "client_uuid": "ann",
         "claim_key": f"claim-{uuid}",
@@ -40,13 +40,13 @@ def good() -> Witnesses:
     """Two episodes trained in one batch, one waits, one was dropped at its end, one later, one was an eval; one was too
     late."""
     rows = [
-        row("a", State.TRAINED, 0.1, batch_id="B1"),
-        row("b", State.TRAINED, 0.2, batch_id="B1"),
-        row("c", State.WAITING, 0.3),
-        row("d", State.DROPPED, 0.4, drop_reason="no call"),
-        row("e", State.DROPPED, 0.5, lost_reason="stale"),
-        row("f", State.OVER, 0.6),
-        row("g", State.OVER, None, how="idle", end_key=""),
+        row("a", EpisodeState.TRAINED, 0.1, batch_id="B1"),
+        row("b", EpisodeState.TRAINED, 0.2, batch_id="B1"),
+        row("c", EpisodeState.FINISHED, 0.3),
+        row("d", EpisodeState.DROPPED, 0.4, drop_reason="no call"),
+        row("e", EpisodeState.DROPPED, 0.5, lost_reason="stale"),
+        row("f", EpisodeState.REGISTERED, 0.6),
+        row("g", EpisodeState.REGISTERED, None, how="idle", end_key=""),
     ]
     lines = [line for uuid, reward in (("a", 0.1), ("b", 0.2), ("c", 0.3), ("e", 0.5)) for line in said(uuid, reward)]
     lines += said("d", 0.4, "not trained: no call") + said("f", 0.6, kind="eval")
@@ -84,7 +84,7 @@ def drop_silently(seen: Witnesses) -> None:
 
 
 def take_back(seen: Witnesses) -> None:
-    seen.episodes["c"] |= {"state": int(State.OVER), "how": "engine", "reward": None}
+    seen.episodes["c"] |= {"state": EpisodeState.DELETED, "how": "engine", "reward": None}
 
 
 def say_otherwise(seen: Witnesses) -> None:
@@ -96,7 +96,7 @@ def count_the_refused(seen: Witnesses) -> None:
 
 
 def invent(seen: Witnesses) -> None:
-    seen.episodes["h"] = row("h", State.WAITING, 0.9)
+    seen.episodes["h"] = row("h", EpisodeState.FINISHED, 0.9)
 
 
 def claim_twice(seen: Witnesses) -> None:

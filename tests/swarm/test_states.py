@@ -54,8 +54,26 @@ def test_a_running_episode_may_finish_in_any_state_of_the_engine(engine: EngineS
     assert next_episode(EpisodeState.CLAIMED, EpisodeEvent.END_TRAIN, engine) is EpisodeState.FINISHED
 
 
-@pytest.mark.parametrize("state", [EpisodeState.REGISTERED, EpisodeState.FINISHED, EpisodeState.DELETED])
-@pytest.mark.parametrize("event", [event for event in EpisodeEvent if event is not EpisodeEvent.CLAIM])
+def test_a_finished_episode_is_batched_then_trained_or_dropped() -> None:
+    batched = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
+    assert next_episode(batched, EpisodeEvent.STEP) is EpisodeState.TRAINED
+    for state in (EpisodeState.FINISHED, batched):
+        assert next_episode(state, EpisodeEvent.DROP) is EpisodeState.DROPPED
+    assert next_episode(EpisodeState.CLAIMED, EpisodeEvent.END_UNTRAINABLE) is EpisodeState.DROPPED
+
+
+LATER = {EpisodeEvent.TAKE, EpisodeEvent.STEP, EpisodeEvent.DROP}
+
+
+@pytest.mark.parametrize("state", [state for state in EpisodeState if state is not EpisodeState.CLAIMED])
+@pytest.mark.parametrize("event", [event for event in EpisodeEvent if event not in {EpisodeEvent.CLAIM, *LATER}])
 def test_only_a_claimed_episode_can_end(state: EpisodeState, event: EpisodeEvent) -> None:
     with pytest.raises(StateError, match="cannot"):
         next_episode(state, event, EngineState.ROLLING)
+
+
+@pytest.mark.parametrize("state", [EpisodeState.TRAINED, EpisodeState.DROPPED, EpisodeState.DELETED])
+@pytest.mark.parametrize("event", EpisodeEvent)
+def test_final_states_are_final(state: EpisodeState, event: EpisodeEvent) -> None:
+    with pytest.raises(StateError, match="cannot"):
+        next_episode(state, event)

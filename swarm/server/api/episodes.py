@@ -192,7 +192,6 @@ class EpisodeRoutes:
             as_group=as_group,
             claim_key=wanted.idempotency_key or "",
             throttle=wanted.throttle_policy,
-            standby=wanted.standby,
         )
         came = time.monotonic()
         try:

@@ -19,6 +19,38 @@ MAX_CLIENTS = 10_000
 Count = Literal["timed_out", "trained", "dropped"]
 
 
+#: seconds added to the times of :meth:`RollingClock.when`, so that rounding makes none early
+_LATE = 1e-3
+
+
+class RollingClock:
+    """Seconds of ``clock`` during which claims could be granted; it begins running.
+
+    It stands still while the engine does not roll: clients cannot show a sign of life during a long step, so that time
+    is not held against them.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._offset = 0.0
+        self._stopped_at: float | None = None
+
+    def __call__(self) -> float:
+        return (self._clock() if self._stopped_at is None else self._stopped_at) - self._offset
+
+    def follow(self, rolling: bool) -> None:
+        """Run or stand still from now on."""
+        if rolling and self._stopped_at is not None:
+            self._offset += self._clock() - self._stopped_at
+            self._stopped_at = None
+        elif not rolling and self._stopped_at is None:
+            self._stopped_at = self._clock()
+
+    def when(self, time: float) -> float | None:
+        """When it will show ``time``, in seconds of ``clock``; ``None`` while it stands still."""
+        return None if self._stopped_at is not None else time + self._offset + _LATE
+
+
 @dataclass(eq=False, slots=True)
 class Client:
     """What is known of one client; ``last_seen`` is on the wall clock, the counts are of episodes."""

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 from swarm.job import TrainJob
 from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
-from swarm.server.batching.clients import Client, Clients
+from swarm.server.batching.clients import Client, Clients, RollingClock
 from swarm.server.batching.groups import Dropped, Failure, GroupStore
 from swarm.server.batching.methods import Group
-from swarm.server.batching.rolling import RollingClock
 from swarm.server.batching.shares import Shares
 from swarm.server.batching.throttle import Throttle
-from swarm.server.journal.records import EndedHow, GroupLosses, OutstandingBatch
+from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow
 from swarm.tokens import TrainBatch, Trajectory
 
 #: seconds without a sign of life after which nobody waits for a client
@@ -201,8 +200,8 @@ class Collection:
     def restore(
         self,
         finished: Iterable[tuple[str, Trajectory]],
-        outstanding: OutstandingBatch | None,
-        losses: Iterable[GroupLosses] = (),
+        outstanding: BatchRow | None,
+        losses: Iterable[GroupRow] = (),
         agreed: Iterable[str] = (),
     ) -> list[Dropped]:
         """Fill an empty collection after a restart, with (client, trajectory) oldest first.
@@ -223,7 +222,7 @@ class Collection:
             self._clients.restore_agreement(client_uuid)
         return self._counted(dropped)
 
-    def take_losses(self) -> list[GroupLosses]:
+    def take_losses(self) -> list[GroupRow]:
         """What has become, since this was asked last, of groups that lack members which can never come."""
         return self._groups.take_losses()
 

@@ -16,7 +16,8 @@ from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.server.batching.methods import MIN_GROUP, Group, Member, Tally, method_of
 from swarm.server.batching.shares import Shares
-from swarm.server.journal.records import GroupLosses
+from swarm.server.journal.rows import GroupRow
+from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch, Trajectory
 
 #: Why finished episodes will never be trained; for counters.
@@ -25,22 +26,23 @@ DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "clea
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Finished episodes that waited for a batch, or were in one, and never will be trained.
+    """Finished episodes that will never be trained; ``state`` says whether they waited for a batch or were in one.
 
-    ``client_uuids`` are their clients, in the same order (empty where a restart forgot it); ``reason`` is for people.
+    ``client_uuids`` are their clients in the same order (empty where a restart forgot it); ``reason`` is for people.
     """
 
     episode_uuids: tuple[str, ...]
     client_uuids: tuple[str, ...]
     cause: DropCause
     reason: str
+    state: EpisodeState = EpisodeState.FINISHED
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The trainer failed on the batch that was out for the ``attempts``-th time; it is the next batch again, unless it
-    was ``dropped``."""
+    """The trainer failed on ``batch`` for the ``attempts``-th time; it is the next batch again, unless ``dropped``."""
 
+    batch: TrainBatch
     attempts: int
     dropped: Dropped | None
 
@@ -76,7 +78,7 @@ class GroupStore:
         #: groups of which nothing but losses is known: they hold no trajectory, but will be dropped once whole
         self._losses: OrderedDict[str, Group] = OrderedDict()
         #: by task, what has become of losses since :meth:`take_losses`
-        self._lost: dict[str, GroupLosses] = {}
+        self._lost: dict[str, GroupRow] = {}
         self._trainable = 0
         self._cache_full = False
         self._taken: Outstanding | None = None
@@ -152,10 +154,10 @@ class GroupStore:
             if len(self._losses) > self.bound:
                 self._forget_losses(self._losses.popitem(last=False)[1])
         group.lost += 1
-        self._lost[task_id] = GroupLosses(task_id, group.lost, group.version)
+        self._lost[task_id] = GroupRow(task_id, group.lost, group.version)
         return self._settle(group)
 
-    def take_losses(self) -> list[GroupLosses]:
+    def take_losses(self) -> list[GroupRow]:
         """What has become of the losses of groups since this was asked last."""
         if not self._lost:
             return []
@@ -261,7 +263,7 @@ class GroupStore:
             return None
         taken.attempts += 1
         taken.back = True
-        return Failure(taken.attempts, self._give_up())
+        return Failure(taken.batch, taken.attempts, self._give_up())
 
     def give_back(self) -> bool:
         """The batch that is out was not trained, without evidence against it: it is the next one."""
@@ -277,7 +279,7 @@ class GroupStore:
         dropped = self._give_up()
         return [dropped] if dropped else []
 
-    def restore_losses(self, losses: GroupLosses) -> list[Dropped]:
+    def restore_losses(self, losses: GroupRow) -> list[Dropped]:
         """Take up, after a restart, what a group lacks whose members, if any, are here again."""
         group = self._open.get(losses.task_id)
         if group is None:
@@ -288,7 +290,7 @@ class GroupStore:
     # ------------------------------------------------------------------ inside
 
     def _forget_losses(self, group: Group) -> None:
-        self._lost[group.task_id] = GroupLosses(group.task_id, 0, group.version)
+        self._lost[group.task_id] = GroupRow(group.task_id, 0, group.version)
 
     def _new_group(self, task_id: str) -> Group:
         self._numbers += 1
@@ -361,7 +363,7 @@ class GroupStore:
         assert self._taken is not None
         taken, self._taken = self._taken, None
         episodes = (t.episode_uuid for group in taken.batch.groups for t in group.trajectories)
-        return Dropped(tuple(episodes), tuple(taken.client_uuids), cause, reason)
+        return Dropped(tuple(episodes), tuple(taken.client_uuids), cause, reason, EpisodeState.BATCHED)
 
 
 def _trainable(episodes: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
-from swarm.server.batching import Collection
+from swarm.server.batching.collection import Collection
 from swarm.server.concurrency import Interruptible, Once
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.endings import DELETED

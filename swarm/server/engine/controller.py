@@ -31,10 +31,10 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.board import EngineBoard, Serving
 from swarm.server.engine.runs import MAX_STEPS, TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
-from swarm.server.episodes.endings import Ending
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal import OnDisk
+from swarm.server.journal.journal import OnDisk
+from swarm.server.journal.rows import Ending
 from swarm.server.recovery import JournalPort
 from swarm.states import EngineState, check_engine
 from swarm.tokens import TrainBatch
@@ -321,8 +321,7 @@ class Controller(EngineBoard):
                     "(raise max_parallel_episodes or batch_size)",
                     param="count",
                 )
-            if not wish.standby:
-                self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+            self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
         if self.journal_behind:
             return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
         outcome = self.claims.claim(wish, wait=wait > 0)
@@ -353,7 +352,7 @@ class Controller(EngineBoard):
             if not pool.remembers(end.episode_uuid):
                 ending = await self._journal.past_ending(end.episode_uuid)
                 if ending is not None:
-                    past[end.episode_uuid] = Ending.of_past(ending)
+                    past[end.episode_uuid] = ending
         try:
             return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past)
         finally:

@@ -13,7 +13,7 @@ from swarm.errors import ConflictError
 from swarm.job import TrainJob, dump_job
 from swarm.server.episodes.episode import new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.records import RunBegun, RunStopped
+from swarm.server.journal.rows import RunRow
 from swarm.server.metrics import batch_metrics
 from swarm.server.recovery import JournalPort, recover
 from swarm.types import StepResult
@@ -80,17 +80,12 @@ class TrainingRun:
         another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
         if self._pool is None:
             self._pool = EpisodePool(job, self._journal.append, self._client_timeout)
-            self._run_id = new_uuid()
-        # together: a crash in between would leave a run without its episodes, or set one going that was stopped
-        with self._pool.journal.hold():
-            if not another:
-                self._pool.continue_run(job)
-            elif self._job is not None:
-                self._begin(job, "another job was synced")
-            self._pool.journal(RunBegun(self._run_id, dump_job(job)))
-            if self._stopped:
-                self._pool.journal(RunStopped(self._run_id))
+        if another:
+            self._begin(job, "another job was synced")
+        else:
+            self._pool.continue_run(job)
         self._job = job
+        self._append_run()
         return another
 
     def start(self) -> TrainJob:
@@ -105,14 +100,13 @@ class TrainingRun:
         """
         job = self.job
         if self._stopped:
-            with self.pool.journal.hold():
-                if job.resume:
-                    # it may be by other processes than before, and nobody waits for those
-                    self.pool.batches.end_agreements()
-                else:
-                    self._begin(job, "another training run began")
-                self._stopped = False
-                self.pool.journal(RunBegun(self._run_id, dump_job(job)))
+            if job.resume:
+                # other processes than before may use it, and nobody waits for the earlier ones
+                self.pool.batches.end_agreements()
+            else:
+                self._begin(job, "another training run began")
+            self._stopped = False
+            self._append_run()
         # a checkpoint in the folder may be of an earlier run: only one that this run must have written counts
         save_freq = job.overrides.get("trainer.save_freq", job.save_freq)
         if isinstance(save_freq, int) and 0 < save_freq <= max((step.step for step in self.steps), default=0):
@@ -123,7 +117,7 @@ class TrainingRun:
         """The run was stopped on purpose or has done all its steps."""
         if not self._stopped:
             self._stopped = True
-            self.pool.journal(RunStopped(self._run_id))
+            self._append_run()
 
     def step_done(self, result: StepResult) -> bool:
         """Record a finished step, with our own metrics of its batch, which is consumed; False: nothing is counted."""
@@ -139,11 +133,14 @@ class TrainingRun:
         return True
 
     def _begin(self, job: TrainJob, reason: str) -> None:
-        if dropped := self.pool.begin_run(job, reason):
+        self._run_id = new_uuid()
+        if dropped := self.pool.begin_run(self._run_id, job, reason):
             logger.warning("dropped %d finished episodes: %s", dropped, reason)
         self._stopped = False
-        self._run_id = new_uuid()
         self.steps.clear()
+
+    def _append_run(self) -> None:
+        self._journal.append(RunRow(self._run_id, dump_job(self.job), self._stopped))
 
 
 def _no_job() -> ConflictError:

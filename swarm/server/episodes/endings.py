@@ -1,18 +1,17 @@
-"""How episodes ended, and what a result that comes after the end is told.
+"""How episodes ended, and the answer to a result that comes after the end.
 
-Invariant: of an episode's ends the first one stands; a repetition of it gets its answer, anything else a conflict that
+Invariant: the first end of an episode stands; its repetition gets the same answer, anything else gets a conflict that
 says precisely what happened instead.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.protocol import EpisodeEnd
-from swarm.server.journal.records import EndedHow, PastEnding
+from swarm.server.journal.rows import EndedHow, Ending
 
 #: ended episodes remembered, so that a repeated end is answered like the first without asking the journal
 MAX_REMEMBERED = 20_000
@@ -29,20 +28,6 @@ TOO_LATE: dict[EndedHow, tuple[str, str]] = {
 }
 
 
-class Ending(NamedTuple):
-    """How an episode ended: ``drop_reason`` is empty unless its reward will not be trained."""
-
-    client_uuid: str
-    how: EndedHow
-    drop_reason: str = ""
-    end_key: str = ""
-
-    @classmethod
-    def of_past(cls, past: PastEnding) -> Ending:
-        """What the journal remembers."""
-        return cls(past.client_uuid, past.how, past.drop_reason, past.end_key)
-
-
 class Endings:
     """The last :data:`MAX_REMEMBERED` endings by episode."""
 
@@ -57,11 +42,6 @@ class Endings:
 
     def get(self, episode_uuid: str) -> Ending | None:
         return self._endings.get(episode_uuid)
-
-    def restore(self, endings: Mapping[str, PastEnding]) -> None:
-        """Remember what the journal does, oldest first."""
-        for episode_uuid, past in endings.items():
-            self.remember(episode_uuid, Ending.of_past(past))
 
 
 def check_unique(ends: Sequence[EpisodeEnd]) -> None:

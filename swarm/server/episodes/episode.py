@@ -1,7 +1,8 @@
-"""One episode as the server keeps it, groups of them, and the memory of how episodes ended.
+"""One episode as the server keeps it, groups of episodes, and what claims ask for and get.
 
 Invariant: a key opens nothing once its episode is over (a group's key: once the first of its episodes is). Only digests
-of keys are written anywhere; the key of a claim that may be repeated stays in memory while the episode runs.
+of keys are written anywhere; the key of a claim that may be repeated stays in memory while the episode runs. What is
+trained of an episode are exactly its recorded tokens, or nothing and a reason says why.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from swarm.credentials import digest
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.concurrency import Once
-from swarm.server.journal.records import EpisodeClaimed
+from swarm.server.journal.rows import EpisodeRow
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall
+from swarm.tokens import ModelCall, Trajectory
+from swarm.tracker.timelines import merge_calls
+from swarm.types import WorkflowOutput
 
 
 def new_key() -> str:
@@ -32,10 +35,10 @@ class Episode:
     """A running episode.
 
     ``last_active`` and ``cap`` (the end of its wall-clock time) are in seconds of the pool's clock. ``over`` happens
-    when the episode ends in whatever way, and ``over_error`` is what calls still in flight are to be told.
+    when the episode ends in whatever way, and ``over_error`` is the error for calls still in flight.
     """
 
-    claim: EpisodeClaimed
+    claim: EpisodeRow
     last_active: float
     cap: float
     key_digests: list[bytes] = field(repr=False)
@@ -62,32 +65,51 @@ class Episode:
 
     @property
     def over_error(self) -> SwarmGatewayError | None:
-        """What calls still in flight are to be told once it is over; another one each time."""
+        """A new error for a call still in flight once the episode is over; ``None`` while it runs."""
         return None if self._why_over is None else self._why_over()
 
     def deadline(self) -> float:
-        """When the episode is to be taken back: idle for too long (not while a call is in flight), or at its cap."""
+        """When the episode is taken back: after its idle timeout (not while a call is in flight), or at its cap."""
         return self.cap if self.in_flight else min(self.cap, self.last_active + self.claim.idle_timeout)
 
     def opens(self, key_digest: bytes) -> bool:
         """Whether the key with this digest is one of the episode's."""
-        # not any(...): all are compared, whichever fits
+        # not any(...): all keys are compared, whichever fits
         return bool(sum(hmac.compare_digest(key_digest, known) for known in self.key_digests))
 
     def finish_calls(self, error: Callable[[], SwarmGatewayError]) -> None:
-        """Tell calls in flight that the episode is over, and why; ``error`` makes what each of them gets."""
+        """End the calls in flight because the episode is over; ``error`` creates the error that each of them gets."""
         self.key_digests.clear()
         self.key = ""
         self._why_over = error
         self.over.happen()
+
+    def trajectory(self, task_id: str, output: WorkflowOutput) -> Trajectory | str:
+        """What is trained of a train episode that ends with ``output``, or why nothing is."""
+        if self.quarantine_reason:
+            return f"quarantined: {self.quarantine_reason}"
+        timelines = merge_calls(self.calls)
+        if not timelines:
+            return "no completed LLM call was recorded in the episode"
+        try:
+            return Trajectory(
+                episode_uuid=self.episode_uuid,
+                task_id=task_id,
+                reward=output.reward,
+                timelines=timelines,
+                num_calls=len(self.calls),
+                log_metrics=output.log_metrics,
+            )
+        except ValueError as exc:
+            return f"invalid trajectory: {exc}"
 
 
 @dataclass(eq=False)
 class EpisodeGroup:
     """Episodes claimed together, in the order of their claim.
 
-    The group's uuid is the digest of its key, so that the key can be checked though nothing of it is stored; a group
-    whose claim was repeated after a restart has several.
+    The group's uuid is the digest of its key, so the key can be checked although it is not stored; a group whose claim
+    was repeated after a restart has several.
     """
 
     members: tuple[Episode, ...]
@@ -96,11 +118,10 @@ class EpisodeGroup:
 
 
 class ClaimWish(NamedTuple):
-    """What a client asks for: so many ``episodes`` at once or none; times in seconds.
+    """What a client asks for: all ``episodes`` at once or none; times in seconds.
 
-    Of wishes with one client and ``claim_key`` (if not empty) all get what the first got; a restart remembers that of
-    several episodes only if they were claimed ``as_group``. What is claimed for ``standby`` gives way while nobody
-    calls it.
+    All wishes with the same client and ``claim_key`` (unless empty) get what the first one got; after a restart, for
+    several episodes only if they were claimed ``as_group``.
     """
 
     client_uuid: str
@@ -111,11 +132,10 @@ class ClaimWish(NamedTuple):
     as_group: bool = False
     claim_key: str = ""
     throttle: SwarmThrottlePolicy | None = None
-    standby: bool = False
 
     @property
     def task_hint(self) -> str:
-        """The task that the client says it claims for; may be empty."""
+        """The task that the client claims for, if it says so; otherwise empty."""
         return (self.throttle.current_task_id if self.throttle else None) or ""
 
 
@@ -136,15 +156,15 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a claim cannot be granted now; one that ``holds_place`` holds up those behind it as well."""
+    """Why a claim cannot be granted now; with ``holds_place`` the claims behind it must wait as well."""
 
     reason: str
     holds_place: bool = True
 
 
 def new_uuid() -> str:
-    """A fresh name: 48 bits of the time in milliseconds, as in UUIDv7, so that an index of names grows at its end
-    (names in no order touch a page each), and 80 random bits."""
+    """A fresh name: the time in milliseconds (48 bits, as in UUIDv7), so that an index of names grows at its end, and
+    80 random bits."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 

@@ -1,8 +1,8 @@
 """The pool: which episodes run, who runs them, what they recorded, and how they end.
 
-Invariant: an episode changes state only through :mod:`swarm.states`, and each change is told to the journal in the same
-turn of the event loop; every train episode that ends with a result is counted as finished, quarantined or dropped
-exactly once. Nothing here waits.
+Invariant: an episode changes state only through :mod:`swarm.states`, and each decision is appended to the journal, as
+rows, in the same turn of the event loop; every train episode that ends with a result is counted as finished,
+quarantined or dropped exactly once. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
-from swarm.server.batching import Collection
 from swarm.server.batching.batches import Batches
+from swarm.server.batching.collection import Collection
 from swarm.server.episodes.endings import (
     DELETED,
     TOO_LATE,
-    Ending,
     Endings,
     check_unique,
     earlier_end,
@@ -29,24 +28,16 @@ from swarm.server.episodes.endings import (
 )
 from swarm.server.episodes.episode import ClaimWish, Episode, EpisodeGroup, Grant, Refusal
 from swarm.server.episodes.running import RunningEpisodes
-from swarm.server.episodes.trajectories import trajectory_of
-from swarm.server.journal.journal_batch import Together
-from swarm.server.journal.records import (
-    CallRecorded,
-    EndedHow,
-    EpisodeEnded,
-    EpisodeQuarantined,
-    Recovered,
-)
+from swarm.server.journal.codec import is_of
+from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
 from swarm.tokens import ModelCall, Trajectory
 
 logger = logging.getLogger(__name__)
 
-#: what calls in flight are told
+#: errors for calls in flight
 _ENDED = partial(ConflictError, "the episode has ended", code="episode_ended")
 _ABORTED = partial(ConflictError, "the episode was aborted by its client", code="episode_aborted")
-_GAVE_WAY = partial(ConflictError, "the episode was on standby and had to give way", code="episode_aborted")
 
 
 class EpisodePool:
@@ -54,10 +45,11 @@ class EpisodePool:
 
     Args:
         job: sizes and the collection method come from it.
-        append: takes records (:mod:`swarm.server.journal.records`) for the journal; never blocks.
+        append: takes rows (:mod:`swarm.server.journal.rows`) for the journal; never blocks. Those of one turn of the
+            event loop reach the disk together, or none of them.
         client_timeout: seconds without a sign of life after which nobody waits for a client.
         clock: seconds, monotonic.
-        wall: Unix seconds, for records.
+        wall: Unix seconds, for rows.
     """
 
     def __init__(
@@ -69,17 +61,13 @@ class EpisodePool:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._job = job
-        #: what is held by it goes to the journal together
-        self.journal = Together(append)
+        self._append = append
         self._clock = clock
         self._wall = wall
         self._engine = EngineState.OFFLINE
         self._running = RunningEpisodes()
-        #: claimed in advance and not called yet, oldest first; the collection does not know of them, for they are no
-        #: work that anybody waits for. A restart takes them for running ones
-        self._standby: dict[Episode, None] = {}
         self._endings = Endings()
-        self.batches = Batches(job, self.journal, client_timeout, clock)
+        self.batches = Batches(job, append, client_timeout, clock)
 
     @property
     def collection(self) -> Collection:
@@ -92,24 +80,23 @@ class EpisodePool:
         """Follow the engine to state ``engine``; a weight sync deletes what still runs."""
         self._engine = engine
         self.collection.follow(engine is EngineState.ROLLING)
-        if engine is EngineState.ROLLING_POST:
-            self._relieve(len(self._standby))
         if engine is EngineState.WEIGHT_SYNCING:
             self._release("the batch left without the episode")
 
-    def begin_run(self, job: TrainJob, reason: str) -> int:
-        """Another run, under ``job``: what waits is dropped, what runs is released; how many episodes were dropped."""
+    def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
+        """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
-        anew, self._job = job != self._job, job
-        return self.batches.begin_run(job, reason, anew=anew)
+        other_job, self._job = job != self._job, job
+        return self.batches.begin_run(run_id, job, reason, other_job=other_job)
 
     def continue_run(self, job: TrainJob) -> None:
-        """Go on under ``job``, which must collect exactly as the one before."""
+        """Continue under ``job``, which must collect exactly as the one before."""
         self._job = job
 
     def restore(self, recovered: Recovered, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
-        self._endings.restore(recovered.endings)
+        for episode_uuid, ending in recovered.endings.items():
+            self._endings.remember(episode_uuid, ending)
         self._running.add(episodes, groups)
         for episode in self._running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
@@ -128,7 +115,7 @@ class EpisodePool:
         return self._running.values()
 
     def claim(self, wish: ClaimWish) -> Grant | Refusal:
-        """Give out all the episodes of ``wish``, or none."""
+        """Grant all episodes of ``wish``, or none."""
         slots = self._job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
@@ -136,48 +123,37 @@ class EpisodePool:
             return Refusal("")
         collection = self.batches.collection
         if collection.ready:
-            # it is about to leave: what began now would be cut off by the weight sync
+            # it is about to leave, and the weight sync would cut off what begins now
             return Refusal(POST_ROLLING)
-        if wish.standby:
-            if not collection.has_room(len(self._standby) + wish.episodes):
-                return Refusal(NO_EPISODES)
-        elif self._standby:
-            self._relieve(wish.episodes - (slots - len(self._running)))
-            if not collection.has_room(len(self._standby) + wish.episodes):
-                self._relieve(len(self._standby))
         if slots - len(self._running) < wish.episodes:
             return Refusal(NO_EPISODES)
         admission = collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle)
         self.batches.drop(admission.dropped)
         if admission.reason:
-            # with the phrase, without which AgentJet's client pauses for 15 s
+            # AgentJet's client pauses for 15 s unless it finds this phrase
             return Refusal(f"{NO_EPISODES} {admission.reason}", holds_place=False)
-        grant, records = self._running.begin(wish, self._engine, self._clock(), self._wall())
-        self.journal(*records)
-        if wish.standby:
-            begun = (self._running.get(claim.episode_uuid) for claim in grant.claims)
-            self._standby.update((episode, None) for episode in begun if episode is not None)
-        else:
-            collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
+        grant, rows = self._running.begin(wish, self.batches.run_id, self._engine, self._clock(), self._wall())
+        self._append(*rows)
+        collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
         return grant
 
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
-        """What an earlier claim got, with keys that open what of it still runs."""
-        grant, records = self._running.grant_again(episode_uuids, as_group=as_group)
-        self.journal(*records)
+        """What an earlier claim got, with keys that open the episodes that still run."""
+        grant, rows = self._running.grant_again(episode_uuids, as_group=as_group)
+        if rows:
+            self._append(*rows)
         return grant
 
     # ------------------------------------------------------------------ calls
 
     def open(self, episode_uuid: str, key: str) -> Episode:
-        """The running episode that ``key`` opens; that is a sign of life, also if no engine serves the call then.
+        """The running episode that ``key`` opens; that is a sign of life even if no engine can serve the call.
 
         Raises:
             AuthenticationError: no such episode, a wrong key, or the episode is over.
         """
         episode = self._running.open(episode_uuid, key)
         episode.last_active = self._clock()
-        self._wake(episode)
         return episode
 
     def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
@@ -190,7 +166,6 @@ class EpisodePool:
         now = self._clock()
         for episode in group.members:
             episode.last_active = now
-        self._wake(group.members[0])
         return group
 
     def begin_call(self, episodes: Sequence[Episode]) -> Collection:
@@ -212,17 +187,16 @@ class EpisodePool:
         counted.end_call(episodes[0].client_uuid)
 
     def record(self, calls: Iterable[tuple[Episode, ModelCall]]) -> None:
-        """Tell the journal, at once, what a completed call sampled for each episode that is not over; it counts from
-        :meth:`keep` on.
+        """Append to the journal what a completed call sampled for each episode that is not over.
 
-        Should the episode end before, nothing of it is trained.
+        It counts from :meth:`keep` on; if the episode ends before, the call is not trained.
         """
-        records = [CallRecorded(one.episode_uuid, call) for one, call in calls if not one.over.happened]
-        if records:
-            self.journal(*records)
+        rows = [CallRow(one.episode_uuid, call) for one, call in calls if not one.over.happened]
+        if rows:
+            self._append(*rows)
 
     def keep(self, episode: Episode, call: ModelCall) -> None:
-        """What :meth:`record` was told is on disk: it belongs to the episode, unless that is over."""
+        """A call given to :meth:`record` is on disk: it belongs to the episode, unless that is over."""
         if not episode.over.happened:
             episode.calls.append(call)
 
@@ -231,7 +205,7 @@ class EpisodePool:
         if not episode.quarantine_reason and not episode.over.happened:
             logger.warning("episode %s is quarantined: %s", episode.episode_uuid, reason)
             episode.quarantine_reason = reason
-            self.journal(EpisodeQuarantined(episode.episode_uuid, reason))
+            self._append(QuarantineRow(episode.episode_uuid, reason))
 
     # ------------------------------------------------------------------ ends
 
@@ -266,28 +240,26 @@ class EpisodePool:
         for end in ends:
             episode = self._running.of(client_uuid, end.episode_uuid)
             if episode is not None:
-                self._wake(episode)
                 fresh.append((episode, end))
             else:
                 ending = self._endings.get(end.episode_uuid) or (past or {}).get(end.episode_uuid)
                 reasons.append(earlier_end(ending, client_uuid, end.episode_uuid, end_key).drop_reason)
         outcomes = [
-            "" if episode.episode_type == "eval" else trajectory_of(episode, task_id, end.workflow_output)
+            "" if episode.episode_type == "eval" else episode.trajectory(task_id, end.workflow_output)
             for episode, end in fresh
         ]
-        # of a repetition that overlaps in part, what was dropped the first time drops the rest as well
+        # if a repetition overlaps in part, what was dropped the first time drops the rest as well
         failures = [reason for reason in [*reasons, *outcomes] if isinstance(reason, str) and reason]
-        with self.journal.hold():
-            for (episode, end), outcome in zip(fresh, outcomes, strict=True):
-                if episode.episode_type == "eval":
-                    self._finish(episode, task_id, end, end_key, "")
-                elif isinstance(outcome, str) or (as_group and failures):
-                    quarantined = bool(episode.quarantine_reason)
-                    self._finish(episode, task_id, end, end_key, outcome if isinstance(outcome, str) else failures[0])
-                    self.batches.lose(task_id, quarantined=quarantined, alone=not as_group)
-                else:
-                    self._finish(episode, task_id, end, end_key, outcome)
-                    self.batches.add(client_uuid, outcome)
+        for (episode, end), outcome in zip(fresh, outcomes, strict=True):
+            if episode.episode_type == "eval":
+                self._finish(episode, task_id, end, end_key, "")
+            elif isinstance(outcome, str) or (as_group and failures):
+                quarantined = bool(episode.quarantine_reason)
+                self._finish(episode, task_id, end, end_key, outcome if isinstance(outcome, str) else failures[0])
+                self.batches.lose(task_id, quarantined=quarantined, alone=not as_group)
+            else:
+                self._finish(episode, task_id, end, end_key, outcome)
+                self.batches.add(client_uuid, outcome)
         return failures[0] if failures else ""
 
     def abort(
@@ -296,16 +268,13 @@ class EpisodePool:
         """Give an episode up; returns a note when there was nothing left to give up.
 
         Args:
-            reason: what the client says of it; it and ``metadata`` are only kept.
+            reason: the client's own; it and ``metadata`` are only stored.
 
         Raises:
             NotFoundError: it is another client's.
         """
         if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
-            ended = EpisodeEnded(
-                episode_uuid, client_uuid, "aborted", self._wall(), drop_reason=reason, metadata=metadata or {}
-            )
-            self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, ended)
+            self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, drop_reason=reason, metadata=metadata or {})
             return ""
         ending = self._endings.get(episode_uuid)
         if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
@@ -362,22 +331,27 @@ class EpisodePool:
 
     def _finish(self, episode: Episode, task_id: str, end: EpisodeEnd, end_key: str, outcome: Trajectory | str) -> None:
         """End with a result; ``outcome`` is what is to be trained, or why nothing is (empty for eval)."""
-        drop_reason = outcome if isinstance(outcome, str) else ""
+        trajectory, drop_reason = (None, outcome) if isinstance(outcome, str) else (outcome, "")
         if drop_reason:
             logger.warning("episode %s is not trained: %s", episode.episode_uuid, drop_reason)
-        ended = EpisodeEnded(
-            episode_uuid=episode.episode_uuid,
-            client_uuid=episode.client_uuid,
-            how="ended",
-            ended_at=self._wall(),
+        if episode.episode_type == "eval":
+            event = EpisodeEvent.END_EVAL
+        else:
+            event = EpisodeEvent.END_UNTRAINABLE if trajectory is None else EpisodeEvent.END_TRAIN
+        # most episodes have one call, whose tokens are on disk already
+        one_call = trajectory is not None and len(episode.calls) == 1 and is_of(trajectory, episode.calls[0])
+        self._free(
+            episode,
+            event,
+            "ended",
+            _ENDED,
             task_id=task_id,
             output=end.workflow_output,
             drop_reason=drop_reason,
             end_key=end_key,
-            trajectory=None if isinstance(outcome, str) else outcome,
+            trajectory=trajectory,
+            kept_call=episode.calls[0].call_id if one_call else "",
         )
-        event = EpisodeEvent.END_EVAL if episode.episode_type == "eval" else EpisodeEvent.END_TRAIN
-        self._free(episode, event, "ended", _ENDED, ended)
 
     def _free(
         self,
@@ -385,42 +359,20 @@ class EpisodePool:
         event: EpisodeEvent,
         how: EndedHow,
         error: Callable[[], SwarmGatewayError],
-        ended: EpisodeEnded | None = None,
+        **details: Any,
     ) -> None:
+        """The episode is over; ``details`` are further fields of its :class:`EndRow`."""
         episode.state = next_episode(episode.state, event, self._engine)
-        ended = ended or EpisodeEnded(episode.episode_uuid, episode.client_uuid, how, self._wall())
-        self.journal(ended)
+        row = EndRow(episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), **details)
+        self._append(row)
         self._running.remove(episode)
-        told = ended.drop_reason if how == "ended" else ""
-        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, ended.end_key))
-        if episode in self._standby:
-            del self._standby[episode]
-        else:
-            self.batches.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
+        told = row.drop_reason if how == "ended" else ""
+        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key))
+        self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 
-    def _wake(self, episode: Episode) -> None:
-        """The episode is used: it, and the group that it is of, are on standby no longer."""
-        if episode not in self._standby:
-            return
-        members = episode.group.members if episode.group is not None else (episode,)
-        woken = [one for one in members if one in self._standby]
-        for one in woken:
-            del self._standby[one]
-        # claimed together, they are of one client, type and task
-        self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint, len(woken))
-
-    def _relieve(self, count: int) -> None:
-        """Take back at least ``count`` of the episodes on standby (oldest first, groups whole), or all there are."""
-        while count > 0 and self._standby:
-            first = next(iter(self._standby))
-            for episode in first.group.members if first.group is not None else (first,):
-                if episode in self._standby:
-                    self._free(episode, EpisodeEvent.ABORT, "aborted", _GAVE_WAY)
-                    count -= 1
-
     def _release(self, reason: str) -> None:
-        """Delete what runs, because the engine goes on without it."""
+        """Delete what runs, because the engine continues without it."""
         error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self._running.values()):
             self._free(episode, EpisodeEvent.ENGINE, "engine", error)

@@ -1,4 +1,4 @@
-"""The episodes that run now: their keys, their groups, and when they are due.
+"""The episodes that run now: their keys, their groups, and their deadlines.
 
 Invariant: an episode is here exactly while it is claimed, and its keys open it for exactly as long; a group can be
 opened while all of its episodes are here.
@@ -6,12 +6,12 @@ opened while all of its episodes are here.
 
 from __future__ import annotations
 
+import heapq
 import hmac
-from collections.abc import Iterable, Sequence, ValuesView
+from collections.abc import Iterable, Mapping, Sequence, ValuesView
 
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError
-from swarm.server.episodes.deadlines import Deadlines
 from swarm.server.episodes.episode import (
     Claim,
     ClaimWish,
@@ -22,8 +22,53 @@ from swarm.server.episodes.episode import (
     new_key,
     new_uuid,
 )
-from swarm.server.journal.records import EpisodeClaimed, EpisodeKeyAdded
+from swarm.server.journal.rows import EpisodeRow, KeyRow
 from swarm.states import EngineState, EpisodeEvent, EpisodeState, next_episode
+
+#: entries of ended episodes beyond which the heap is swept, at the least
+_SLACK = 64
+#: seconds between two looks at an episode with a call in flight, at the least
+_SOONEST = 0.01
+
+
+class Deadlines:
+    """Deadlines of the episodes in ``running``, in seconds of the pool's clock: a heap whose entries move lazily.
+
+    Each running episode has exactly one entry, never later than its deadline; so a claim costs one push, and a call or
+    an end costs nothing.
+    """
+
+    def __init__(self, running: Mapping[str, Episode]) -> None:
+        self._running = running
+        self._heap: list[tuple[float, str]] = []
+
+    def add(self, episode: Episode) -> None:
+        """Watch an episode that has just begun to run."""
+        if len(self._heap) > 2 * len(self._running) + _SLACK:
+            self._heap = [entry for entry in self._heap if entry[1] in self._running]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (episode.deadline(), episode.episode_uuid))
+
+    def next(self) -> float | None:
+        """The earliest moment at which an episode may be due; ``None`` when none runs."""
+        while self._heap and self._heap[0][1] not in self._running:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[Episode]:
+        """The episodes whose deadline is not after ``now``; the caller must end them."""
+        due: list[Episode] = []
+        while (first := self.next()) is not None and first <= now:
+            _, episode_uuid = heapq.heappop(self._heap)
+            episode = self._running[episode_uuid]
+            if (deadline := episode.deadline()) > now and episode.in_flight:
+                # the call may end at any moment, and the idle time begins then
+                deadline = min(deadline, now + max(episode.claim.idle_timeout, _SOONEST))
+            if deadline <= now:
+                due.append(episode)
+            else:
+                heapq.heappush(self._heap, (deadline, episode_uuid))
+        return due
 
 
 class RunningEpisodes:
@@ -51,10 +96,10 @@ class RunningEpisodes:
     # ------------------------------------------------------------------ coming and going
 
     def begin(
-        self, wish: ClaimWish, engine: EngineState, now: float, wall: float
-    ) -> tuple[Grant, tuple[EpisodeClaimed, ...]]:
-        """Start all the episodes of ``wish`` at ``now`` (clock) and ``wall`` (Unix): what the client gets, and what the
-        journal does."""
+        self, wish: ClaimWish, run_id: str, engine: EngineState, now: float, wall: float
+    ) -> tuple[Grant, list[EpisodeRow]]:
+        """Start all episodes of ``wish`` at ``now`` (clock) and ``wall`` (Unix); returns the client's grant and the
+        journal's rows."""
         group_key = new_key() if wish.as_group else ""
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
         state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine)
@@ -62,7 +107,7 @@ class RunningEpisodes:
         claims: list[Claim] = []
         for _ in range(wish.episodes):
             key = new_key()
-            claim = EpisodeClaimed(
+            claim = EpisodeRow(
                 episode_uuid=new_uuid(),
                 client_uuid=wish.client_uuid,
                 episode_type=wish.episode_type,
@@ -74,6 +119,7 @@ class RunningEpisodes:
                 task_hint=wish.task_hint,
                 group_uuid=group_uuid,
                 group_size=wish.episodes,
+                run_id=run_id,
             )
             kept = key if wish.claim_key else ""
             episodes.append(Episode(claim, now, now + wish.max_seconds, [claim.key_digest], kept, state))
@@ -82,7 +128,7 @@ class RunningEpisodes:
         if wish.as_group:
             groups.append(EpisodeGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else ""))
         self.add(episodes, groups)
-        return Grant(tuple(claims), group_uuid, group_key), tuple(episode.claim for episode in episodes)
+        return Grant(tuple(claims), group_uuid, group_key), [episode.claim for episode in episodes]
 
     def add(self, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
         """Take in claimed episodes and the groups that they form."""
@@ -96,7 +142,7 @@ class RunningEpisodes:
                 self._groups[group_uuid] = group
 
     def remove(self, episode: Episode) -> None:
-        """The episode is over: its keys open nothing more, nor do its group's."""
+        """Forget an episode that is over: neither its keys nor its group's open anything from now on."""
         del self._episodes[episode.episode_uuid]
         if episode.group is not None:
             for group_uuid in episode.group.uuids:
@@ -106,20 +152,20 @@ class RunningEpisodes:
 
     # ------------------------------------------------------------------ keys
 
-    def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> tuple[Grant, tuple[EpisodeKeyAdded, ...]]:
-        """What an earlier claim got, with keys that open what of it still runs, and the keys that are new by that."""
-        added: list[EpisodeKeyAdded] = []
+    def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> tuple[Grant, list[KeyRow]]:
+        """What an earlier claim got, with keys that open the episodes that still run, and the rows of new keys."""
+        added: list[KeyRow] = []
         claims: list[Claim] = []
         for episode_uuid in episode_uuids:
             episode = self._episodes.get(episode_uuid)
             if episode is not None and not episode.key:
-                # of the first key only the digest has survived the restart
+                # only the digest of the first key survived the restart
                 episode.key = new_key()
                 episode.key_digests.append(digest(episode.key))
-                added.append(EpisodeKeyAdded(episode_uuid, episode.key_digests[-1]))
+                added.append(KeyRow(episode_uuid, episode.key_digests[-1]))
             claims.append(Claim(episode_uuid, episode.key if episode is not None else new_key()))
         if not as_group:
-            return Grant(tuple(claims)), tuple(added)
+            return Grant(tuple(claims)), added
         first = self._episodes.get(episode_uuids[0])
         group = first.group if first is not None else None
         if group is None or not group.uuids:
@@ -130,7 +176,7 @@ class RunningEpisodes:
             key = group.key = new_key()
             group.uuids.append(group_uuid_of(key))
             self._groups[group.uuids[-1]] = group
-        return Grant(tuple(claims), group_uuid_of(key), key), tuple(added)
+        return Grant(tuple(claims), group_uuid_of(key), key), added
 
     def open(self, episode_uuid: str, key: str) -> Episode:
         """The running episode that ``key`` opens.

@@ -1,5 +1,1 @@
-"""The journal: every state change that someone is told about, on disk before they are told."""
-
-from swarm.server.journal.journal import Journal, JournalStats, OnDisk
-
-__all__ = ["Journal", "JournalStats", "OnDisk"]
+"""The journal: every change that someone is told about is on disk before they are told."""

@@ -20,7 +20,8 @@ from typing import Any, Literal, Protocol, cast
 from swarm.errors import ConfigError
 from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
 from swarm.server.journal.groups import Decode, GroupLines
-from swarm.server.journal.schema import State, reading
+from swarm.server.journal.schema import reading
+from swarm.states import EpisodeState
 from swarm.tokens import as_lists
 from swarm.types import Model
 
@@ -28,14 +29,20 @@ ExportState = Literal["trained", "waiting", "dropped", "all"]
 #: ``(stage, done, total, unit)``
 OnProgress = Callable[[str, int, int | None, str], None]
 
-#: what each choice means; an episode in a batch that is out waits as well, and one that its client gave up for a reason
-#: was dropped
+#: The condition of each choice: an episode in the batch that is out waits too, and one that its client gave up for a
+#: reason counts as dropped.
 _STATES: dict[ExportState, str] = {
-    "trained": f"e.state = {State.TRAINED:d}",
-    "waiting": f"e.state IN ({State.WAITING:d}, {State.OUT:d})",
-    "dropped": f"(e.state = {State.DROPPED:d} OR"
-    f" e.state = {State.OVER:d} AND e.how = 'aborted' AND e.drop_reason != '')",
-    "all": f"e.state != {State.CLAIMED:d}",
+    "trained": f"e.state = '{EpisodeState.TRAINED}'",
+    "waiting": f"e.state IN ('{EpisodeState.FINISHED}', '{EpisodeState.BATCHED}')",
+    "dropped": f"(e.state = '{EpisodeState.DROPPED}' OR e.how = 'aborted' AND e.drop_reason != '')",
+    "all": f"e.state != '{EpisodeState.CLAIMED}'",
+}
+#: what the column ``state`` of the file calls the states
+_NAMES = {
+    EpisodeState.FINISHED: "waiting",
+    EpisodeState.BATCHED: "out",
+    EpisodeState.REGISTERED: "over",
+    EpisodeState.DELETED: "over",
 }
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 #: episodes read at once, and bytes of their token data that make one piece of the file
@@ -43,14 +50,14 @@ _READ_ROWS = 64
 _PIECE_BYTES = 4 * 1024 * 1024
 
 _COLUMNS = (
-    "e.id, length(t.data) + coalesce(length(c.data), 0), e.uuid, r.run_id, e.state, e.type, e.client_uuid,"
+    "e.rowid, length(t.data) + coalesce(length(c.data), 0), e.uuid, e.run_id, e.state, e.type, e.client_uuid,"
     " e.group_uuid, e.task_id, e.reward,"
     " e.output, e.how, coalesce(nullif(e.drop_reason, ''), e.lost_reason), e.quarantine_reason, e.batch_id, e.step,"
     " e.claimed_at, e.ended_at, t.data, c.data"
 )
 _FROM = (
-    "FROM episodes e LEFT JOIN trajectories t ON t.ended = e.ended LEFT JOIN calls c ON c.episode = e.id"
-    " LEFT JOIN runs r ON r.id = e.run"
+    "FROM episodes e LEFT JOIN trajectories t ON t.episode = e.uuid LEFT JOIN calls c ON c.episode = e.uuid"
+    " AND e.ended IS NOT NULL"
 )
 
 Row = dict[str, Any]
@@ -130,9 +137,9 @@ def export(
 def _copy(
     connection: sqlite3.Connection, condition: str, sink: _Sink, progress: OnProgress | None
 ) -> tuple[int, int, int]:
-    total, last = connection.execute(f"SELECT count(*), max(e.id) FROM episodes e WHERE {condition}").fetchone()
+    total, last = connection.execute(f"SELECT count(*), max(e.rowid) FROM episodes e WHERE {condition}").fetchone()
     done = timelines = tokens = 0
-    for piece in _pieces(_rows(connection, f"{condition} AND e.id <= {last or 0}")):
+    for piece in _pieces(_rows(connection, f"{condition} AND e.rowid <= {last or 0}")):
         sink.write(piece)
         done += len(piece)
         timelines += sum(len(row["timelines"]) for row in piece)
@@ -145,12 +152,10 @@ def _copy(
 def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str | None) -> str:
     if run_id is None:
         return _STATES[state]
-    runs = connection.execute("SELECT id, run_id FROM runs ORDER BY id").fetchall()
-    numbers = [number for number, name in runs if name == run_id]
-    if not numbers:
-        known = ", ".join(name for _, name in runs[-5:]) or "none"
-        raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {known}")
-    return f"{_STATES[state]} AND e.run IN ({', '.join(map(str, numbers))})"
+    runs = [name for (name,) in connection.execute("SELECT run_id FROM runs ORDER BY rowid")]
+    if run_id not in runs:
+        raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {', '.join(runs[-5:]) or 'none'}")
+    return f"{_STATES[state]} AND e.run_id = '{run_id}'"
 
 
 def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int, Row]]:
@@ -158,7 +163,7 @@ def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int
     after = 0
     while True:
         found = connection.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.id > ? ORDER BY e.id LIMIT {_READ_ROWS}", (after,)
+            f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.rowid > ? ORDER BY e.rowid LIMIT {_READ_ROWS}", (after,)
         ).fetchall()
         if not found:
             return
@@ -169,8 +174,8 @@ def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int
 
 def _row(
     episode_uuid: str,
-    run_id: str | None,
-    state: int,
+    run_id: str,
+    state: EpisodeState,
     episode_type: str,
     client_uuid: str,
     group_uuid: str,
@@ -193,8 +198,8 @@ def _row(
     metadata: dict[str, Any] = said.get("metadata") or {}
     return {
         "episode_uuid": episode_uuid,
-        "run_id": run_id or "",
-        "state": State(state).name.lower(),
+        "run_id": run_id,
+        "state": _NAMES.get(state, state),
         "episode_type": episode_type,
         "client_uuid": client_uuid,
         "group_uuid": group_uuid,

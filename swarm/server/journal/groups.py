@@ -104,7 +104,7 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
             models.
     """
     with reading(journal) as connection:
-        found = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY id").fetchall()
+        found = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY rowid").fetchall()
     jobs: list[Any] = [yaml.safe_load(text) for name, text in found if text and run_id in (None, name)]
     models = sorted({str(job["model"]) for job in jobs if isinstance(job, dict) and "model" in job})
     if len(models) != 1:

@@ -1,7 +1,7 @@
-"""The journal as the event loop sees it: append without waiting, then wait until it is on disk.
+"""The journal as the event loop sees it: append rows without waiting, and learn when they are on disk.
 
-Invariant: :meth:`Journal.synced` returns only after every record appended before it was called is committed and
-synced to the disk.
+Invariant: rows appended in one turn of the event loop are in one transaction; :meth:`Journal.synced` returns only after
+all rows appended before it are synced to the disk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import sqlite3
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,25 +17,21 @@ from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.checkpoint import Checkpointer
-from swarm.server.journal.lookups import Lookups
-from swarm.server.journal.reading import past_ending, recover
-from swarm.server.journal.records import PastEnding, Record, Recovered
 from swarm.server.journal.retention import Retention
-from swarm.server.journal.schema import FolderLock, connect, connect_to_read, prepare, unreadable
-from swarm.server.journal.store import load
-from swarm.server.journal.writer import Writer
+from swarm.server.journal.rows import Ending, Recovered, Row
+from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
+from swarm.server.journal.sqlite import recover
+from swarm.server.journal.writer import Question, Writer
 from swarm.types import Model
 
 logger = logging.getLogger(__name__)
 
 #: seconds that :meth:`Journal.close` gives a disk that fails
-_CLOSE_SECONDS = 10.0
-
-#: that a record may take to the disk before those who wait for it are let go
+CLOSE_SECONDS = 10.0
+#: seconds that a row may take to the disk before those who wait for it get an error
 SYNC_SECONDS = 10.0
 
-#: is told ``None``, or why it will not be told
+#: is called with ``None``, or with why it is not known to be on disk
 OnDisk = Callable[[UnavailableError | None], None]
 
 
@@ -53,87 +48,84 @@ class JournalStats(Model):
 
 
 class Journal:
-    """The journal of one server. :meth:`append` and :meth:`synced` belong to one event loop."""
+    """The journal of one server; its methods belong to one event loop."""
 
-    def __init__(self, path: Path, lock: FolderLock, connection: sqlite3.Connection, writer: Writer) -> None:
+    def __init__(self, path: Path, lock: FolderLock, connection: sqlite3.Connection, retention: Retention) -> None:
         self._path = path
         self._lock = lock
-        self._connection = connection
-        self._writer = writer
         self._appended = 0
         #: what this turn of the event loop has appended
-        self._gathered: list[Record] = []
+        self._gathered: list[Row] = []
         self._oldest = 0.0
-        #: how many records must be committed, until when (on the event loop's clock), and who is told
+        #: how many rows must be committed, until when (on the event loop's clock), and whom to tell
         self._waiting: deque[tuple[int, float, OnDisk]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._reader = connect_to_read(path)
-        self._lookups = Lookups(self._reader)
-        writer.start(self._committed)
+        self._writer = Writer(connection, retention, self._committed)
 
     @classmethod
     def open(cls, path: Path, *, keep_episodes: int = 100_000, keep_bytes: int = 4 * 1024**3) -> Self:
-        """Open the journal at ``path`` to write, and make it if there is none.
+        """Open the journal at ``path`` for writing, and create it if there is none.
 
         Args:
             keep_episodes: how many episodes that are over are kept, the latest.
-            keep_bytes: size on disk above which the oldest of them go even so.
+            keep_bytes: bytes on disk above which the oldest of them go nevertheless.
 
         Raises:
-            ConfigError: another server has it, it is unreadable or no journal, or a newer version wrote it.
+            ConfigError: another server has it, it is unreadable or no journal, or another version wrote it.
         """
         lock = FolderLock(path)
         try:
-            connection = prepare(path)
+            connection = open_to_write(path)
             try:
-                ledger = load(connection)
-                retention = Retention(connection, ledger, keep_episodes, keep_bytes)
-                checkpointer = Checkpointer(connect(path), connection)
+                return cls(path, lock, connection, Retention(connection, keep_episodes, keep_bytes))
             except sqlite3.Error as exc:
                 connection.close()
                 raise unreadable(path, exc) from exc
         except BaseException:
             lock.release()
             raise
-        return cls(path, lock, connection, Writer(connection, ledger, retention, checkpointer))
 
     def recover(self) -> Recovered:
-        """What an earlier server left, before anything is appended.
+        """What is on disk now.
 
         Raises:
             ConfigError: the file is damaged.
         """
         try:
-            return recover(self._reader)
-        except (sqlite3.Error, ValueError) as exc:
+            with reading(self._path) as connection:
+                return recover(connection)
+        except ValueError as exc:
             raise unreadable(self._path, exc) from exc
 
     @property
     def pending(self) -> int:
-        """How many records are not on disk yet."""
+        """How many rows are not on disk yet."""
         return self._appended - self._writer.committed
 
-    def append(self, *records: Record) -> None:
-        """Queue ``records`` to be written in this order, all or none; never waits, never raises.
+    def append(self, *rows: Row) -> None:
+        """Queue ``rows`` for the disk; never waits, never raises.
 
-        They must not be changed later. The writer gets what one turn of the event loop appends at once: woken by the
-        first record, it would fight for the interpreter's lock with whoever appends the next.
+        The writer gets what one turn of the event loop appends at once, as one transaction: a crash finds all of it on
+        disk, or nothing. Besides, a writer woken by each row would compete for the interpreter's lock.
         """
         if not self.pending:
             self._oldest = time.monotonic()
-        self._appended += len(records)
+        self._appended += len(rows)
         if not self._gathered:
             try:
                 asyncio.get_running_loop().call_soon(self._hand_over)
-            except RuntimeError:  # nothing runs yet that would come to a next turn
-                self._writer.put(records)
+            except RuntimeError:  # no event loop runs, so there is no turn to wait for
+                self._writer.put(rows)
                 return
-        self._gathered += records
+        self._gathered += rows
 
     def on_disk(self, told: OnDisk) -> None:
-        """Call ``told`` when everything appended so far is on disk, or with an :class:`UnavailableError` when it is not
-        after :data:`SYNC_SECONDS` (``journal_unavailable``); it will be tried further. It may be called at once."""
+        """Call ``told`` once everything appended so far is on disk, perhaps at once.
+
+        It gets an :class:`UnavailableError` (``journal_unavailable``) if that takes more than :data:`SYNC_SECONDS`;
+        the writer goes on trying.
+        """
         if self._writer.committed >= self._appended:
             told(None)
             return
@@ -141,7 +133,7 @@ class Journal:
         self._waiting.append((self._appended, loop.time() + SYNC_SECONDS, told))
         if self._deadline is None:
             self._deadline = loop.call_later(SYNC_SECONDS, self._expire)
-        # the writer looks for waiters after it has committed: one of the two sees the other
+        # the writer looks for waiting callers after it has committed: one of the two sees the other
         self._wake()
 
     async def synced(self) -> None:
@@ -163,60 +155,66 @@ class Journal:
         self.on_disk(told)
         await future
 
-    async def past_ending(self, episode_uuid: str) -> PastEnding | None:
-        """How an episode ended that memory has forgotten; ``None``: unknown.
+    async def past_ending(self, episode_uuid: str) -> Ending | None:
+        """How an episode ended that memory has forgotten; ``None`` if it is unknown.
 
         Raises:
             UnavailableError: the journal cannot be read now (``journal_unavailable``).
         """
-        return await self._lookups.ask(lambda reader: past_ending(reader, episode_uuid), SYNC_SECONDS)
+        self._hand_over()
+        question = Question(episode_uuid)
+        self._writer.put(question)
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                return await question.answer
+        except TimeoutError as exc:
+            raise _unavailable(f"cannot be read: no answer within {SYNC_SECONDS:g} s") from exc
+        except sqlite3.Error as exc:
+            raise _unavailable(f"cannot be read: {exc}") from exc
 
     def stats(self) -> JournalStats:
         """Counts, times and the size on disk."""
         writer = self._writer
         pending = self.pending
         oldest = max(self._oldest, writer.pending_since)
+        log = self._path.with_name(self._path.name + "-wal")
         return JournalStats(
             pending=pending,
             oldest_pending_seconds=time.monotonic() - oldest if pending else 0.0,
             last_commit_seconds=writer.last_commit_seconds,
             commits=writer.commits,
             records=writer.committed,
-            bytes=sum(part.stat().st_size for part in _files(self._path) if part.exists()),
+            bytes=sum(part.stat().st_size for part in (self._path, log) if part.exists()),
             error=writer.error,
         )
 
     async def close(self) -> None:
         """Write what is pending and release the folder; a second call does nothing.
 
-        A disk that hangs has :data:`_CLOSE_SECONDS` for each part of it, and what it holds is left behind.
+        A disk that fails gets :data:`CLOSE_SECONDS`, and as long again if it hangs.
         """
         if self._lock.released:
             return
         self._hand_over()
-        done = await asyncio.to_thread(self._writer.stop, _CLOSE_SECONDS)
+        ended = await asyncio.to_thread(self._writer.stop, CLOSE_SECONDS)
         self._hand_over()
         self._wake()
         self._let_go(math.inf, "before the server ended")
         if self._deadline is not None:
             self._deadline.cancel()
-        if not done:
+        if self.pending:
             logger.error("%d journal records could not be written: %s", self.pending, self._writer.error)
-        closed = await asyncio.to_thread(self._lookups.close, _CLOSE_SECONDS)
-        # the last one to close copies the log into the database
-        if done and not await asyncio.to_thread(_done_within, _CLOSE_SECONDS, self._connection.close):
-            closed = False
-        if not closed:
+        if not ended:
             logger.error("the disk hangs: the journal is left as it is, with all that was acknowledged")
         self._lock.release()
 
     def _hand_over(self) -> None:
         if self._gathered:
-            records, self._gathered = self._gathered, []
-            self._writer.put(records)
+            rows, self._gathered = self._gathered, []
+            self._writer.put(rows)
 
     def _committed(self) -> None:
-        """In the writer's thread: let those go on who wait for what was just committed."""
+        """In the writer thread: wake those who wait for what was just committed."""
         if self._waiting and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -226,42 +224,33 @@ class Journal:
             _tell(self._waiting.popleft()[2], None)
 
     def _expire(self) -> None:
-        """Let those go who have waited for too long, and look again when the next one will have."""
+        """Give up for those who have waited too long, and look again when the next one will have."""
         self._deadline = None
         loop = self._loop
-        assert loop is not None, "who waits has named the event loop"
-        # after a standstill of this process: what the writer has told meanwhile may not have been looked at yet
+        assert loop is not None, "on_disk sets it before anyone waits"
+        # after this process stood still, the writer's latest commits may not have been noticed yet
         self._wake()
         now = loop.time()
         self._let_go(now, f"within {SYNC_SECONDS:g} s")
         if self._waiting:
             until = self._waiting[0][1]
-            # it stood still before the writer had what they wait for
+            # the process stood still before the writer got the rows: give it the full time now
             self._deadline = loop.call_at(until if until > now else now + SYNC_SECONDS, self._expire)
 
     def _let_go(self, until: float, when: str) -> None:
         why = f": {self._writer.error}" if self._writer.error else ""
         handed_over = self._appended - len(self._gathered)
         while self._waiting and self._waiting[0][1] <= until and self._waiting[0][0] <= handed_over:
-            message = f"the journal did not reach the disk {when}{why}; repeat the request"
-            _tell(self._waiting.popleft()[2], UnavailableError(message, code="journal_unavailable"))
+            _tell(self._waiting.popleft()[2], _unavailable(f"did not reach the disk {when}{why}; repeat the request"))
 
 
 def _tell(told: OnDisk, error: UnavailableError | None) -> None:
     try:
         told(error)
     except Exception:
-        # the others who wait are not to suffer for one of them
+        # one caller's failure must not hurt the others
         logger.exception("an answer to what the journal has written failed")
 
 
-def _files(path: Path) -> tuple[Path, Path]:
-    return path, path.with_name(path.name + "-wal")
-
-
-def _done_within(seconds: float, work: Callable[[], None]) -> bool:
-    """Whether ``work`` ended in time; if not, it goes on in a thread that nothing waits for."""
-    thread = threading.Thread(target=work, name="swarm-journal-close", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
+def _unavailable(why: str) -> UnavailableError:
+    return UnavailableError(f"the journal {why}", code="journal_unavailable")

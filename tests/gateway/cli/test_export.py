@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.root import app
 from swarm.errors import ConfigError
-from swarm.server.journal import Journal
+from swarm.server.journal.journal import Journal
 from tests.swarm.server.journal.build import claimed, ended
 
 

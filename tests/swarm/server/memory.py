@@ -6,36 +6,33 @@ import asyncio
 from typing import TypeVar
 
 from swarm.errors import UnavailableError
-from swarm.server.journal import OnDisk
-from swarm.server.journal.records import PastEnding, Record, Recovered
+from swarm.server.journal.journal import OnDisk
+from swarm.server.journal.rows import BatchRow, Ending, Recovered, Row, RunRow
 
-RecordT = TypeVar("RecordT")
+RowT = TypeVar("RowT")
 
 
 class MemoryJournal:
-    """``records`` in their order; ``synced_records`` of them were there at the last successful :meth:`synced`.
+    """``records`` are all rows in order; ``synced_records`` of them were there at the last successful :meth:`synced`.
 
     While ``failing`` is set, nothing gets to the disk; while ``gate`` is not, it takes its time.
     """
 
     def __init__(self, recovered: Recovered | None = None) -> None:
         self.recovered = recovered or Recovered()
-        self.records: list[Record] = []
-        #: the same as they came: those of one tuple are written together
-        self.transactions: list[tuple[Record, ...]] = []
+        self.records: list[Row] = []
         self.synced_records = 0
         self.failing = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.pending = 0
-        self.past: dict[str, PastEnding] = {}
+        self.past: dict[str, Ending] = {}
 
     def recover(self) -> Recovered:
         return self.recovered
 
-    def append(self, *records: Record) -> None:
-        self.records += records
-        self.transactions.append(records)
+    def append(self, *rows: Row) -> None:
+        self.records += rows
 
     def on_disk(self, told: OnDisk) -> None:
         assert self.gate.is_set(), "who must wait for the gate awaits synced()"
@@ -49,9 +46,19 @@ class MemoryJournal:
             raise UnavailableError("the disk is full", code="journal_unavailable")
         self.synced_records = max(self.synced_records, count)
 
-    async def past_ending(self, episode_uuid: str) -> PastEnding | None:
+    async def past_ending(self, episode_uuid: str) -> Ending | None:
         return self.past.get(episode_uuid)
 
-    def of(self, kind: type[RecordT]) -> list[RecordT]:
-        """The records of one kind."""
-        return [record for record in self.records if isinstance(record, kind)]
+    def of(self, kind: type[RowT]) -> list[RowT]:
+        """The rows of one kind."""
+        return [row for row in self.records if isinstance(row, kind)]
+
+    @property
+    def failures(self) -> list[int]:
+        """The attempts of each batch row that was written because the trainer failed on the batch."""
+        return [row.attempts for row in self.of(BatchRow) if row.attempts]
+
+    @property
+    def stops(self) -> int:
+        """How often a run was stopped."""
+        return sum(row.stopped for row in self.of(RunRow))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from swarm.server.journal.records import (
-    BatchTaken,
-    CallRecorded,
+from swarm.server.journal.rows import (
+    BatchRow,
+    CallRow,
     EndedHow,
-    EpisodeClaimed,
-    EpisodeEnded,
-    EpisodeQuarantined,
-    EpisodesDropped,
-    StepRecorded,
+    EndRow,
+    EpisodeRow,
+    QuarantineRow,
+    StateRow,
+    StepRow,
 )
 from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
+from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from swarm.types import StepResult
 
@@ -49,26 +50,26 @@ def call(tokens: int) -> ModelCall:
     )
 
 
-def ended(how: EndedHow = "ended", drop_reason: str = "", one: Trajectory | None = None) -> EpisodeEnded:
-    return EpisodeEnded("e", "c", how, 0.0, drop_reason=drop_reason, trajectory=one)
+def ended(how: EndedHow = "ended", drop_reason: str = "", one: Trajectory | None = None) -> EndRow:
+    return EndRow("e", "c", EpisodeState.DELETED, how, 0.0, drop_reason=drop_reason, trajectory=one)
 
 
 def test_each_record_is_counted_once() -> None:
     meters = Meters(Clock())
     batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1, 0, 1])] * 2)])
     for record in (
-        EpisodeClaimed("e", "c", "train", b"", 1.0, 1.0, 0.0),
-        CallRecorded("e", call(3)),
-        EpisodeQuarantined("e", "3 token ids, 2 log-probabilities"),
-        EpisodeQuarantined("f", "4 token ids, 1 log-probabilities"),
+        EpisodeRow("e", "c", "train", b"", 1.0, 1.0, 0.0),
+        CallRow("e", call(3)),
+        QuarantineRow("e", "3 token ids, 2 log-probabilities"),
+        QuarantineRow("f", "4 token ids, 1 log-probabilities"),
         ended(one=trajectory([1])),
         ended(),
         ended(drop_reason="quarantined: 3 token ids"),
         ended(drop_reason="no completed LLM call was recorded"),
         ended("idle"),
-        EpisodesDropped(["a", "b"], "sampled more than 1 weight syncs before version 7", "stale"),
-        BatchTaken(batch),
-        StepRecorded(StepResult(step=1, batch_id="b", metrics={}, seconds=3.0)),
+        StateRow(["a", "b"], EpisodeState.DROPPED, reason="sampled more than 1 weight syncs", cause="stale"),
+        BatchRow(batch),
+        StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0)),
     ):
         meters.observe(record)
     value = meters.registry.get_sample_value
@@ -109,17 +110,14 @@ def test_what_its_client_gave_up_is_counted_by_the_kind_of_its_reason() -> None:
 
 def test_what_was_given_up_before_it_sampled_is_not_dropped() -> None:
     meters = Meters(Clock())
-    for reason in ("standby_unused", "claim_withdrawn"):
-        meters.observe(ended("aborted", reason))
-    assert (meters.outcomes, meters.dropped.counts()) == ({"aborted": 2}, {})
+    meters.observe(ended("aborted", "claim_withdrawn"))
+    assert (meters.outcomes, meters.dropped.counts()) == ({"aborted": 1}, {})
 
 
 def test_a_batch_that_is_trained_twice_counts_once() -> None:
     meters = Meters(Clock())
-    meters.observe(
-        BatchTaken(TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1])])]))
-    )
-    step = StepRecorded(StepResult(step=1, batch_id="b", metrics={}, seconds=3.0))
+    meters.observe(BatchRow(TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1])])])))
+    step = StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0))
     meters.observe(step)
     meters.observe(step)
     assert meters.registry.get_sample_value("swarm_tokens_total", {"kind": "trained"}) == 1
@@ -131,7 +129,7 @@ def test_rates_are_means_over_the_window() -> None:
     clock.now += 30
     for _ in range(10):
         meters.observe(ended(one=trajectory([1])))
-        meters.observe(CallRecorded("e", call(6)))
+        meters.observe(CallRow("e", call(6)))
     rates = meters.rates()
     assert (rates.window, rates.episodes_per_minute, rates.sampled_tokens_per_second) == (30.0, 20.0, 2.0)
     clock.now += 59

@@ -20,7 +20,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.records import Recovered
+from swarm.server.journal.rows import Recovered
 from swarm.states import EngineState, check_engine
 from swarm.tokens import TrainBatch
 from swarm.types import StepResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.server.batching.clients import Clients
+from swarm.server.batching.clients import Clients, RollingClock
 from tests.swarm.server.batching.conftest import Clock
 
 
@@ -128,3 +128,23 @@ def test_clients_with_calls_in_flight_are_never_forgotten(clients: Clients) -> N
     for name in ("a", "b", "c", "d"):
         clients.end_call(name, train=True)
     assert {client.in_flight for _, client in clients.rows()} == {0}
+
+
+def test_the_clock_stands_still_while_the_engine_does_not_roll(clock: Clock) -> None:
+    rolling = RollingClock(clock)
+    rolling.follow(True)
+    assert rolling() == 1000
+    clock.now += 5
+    rolling.follow(False)
+    clock.now += 70
+    rolling.follow(False)
+    assert (rolling(), rolling.when(1010)) == (1005, None)
+    rolling.follow(True)
+    assert rolling() == 1005
+    clock.now += 1
+    assert rolling() == 1006
+    when = rolling.when(1010)
+    assert when is not None
+    assert 1080 < when < 1080.01
+    clock.now = when
+    assert rolling() >= 1010

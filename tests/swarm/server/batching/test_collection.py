@@ -6,8 +6,8 @@ import pytest
 
 from swarm.job import CollectionMethod
 from swarm.protocol import SwarmThrottlePolicy
-from swarm.server.batching import Admission, Collection
-from swarm.server.journal.records import OutstandingBatch
+from swarm.server.batching.collection import Admission, Collection
+from swarm.server.journal.rows import BatchRow
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 THIRD = SwarmThrottlePolicy(ratio=0.5, current_task_id="more")
@@ -181,7 +181,7 @@ def test_clients_are_known_again_after_a_restart_but_not_active(clock: Clock) ->
     batch = before.take()
     after = Collection(job(batch_size=1), 100.0, clock)
     waiting = [("me", trajectory("b", "b1"))]
-    assert after.restore(waiting, OutstandingBatch(batch, attempts=1)) == []
+    assert after.restore(waiting, BatchRow(batch, attempts=1)) == []
     (row,) = after.rows()
     assert (row.client_uuid, row.active, row.waiting) == ("me", False, 1)
     assert after.outstanding is batch

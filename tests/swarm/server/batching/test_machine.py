@@ -21,8 +21,9 @@ from hypothesis.stateful import (
 from swarm.errors import StateError
 from swarm.job import CollectionMethod
 from swarm.protocol import EpisodeType
-from swarm.server.batching import Collection, Dropped
-from swarm.server.journal.records import EndedHow, GroupLosses, OutstandingBatch
+from swarm.server.batching.collection import Collection
+from swarm.server.batching.groups import Dropped
+from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow
 from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
@@ -93,7 +94,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.signs: dict[str, float] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         #: what the journal was told of groups that lack members
-        self.losses: dict[str, GroupLosses] = {}
+        self.losses: dict[str, GroupRow] = {}
         self.clients_of: dict[str, str] = {}
 
     # ------------------------------------------------------------------ the model
@@ -398,9 +399,9 @@ class CollectionMachine(RuleBasedStateMachine):
         """The server dies and comes back: the journal knows what waits, in the order of the ends, and what runs."""
         self.collection = Collection(self.job, TIMEOUT, self.clock)
         waiting = sorted(self.waiting(), key=lambda one: self.order(one.name))
-        outstanding = OutstandingBatch(self.out, self.attempts) if self.out else None
+        outstanding = BatchRow(self.out, self.attempts) if self.out else None
         losses = [
-            GroupLosses(group.task, group.lost, group.version)
+            GroupRow(group.task, group.lost, group.version)
             for group in sorted(self.open, key=lambda group: group.task)
             if group.lost
         ]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.protocol import SwarmThrottlePolicy
-from swarm.server.batching import Collection
+from swarm.server.batching.collection import Collection
 from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 

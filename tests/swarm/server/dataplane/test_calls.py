@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from swarm.server.dataplane.calls import Members
-from swarm.server.journal.records import CallRecorded, EpisodeEnded
+from swarm.server.journal.rows import CallRow, EndRow
 from swarm.tokens import ModelCall
 from tests.swarm.server.engine.test_controller import claim, rolling
 from tests.swarm.server.episodes.test_pool import ends
@@ -45,8 +45,8 @@ async def test_a_call_that_is_not_on_disk_when_its_episode_ends_is_not_trained()
     journal.gate.set()
     assert await asyncio.wait_for(ending, 20) == ""
     await asyncio.wait_for(delivery, 20)
-    *before, ended = [record for record in journal.records if isinstance(record, CallRecorded | EpisodeEnded)]
-    assert [record.call.call_id for record in before if isinstance(record, CallRecorded)] == ["call-1", "call-2"]
-    assert isinstance(ended, EpisodeEnded) and ended.trajectory is not None
+    *before, ended = [record for record in journal.records if isinstance(record, CallRow | EndRow)]
+    assert [record.call.call_id for record in before if isinstance(record, CallRow)] == ["call-1", "call-2"]
+    assert isinstance(ended, EndRow) and ended.trajectory is not None
     assert [timeline.response_ids.tolist() for timeline in ended.trajectory.timelines] == [[1]]
     assert journal.synced_records == len(journal.records), "who is told of the end knows that the calls are there too"

@@ -14,15 +14,13 @@ from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, AgreeSyncWeightRe
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import MAX_PENDING, Controller
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
-from swarm.server.journal.records import (
-    BatchFailed,
-    BatchTaken,
-    EpisodeClaimed,
-    EpisodeEnded,
-    EpisodesDropped,
-    PastEnding,
-    RunBegun,
-    StepRecorded,
+from swarm.server.journal.rows import (
+    BatchRow,
+    Ending,
+    EndRow,
+    EpisodeRow,
+    RunRow,
+    StepRow,
 )
 from swarm.states import EngineState
 from swarm.tokens import TrainBatch
@@ -236,7 +234,7 @@ async def test_the_batch_of_a_dead_engine_is_sent_again_as_it_was() -> None:
     assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
     controller.rollout_ready(ready(0, batch.batch_id))
     assert await asyncio.wait_for(controller.next_batch(), LONG) is batch, "asked for another without a step"
-    assert len(journal.of(BatchTaken)) == 1
+    assert len(journal.of(BatchRow)) == 1
     controller.step_done(done(batch))
     controller.rollout_ready(ready(1, batch.batch_id))
     await asyncio.wait_for(queued, LONG)
@@ -266,9 +264,9 @@ async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -
     batch = await out(controller)
     controller.offline("the engine process was killed by SIGKILL")
     controller.step_done(done(batch))
-    assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
+    assert [record.result.batch_id for record in journal.of(StepRow)] == [batch.batch_id]
     controller.engine_failed("out of memory")
-    assert not journal.of(BatchFailed), "the batch is not to blame for what came after its step"
+    assert not journal.failures, "the batch is not to blame for what came after its step"
     controller.boot()
     controller.rollout_ready(ready(1))
     assert not controller.pool.batch_ready
@@ -284,7 +282,7 @@ async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end
         controller.boot()
         controller.engine_failed("no such tokenizer")  # it had no batch: no evidence
         controller.rollout_ready(ready())
-        assert journal.of(BatchFailed)[-1].attempts == len(journal.of(BatchFailed)) == attempt
+        assert journal.failures == list(range(1, attempt + 1))
         if attempt == 1:
             assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
     status = controller.status()
@@ -308,7 +306,7 @@ async def test_a_batch_leaves_only_once_it_is_on_disk() -> None:
     assert not (await asyncio.wait([feed], timeout=0.05))[0]
     assert "waits for the disk" in controller.engine_status().engine_status_detail
     journal.failing = False
-    assert (await asyncio.wait_for(feed, LONG)).batch_id == journal.of(BatchTaken)[0].batch.batch_id
+    assert (await asyncio.wait_for(feed, LONG)).batch_id == journal.of(BatchRow)[0].batch.batch_id
     assert journal.synced_records == len(journal.records)
 
 
@@ -375,14 +373,14 @@ async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
             await controller.end("me", "a", ends(one), as_group=False, end_key="e")
     journal.failing = False
     assert await controller.end("me", "a", ends(one), as_group=False, end_key="e") == ""
-    assert len([r for r in journal.of(EpisodeEnded) if r.how == "ended"]) == 1
+    assert len([r for r in journal.of(EndRow) if r.how == "ended"]) == 1
     assert controller.pool.information().completed_episodes == 1
 
 
 async def test_ends_that_only_the_journal_remembers() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
-    journal.past["old"] = PastEnding("me", "ended", "quarantined: x", "k", "train", 0.0)
+    journal.past["old"] = Ending("me", "ended", "quarantined: x", "k")
     old = ends(Claim("old", ""))
     assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
     assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
@@ -396,7 +394,7 @@ async def test_a_claim_without_an_episode_begins_no_record() -> None:
     assert await refusal(controller) == NO_EPISODES
     assert await refusal(controller, wait=0.01) == NO_EPISODES
     assert len(journal.records) == before
-    assert len(journal.of(EpisodeClaimed)) == 4
+    assert len(journal.of(EpisodeRow)) == 4
 
 
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
@@ -415,26 +413,8 @@ async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     with pytest.raises(ConflictError) as late:
         await controller.end("me", "a", ends(running), as_group=False)
     assert late.value.code == "episode_deleted"
-    first, same, other = [record.run_id for record in journal.of(RunBegun)]
+    first, same, other = [record.run_id for record in journal.of(RunRow)]
     assert first == same != other
-
-
-@pytest.mark.parametrize("synced", [False, True])
-async def test_a_new_run_and_what_it_drops_are_one_transaction(synced: bool) -> None:
-    journal = MemoryJournal()
-    controller = rolling(journal)
-    finish(controller, await claim(controller, 2), "a")
-    await claim(controller, 2)
-    controller.run_stopped()
-    controller.offline("stopped")
-    count = len(journal.transactions)
-    if synced:
-        controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
-    else:
-        controller.boot()
-    (together,) = journal.transactions[count:]
-    kinds = [type(record) for record in together]
-    assert kinds == [EpisodeEnded, EpisodeEnded, EpisodesDropped, RunBegun]
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -458,7 +438,7 @@ async def test_a_run_goes_on_unless_it_was_stopped_and_does_not_resume(resume: b
     assert controller.pool.information().tasks == ({"complete": 2, "partial": 1} if goes_on else {})
     assert len(controller.status().steps) == goes_on
     assert controller.pool.can_continue("me", claims[3].episode_uuid) == goes_on
-    assert len({record.run_id for record in journal.of(RunBegun)}) == (1 if goes_on else 2)
+    assert len({record.run_id for record in journal.of(RunRow)}) == (1 if goes_on else 2)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor, check_model
-from swarm.server.journal.records import BatchFailed, BatchTaken, RunStopped, StepRecorded
+from swarm.server.journal.rows import BatchRow, StepRow
 from swarm.states import EngineState
 from tests.standins import engine as standin
 from tests.swarm.server.engine.test_controller import JOB, claim, finish
@@ -180,7 +180,7 @@ async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
         await reach(controller, EngineState.OFFLINE)
         assert "the training run is finished" in controller.status().engine.engine_status_detail
         assert len(controller.status().steps) == 1
-        assert journal.of(RunStopped)
+        assert journal.stops
 
 
 async def test_a_killed_engine_is_noticed_at_once(tmp_path: Path) -> None:
@@ -250,13 +250,13 @@ async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path)
             await reach(controller, EngineState.OFFLINE)
             await supervisor.stop()
             assert "out of memory" in controller.status().engine.engine_status_detail
-            assert [record.attempts for record in journal.of(BatchFailed)] == list(range(1, attempt + 1))
+            assert journal.failures == list(range(1, attempt + 1))
         assert controller.pool.collection.outstanding is not None
-        assert not journal.of(RunStopped)
+        assert not journal.stops
         await supervisor.stop(for_good=True)
-        assert len(journal.of(RunStopped)) == 1, "also a run whose engine has crashed is ended by a stop"
+        assert journal.stops == 1, "also a run whose engine has crashed is ended by a stop"
         await supervisor.stop(for_good=True)
-        assert len(journal.of(RunStopped)) == 1
+        assert journal.stops == 1
 
 
 @pytest.mark.parametrize("mode", ["late", "torn"])
@@ -275,9 +275,9 @@ async def test_a_step_that_was_done_is_recorded_however_late_the_engine_says_so(
             # on one socket that it failed, on the other what it did before that
             await reach(controller, EngineState.OFFLINE)
             await supervisor.stop()
-        (batch,) = [record.batch for record in journal.of(BatchTaken)]
-        assert [record.result.batch_id for record in journal.of(StepRecorded)] == [batch.batch_id]
-        assert not journal.of(BatchFailed)
+        (batch,) = [record.batch for record in journal.of(BatchRow)]
+        assert [record.result.batch_id for record in journal.of(StepRow)] == [batch.batch_id]
+        assert not journal.failures
         assert controller.pool.collection.outstanding is None
         failure = controller.status().engine_failure
         assert failure is None if mode == "late" else failure is not None and failure.count == 1
@@ -292,8 +292,8 @@ async def test_requests_that_come_again_too_late_change_nothing(tmp_path: Path) 
             finish(controller, await claim(controller, 2, LONG), "a")
             finish(controller, await claim(controller, 2, LONG), "b")
             assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
-        assert [record.result.step for record in journal.of(StepRecorded)] == [1, 2]
-        assert len(journal.of(BatchTaken)) == 2
+        assert [record.result.step for record in journal.of(StepRow)] == [1, 2]
+        assert len(journal.of(BatchRow)) == 2
 
 
 async def test_only_a_stop_on_purpose_ends_the_run(tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ async def test_only_a_stop_on_purpose_ends_the_run(tmp_path: Path) -> None:
         await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         await supervisor.stop()
-        assert not journal.of(RunStopped)
+        assert not journal.stops
         await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         await supervisor.stop(for_good=True)
-        assert len(journal.of(RunStopped)) == 1
+        assert journal.stops == 1
 
 
 async def test_no_engine_starts_for_a_run_that_is_not_on_disk(tmp_path: Path) -> None:

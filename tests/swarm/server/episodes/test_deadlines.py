@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.server.episodes.deadlines import Deadlines
 from swarm.server.episodes.episode import Episode
-from swarm.server.journal.records import EpisodeClaimed
+from swarm.server.episodes.running import Deadlines
+from swarm.server.journal.rows import EpisodeRow
 
 
 def episode(number: int, now: float, idle: float, cap: float) -> Episode:
-    claim = EpisodeClaimed(str(number), "me", "train", b"", idle, cap, 0.0)
+    claim = EpisodeRow(str(number), "me", "train", b"", idle, cap, 0.0)
     return Episode(claim, now, now + cap, [])
 
 

@@ -9,11 +9,10 @@ import pytest
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
-from swarm.server.episodes.endings import Ending
 from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, EpisodesDropped, PastEnding, Record
-from swarm.states import EngineState
+from swarm.server.journal.rows import CallRow, CountsRow, Ending, EndRow, EpisodeRow, Row, StateRow
+from swarm.states import EngineState, EpisodeState
 from swarm.tokens import ModelCall
 from swarm.types import StepResult, WorkflowOutput
 
@@ -32,8 +31,8 @@ class Clock:
         return self.now
 
 
-def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[Record] | None = None) -> EpisodePool:
-    told: list[Record] = [] if records is None else records
+def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[Row] | None = None) -> EpisodePool:
+    told: list[Row] = [] if records is None else records
     pool = EpisodePool(job, lambda *new: told.extend(new), clock=clock or Clock())
     pool.enter(ROLLING)
     return pool
@@ -89,7 +88,7 @@ def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
     clock = Clock()
     pool = EpisodePool(JOB, lambda *_: None, clock=clock)
     for job in (JOB, JOB.model_copy(update={"lr": 0.5})):
-        pool.begin_run(job, "another")
+        pool.begin_run("r", job, "another")
         pool.collection.seen("me", train=True)
         clock.now += 1e6
         pool.enter(ROLLING)
@@ -278,7 +277,7 @@ def test_a_dead_engine_keeps_what_runs_and_ends_are_taken_in_any_state(state: En
 
 
 def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
-    records: list[Record] = []
+    records: list[Row] = []
     pool = rolling_pool(records=records)
     pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
     pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
@@ -286,17 +285,18 @@ def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
     pool.enter(SYNCING)
     pool.enter(EngineState.OFFLINE)
     pool.collection.give_back()
-    assert pool.begin_run(JOB, "another run") == 4
+    assert pool.begin_run("r", JOB, "another run") == 4
     assert not pool.batch_ready
     info = pool.information()
     assert (info.completed_episodes, info.dropped_episodes) == (0, 0), "counts are of the run"
-    dropped = [uuid for r in records if isinstance(r, EpisodesDropped) for uuid in r.episode_uuids]
+    of_state = [r for r in records if isinstance(r, StateRow) and r.state is EpisodeState.DROPPED]
+    dropped = [uuid for r in of_state for uuid in r.episode_uuids]
     assert len(dropped) == len(set(dropped)) == 4
     pool.enter(ROLLING)
     (running,) = claim(pool)
     episode = pool.open(running.episode_uuid, running.key)
     counted = pool.begin_call([episode])
-    pool.begin_run(JOB.model_copy(update={"batch_size": 1}), "another job")
+    pool.begin_run("r2", JOB.model_copy(update={"batch_size": 1}), "another job")
     assert episode.over_error is not None and episode.over_error.code == "episode_deleted"
     pool.end_call([episode], counted)
     assert len(claim(pool, 2)) == 2
@@ -317,8 +317,8 @@ def test_which_end_counts() -> None:
 def test_an_end_that_only_the_journal_remembers() -> None:
     pool = rolling_pool()
     past = {
-        "ended": Ending.of_past(PastEnding("me", "ended", "no call", "k", "train", 0.0)),
-        "idle": Ending.of_past(PastEnding("me", "idle", "", "", "train", 0.0)),
+        "ended": Ending("me", "ended", "no call", "k"),
+        "idle": Ending("me", "idle"),
     }
     gone = {name: [EpisodeEnd(episode_uuid=name, workflow_output=WorkflowOutput(reward=1))] for name in past}
     assert pool.end("me", "a", gone["ended"], end_key="k", past=past) == "no call"
@@ -348,7 +348,7 @@ def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> No
 
 
 def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
-    records: list[Record] = []
+    records: list[Row] = []
     pool = rolling_pool(records=records)
     grant = pool.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"))
     assert isinstance(grant, Grant)
@@ -367,7 +367,7 @@ def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
 
 
 def test_the_journal_is_told_everything_once_and_in_order() -> None:
-    records: list[Record] = []
+    records: list[Row] = []
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
     episode = pool.open(one.episode_uuid, one.key)
@@ -376,20 +376,22 @@ def test_the_journal_is_told_everything_once_and_in_order() -> None:
     record(pool, episode, episode.calls[0])
     pool.quarantine(episode, "too late")
     claimed, called, ended = records
-    assert isinstance(claimed, EpisodeClaimed) and isinstance(called, CallRecorded) and isinstance(ended, EpisodeEnded)
+    assert isinstance(claimed, EpisodeRow) and isinstance(called, CallRow) and isinstance(ended, EndRow)
     assert one.key not in repr(records)
     assert (ended.how, ended.task_id, ended.end_key, ended.drop_reason) == ("ended", "a", "k", "")
     assert ended.trajectory is not None and ended.trajectory.reward == 0.5
 
 
 def test_stale_episodes_are_dropped_with_new_weights() -> None:
-    records: list[Record] = []
+    records: list[Row] = []
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
     pool.end("me", "a", ends(one))
     assert pool.batches.advance(1) == 0
     assert pool.batches.advance(2) == 1
-    assert isinstance(records[-1], EpisodesDropped) and list(records[-1].episode_uuids) == [one.episode_uuid]
+    *_, dropped, counts = records
+    assert isinstance(dropped, StateRow) and list(dropped.episode_uuids) == [one.episode_uuid]
+    assert isinstance(counts, CountsRow) and counts.dropped == 1
     assert pool.information().dropped_episodes == 1
 
 
@@ -446,106 +448,3 @@ def test_one_quarantined_episode_drops_its_group_when_ended_one_by_one() -> None
     pool.end("me", "a", ends(good))
     info = pool.information()
     assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
-
-
-# -- standby
-
-
-def on_standby(pool: EpisodePool, count: int = 2, *, as_group: bool = True) -> Grant:
-    grant = pool.claim(ClaimWish("me", episodes=count, as_group=as_group, standby=True))
-    assert isinstance(grant, Grant), grant
-    return grant
-
-
-def running(pool: EpisodePool, grant: Grant) -> list[bool]:
-    return [pool.is_running(one.episode_uuid) for one in grant.claims]
-
-
-def test_what_is_on_standby_gives_way_to_a_claim_oldest_group_first_and_whole() -> None:
-    records: list[Record] = []
-    pool = rolling_pool(records=records)
-    first, second = on_standby(pool), on_standby(pool)
-    claim(pool)
-    assert (running(pool, first), running(pool, second)) == ([False] * 2, [True] * 2)
-    assert [one.how for one in records if isinstance(one, EpisodeEnded)] == ["aborted"] * 2
-    with pytest.raises(AuthenticationError):
-        pool.open_group(first.group_uuid, first.group_key)
-    # the slot that came free with it is taken first
-    claim(pool)
-    assert running(pool, second) == [True] * 2
-
-
-def test_standby_does_not_give_way_to_standby() -> None:
-    pool = rolling_pool()
-    held = [on_standby(pool), on_standby(pool)]
-    assert isinstance(pool.claim(ClaimWish("you", standby=True)), Refusal)
-    assert [running(pool, one) for one in held] == [[True] * 2] * 2
-
-
-def test_a_group_of_which_one_episode_is_called_gives_way_to_nobody() -> None:
-    pool = rolling_pool()
-    single, whole = on_standby(pool), on_standby(pool)
-    pool.open(single.claims[1].episode_uuid, single.claims[1].key)
-    pool.open_group(whole.group_uuid, whole.group_key)
-    refused(pool)
-    pool.enter(POST)
-    assert [running(pool, one) for one in (single, whole)] == [[True] * 2] * 2
-
-
-def test_the_end_of_a_batch_does_not_wait_for_what_is_on_standby() -> None:
-    pool = rolling_pool()
-    held, alone = on_standby(pool), on_standby(pool, 1, as_group=False)
-    [worked] = claim(pool)
-    pool.enter(POST)
-    assert (running(pool, held), running(pool, alone), pool.running) == ([False] * 2, [False], 1)
-    assert pool.is_running(worked.episode_uuid)
-
-
-def test_standby_is_no_sign_of_life_until_it_is_used() -> None:
-    pool = rolling_pool()
-    held, other = on_standby(pool), on_standby(pool)
-    pool.abort("me", other.claims[0].episode_uuid)
-    pool.enter(POST)
-    pool.enter(SYNCING)
-    pool.enter(ROLLING)
-    assert pool.collection.rows() == []
-    held = on_standby(pool)
-    pool.open_group(held.group_uuid, held.group_key)
-    [row] = pool.collection.rows()
-    assert (row.client_uuid, row.claimed) == ("me", 2)
-    pool.abort("me", held.claims[0].episode_uuid)
-    [row] = pool.collection.rows()
-    assert row.aborted == 1
-
-
-def test_nothing_finished_is_dropped_for_standby_which_gives_way_first() -> None:
-    job = TrainJob(model="tiny", batch_size=3, num_repeat=2, max_cached_episodes=6)
-    pool = rolling_pool(job)
-    for task in range(7):
-        [half] = claim(pool)
-        sample(pool, half)
-        pool.end("me", f"half {task}", ends(half))
-    held = [on_standby(pool), on_standby(pool)]
-    # 7 finished and 4 on standby: of 12, two more would be one too many
-    assert isinstance(pool.claim(ClaimWish("me", episodes=2, standby=True)), Refusal)
-    assert len(claim(pool, 2)) == 2
-    assert [running(pool, one) for one in held] == [[False] * 2] * 2
-    assert (pool.information().completed_episodes, pool.information().dropped_episodes) == (7, 0)
-
-
-def test_an_end_without_a_call_counts_also_from_standby() -> None:
-    pool = rolling_pool()
-    held = on_standby(pool)
-    told = pool.end("me", "a", ends(*held.claims), as_group=True)
-    assert told
-    [row] = pool.collection.rows()
-    assert (row.claimed, row.ended) == (2, 2)
-    assert len(claim(pool, 4)) == 4
-
-
-def test_an_episode_on_standby_may_be_given_up() -> None:
-    pool = rolling_pool()
-    held = on_standby(pool)
-    for one in held.claims:
-        assert pool.abort("me", one.episode_uuid) == ""
-    assert len(claim(pool, 4)) == 4

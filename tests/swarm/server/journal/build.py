@@ -1,25 +1,25 @@
-"""Records with small content, made from a few words."""
+"""Rows with small content, made from a few words."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
 
-from swarm.server.journal.records import CallRecorded, EpisodeClaimed, EpisodeEnded, StepRecorded
+from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, EpisodeRow, Row, StateRow, StepRow
+from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from swarm.tracker.timelines import merge_calls
 from swarm.types import StepResult, WorkflowOutput
 
 
-def claimed(uuid: str, client: str = "c", **fields: Any) -> EpisodeClaimed:
+def claimed(uuid: str, client: str = "c", **fields: Any) -> EpisodeRow:
     given: dict[str, Any] = {"episode_type": "train", "key_digest": b"k" * 32, **fields}
-    return EpisodeClaimed(uuid, client, idle_timeout=240.0, max_seconds=600.0, claimed_at=1.5e9, **given)
+    return EpisodeRow(uuid, client, idle_timeout=240.0, max_seconds=600.0, claimed_at=1.5e9, **given)
 
 
-def call(uuid: str, call_id: str, tokens: int = 3) -> CallRecorded:
-    return CallRecorded(
+def call(uuid: str, call_id: str, tokens: int = 3) -> CallRow:
+    return CallRow(
         uuid,
         ModelCall(
             call_id=call_id,
@@ -53,27 +53,35 @@ def trajectory(uuid: str, task_id: str = "t", reward: float = 1.0, tokens: int =
     )
 
 
-def ended(uuid: str, task_id: str = "t", tokens: int = 3, client: str = "c", **fields: Any) -> EpisodeEnded:
+def ended(uuid: str, task_id: str = "t", tokens: int = 3, client: str = "c", **fields: Any) -> EndRow:
     """A train episode that waits for a batch."""
-    output = WorkflowOutput(reward=1.0, metadata={"answer": "yes"})
-    given: dict[str, Any] = {"end_key": f"end-{uuid}", **fields}
-    return EpisodeEnded(
-        uuid, client, "ended", 1.6e9, task_id, output, trajectory=trajectory(uuid, task_id, tokens=tokens), **given
-    )
+    given: dict[str, Any] = {
+        "output": WorkflowOutput(reward=1.0, metadata={"answer": "yes"}),
+        "end_key": f"end-{uuid}",
+        "trajectory": trajectory(uuid, task_id, tokens=tokens),
+    }
+    return EndRow(uuid, client, EpisodeState.FINISHED, "ended", 1.6e9, task_id, **given | fields)
 
 
-def ended_with(record: CallRecorded, task_id: str = "t", **fields: Any) -> EpisodeEnded:
-    """A train episode that waits for a batch with the tokens of this call, as far as it knows its only one."""
-    call = record.call
-    end = ended(record.episode_uuid, task_id, **fields)
-    assert end.trajectory is not None
-    timelines = merge_calls([call])
-    return replace(end, trajectory=structs.replace(end.trajectory, timelines=timelines))
+def ended_with(row: CallRow, task_id: str = "t", **fields: Any) -> EndRow:
+    """A train episode that waits for a batch with the tokens of this call."""
+    call = row.call
+    given = structs.replace(trajectory(row.episode_uuid, task_id), timelines=merge_calls([call]))
+    return ended(row.episode_uuid, task_id, trajectory=given, kept_call=call.call_id, **fields)
 
 
-def refused(uuid: str, reason: str = "no call", client: str = "c") -> EpisodeEnded:
+def refused(uuid: str, reason: str = "no call", client: str = "c") -> EndRow:
     """A train episode that ended but is not trained."""
-    return EpisodeEnded(uuid, client, "ended", 1.6e9, "t", WorkflowOutput(reward=0.0), reason)
+    return EndRow(uuid, client, EpisodeState.DROPPED, "ended", 1.6e9, "t", WorkflowOutput(reward=0.0), reason)
+
+
+def over(uuid: str, how: EndedHow = "ended", at: float = 1.6e9, client: str = "c", **fields: Any) -> EndRow:
+    """An episode that ended with nothing to train."""
+    return EndRow(uuid, client, EpisodeState.DELETED, how, at, **fields)
+
+
+def dropped(*uuids: str, reason: str = "stale") -> StateRow:
+    return StateRow(uuids, EpisodeState.DROPPED, reason=reason)
 
 
 def batch(batch_id: str, **tasks: list[str]) -> TrainBatch:
@@ -83,5 +91,16 @@ def batch(batch_id: str, **tasks: list[str]) -> TrainBatch:
     return TrainBatch(batch_id=batch_id, groups=groups)
 
 
-def step(batch_id: str, number: int = 1) -> StepRecorded:
-    return StepRecorded(StepResult(step=number, batch_id=batch_id, metrics={"loss": float("inf")}, seconds=2.5))
+def taken(batch: TrainBatch) -> tuple[Row, ...]:
+    """The batch goes out."""
+    return BatchRow(batch), StateRow(uuids(batch), EpisodeState.BATCHED, batch.batch_id)
+
+
+def stepped(batch: TrainBatch, number: int = 1, run_id: str = "r") -> tuple[Row, ...]:
+    """The step of the batch is recorded."""
+    result = StepResult(step=number, batch_id=batch.batch_id, metrics={"loss": float("inf")}, seconds=2.5)
+    return StepRow(run_id, result), StateRow(uuids(batch), EpisodeState.TRAINED, step=number)
+
+
+def uuids(batch: TrainBatch) -> list[str]:
+    return [one.episode_uuid for group in batch.groups for one in group.trajectories]

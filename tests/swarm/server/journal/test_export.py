@@ -3,18 +3,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.server.journal import Journal
 from swarm.server.journal.export import ExportState, export
-from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodeQuarantined, EpisodesDropped, RunBegun
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import QuarantineRow, RunRow
 from swarm.tokens import Timeline, Trajectory, as_lists
 from swarm.types import WorkflowOutput
-from tests.swarm.server.journal.build import batch, claimed, ended, refused, step, trajectory
+from tests.swarm.server.journal.build import batch, claimed, dropped, ended, over, refused, stepped, taken, trajectory
 
 
 @pytest.fixture
@@ -25,13 +26,13 @@ def path(tmp_path: Path) -> Generator[Path]:
     async def fill() -> Journal:
         journal = Journal.open(path)
         names = ["trained", "waiting", "stale", "refused", "out", "gone", "running"]
-        journal.append(RunBegun("r0", ""), claimed("old"), ended("old"), EpisodesDropped(["old"], "older"))
-        journal.append(RunBegun("r1", ""), *(claimed(name, group_uuid="g") for name in names))
-        journal.append(claimed("test", episode_type="eval"), EpisodeEnded("test", "c", "ended", 2.0))
-        journal.append(ended("trained"), BatchTaken(batch("b1", t=["trained"])), step("b1", 7))
-        journal.append(*(ended(name) for name in ("waiting", "stale", "out")), BatchTaken(batch("b2", t=["out"])))
-        journal.append(EpisodesDropped(["stale"], "too old"), EpisodeEnded("gone", "c", "idle", 3.0))
-        journal.append(EpisodeQuarantined("refused", "token truth"), refused("refused", "quarantined: token truth"))
+        journal.append(RunRow("r0", ""), claimed("old", run_id="r0"), ended("old"), dropped("old", reason="older"))
+        journal.append(RunRow("r1", ""), *(claimed(name, group_uuid="g", run_id="r1") for name in names))
+        journal.append(claimed("test", episode_type="eval", run_id="r1"), over("test", "ended", 2.0))
+        journal.append(ended("trained"), *taken(batch("b1", t=["trained"])), *stepped(batch("b1", t=["trained"]), 7))
+        journal.append(*(ended(name) for name in ("waiting", "stale", "out")), *taken(batch("b2", t=["out"])))
+        journal.append(dropped("stale", reason="too old"), over("gone", "idle", 3.0))
+        journal.append(QuarantineRow("refused", "token truth"), refused("refused", "quarantined: token truth"))
         await journal.synced()
         return journal
 
@@ -172,7 +173,7 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
         end = ended("a")
         assert end.output is not None
         output = end.output.model_copy(update={"log_metrics": {"x": float("nan")}})
-        journal.append(claimed("a"), EpisodeEnded("a", "c", "ended", 1.0, "t", output, trajectory=trajectory("a")))
+        journal.append(claimed("a"), replace(end, output=output))
         await journal.close()
 
     asyncio.run(fill())
@@ -190,8 +191,7 @@ def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path)
         journal = Journal.open(tmp_path / "journal.db")
         for name, metadata in (("a", said), ("b", odd), ("c", {"rank": 1 << 70}), ("d", {"rank": True})):
             output = WorkflowOutput(reward=1.0, metadata=metadata, log_metrics={"length": 0.5})
-            end = EpisodeEnded(name, "c", "ended", 1.0, "t", output, trajectory=trajectory(name))
-            journal.append(claimed(name), end)
+            journal.append(claimed(name), replace(ended(name), output=output))
         await journal.close()
 
     asyncio.run(fill())
@@ -217,8 +217,8 @@ def test_what_its_client_gave_up_for_a_reason_was_dropped(tmp_path: Path) -> Non
         journal = Journal.open(tmp_path / "journal.db")
         journal.append(claimed("failed"), claimed("left"), claimed("late"))
         metadata = {"hook": "mine", "group_id": "g1"}
-        journal.append(EpisodeEnded("failed", "c", "aborted", 2.0, drop_reason="no reward", metadata=metadata))
-        journal.append(EpisodeEnded("left", "c", "aborted", 2.0), EpisodeEnded("late", "c", "idle", 3.0))
+        journal.append(over("failed", "aborted", drop_reason="no reward", metadata=metadata))
+        journal.append(over("left", "aborted"), over("late", "idle"))
         await journal.close()
 
     asyncio.run(fill())

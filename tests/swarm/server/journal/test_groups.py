@@ -9,14 +9,14 @@ import pytest
 
 from reward_hooks.recorded import RecordedGroup, read_groups
 from swarm.errors import ConfigError
-from swarm.server.journal import Journal
 from swarm.server.journal.export import ExportReport, ExportState, export
 from swarm.server.journal.groups import model_of
-from swarm.server.journal.records import CallRecorded, EpisodeEnded, Record, RunBegun
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import CallRow, Row, RunRow
 from swarm.tokens import ModelCall, Trajectory
 from swarm.tracker.timelines import merge_calls
 from swarm.types import WorkflowOutput
-from tests.swarm.server.journal.build import claimed
+from tests.swarm.server.journal.build import claimed, ended, over
 
 JOB = "model: tiny\n"
 
@@ -28,7 +28,7 @@ def decode(ids: list[int], *, special: bool) -> str:
 
 def episode(
     name: str, tokens: Sequence[int], task_id: str = "t", reward: float = 1.0, **metadata: Any
-) -> tuple[Record, ...]:
+) -> tuple[Row, ...]:
     """One answer of so many tokens, as the data plane and its client record it."""
     call = ModelCall(
         call_id=name,
@@ -44,15 +44,15 @@ def episode(
     output = WorkflowOutput(reward=reward, metadata=metadata)
     return (
         claimed(name),
-        CallRecorded(name, call),
-        EpisodeEnded(name, "c", "ended", 2.0, task_id, output, trajectory=trajectory, end_key=name),
+        CallRow(name, call),
+        ended(name, task_id, trajectory=trajectory, output=output, kept_call=name),
     )
 
 
-def groups(folder: Path, *records: Record, state: ExportState = "waiting") -> tuple[ExportReport, list[RecordedGroup]]:
+def groups(folder: Path, *rows: Row, state: ExportState = "waiting") -> tuple[ExportReport, list[RecordedGroup]]:
     async def fill() -> None:
         journal = Journal.open(folder / "journal.db")
-        journal.append(RunBegun("r", JOB), *records)
+        journal.append(RunRow("r", JOB), *rows)
         await journal.close()
 
     asyncio.run(fill())
@@ -92,7 +92,7 @@ def test_of_other_clients_a_task_is_a_group_and_its_rewards_the_order(tmp_path: 
 
 
 def test_what_is_no_single_answer_is_left_out_and_counted(tmp_path: Path) -> None:
-    given_up = EpisodeEnded("x", "c", "aborted", 2.0, drop_reason="no reward", metadata={"group_id": "g1"})
+    given_up = over("x", "aborted", drop_reason="no reward", metadata={"group_id": "g1"})
     report, [group] = groups(
         tmp_path,
         *episode("a", [1], group_id="g1", rank=1),
@@ -100,7 +100,7 @@ def test_what_is_no_single_answer_is_left_out_and_counted(tmp_path: Path) -> Non
         given_up,
         *episode("b", [1], group_id="g2", rank=1),
         claimed("eval", episode_type="eval"),
-        EpisodeEnded("eval", "c", "ended", 2.0),
+        over("eval"),
         state="all",
     )
     assert (report.groups, report.left_out) == (1, 1)
@@ -117,7 +117,7 @@ def test_the_model_is_that_of_the_runs(tmp_path: Path) -> None:
 
     async def fill() -> None:
         journal = Journal.open(path)
-        journal.append(RunBegun("r1", JOB), RunBegun("r2", JOB), RunBegun("r3", "model: other\n"), RunBegun("r4", ""))
+        journal.append(RunRow("r1", JOB), RunRow("r2", JOB), RunRow("r3", "model: other\n"), RunRow("r4", ""))
         await journal.close()
 
     asyncio.run(fill())

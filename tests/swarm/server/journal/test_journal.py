@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -14,23 +13,14 @@ from msgspec import structs
 
 from swarm.errors import ConfigError, UnavailableError
 from swarm.http.serve import loop_factory
-from swarm.server.journal import Journal
-from swarm.server.journal.ledger import Changes
-from swarm.server.journal.records import (
-    BatchTaken,
-    CallRecorded,
-    EpisodeEnded,
-    EpisodesDropped,
-    PastEnding,
-    Recovered,
-    RunBegun,
-)
-from swarm.server.journal.writer import Writer
-from tests.swarm.server.journal.build import batch, call, claimed, ended, refused, step, trajectory
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import CallRow, Ending, Recovered, RunRow
+from tests.swarm.server.journal.build import call, claimed, dropped, ended, over, refused
 
 pytestmark = pytest.mark.anyio
 
 JOURNAL = "swarm.server.journal.journal"
+WRITER = "swarm.server.journal.writer"
 
 
 @pytest.fixture
@@ -68,6 +58,27 @@ def full_disk(path: Path) -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+class Held:
+    """A disk that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.reached.set()
+        assert self.let_go.wait(60)
+
+    close = __call__
+
+
+@pytest.fixture
+def held() -> Generator[Held]:
+    held = Held()
+    yield held
+    held.let_go.set()
+
+
 def test_an_empty_journal_recovers_to_nothing(path: Path) -> None:
     journal = Journal.open(path)
     assert journal.recover() == Recovered()
@@ -75,7 +86,7 @@ def test_an_empty_journal_recovers_to_nothing(path: Path) -> None:
 
 
 async def test_what_is_synced_is_there_for_another_connection(journal: Journal) -> None:
-    journal.append(RunBegun("r", "job"), claimed("a"), call("a", "1"), claimed("b"))
+    journal.append(RunRow("r", "job"), claimed("a"), call("a", "1"), claimed("b"))
     assert journal.pending == 4
     await journal.synced()
     assert journal.pending == 0
@@ -134,31 +145,15 @@ async def test_what_was_just_appended_when_the_server_ends_is_written(path: Path
     await again.close()
 
 
-async def test_a_commit_of_claims_calls_and_ends_is_one_statement(journal: Journal) -> None:
-    statements: set[str] = set()
-    connection = journal._connection  # pyright: ignore[reportPrivateUsage]
-    connection.set_trace_callback(statements.add)
-    journal.append(claimed("a"), call("a", "1"), claimed("b"), ended("a"))
-    await journal.synced()
-    connection.set_trace_callback(None)
-    assert [text[:6] for text in statements] == ["INSERT"]
-    assert [one.claim.episode_uuid for one in journal.recover().claimed] == ["b"]
-    assert [one.episode_uuid for _, one in journal.recover().finished] == ["a"]
-
-
-async def test_one_who_gives_up_takes_nobody_along(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, may_commit = Writer._commit, threading.Event()
-
-    def held(self: Writer, changes: Changes) -> bool:
-        assert may_commit.wait(10)
-        return commit(self, changes)
-
-    monkeypatch.setattr(Writer, "_commit", held)
+async def test_one_who_gives_up_takes_nobody_along(
+    journal: Journal, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{WRITER}.write", held)
     journal.append(claimed("a"))
     tasks = [asyncio.create_task(journal.synced()) for _ in range(3)]
-    await asyncio.sleep(0)
+    await asyncio.to_thread(held.reached.wait, 60)
     tasks[1].cancel()
-    may_commit.set()
+    held.let_go.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert done[0] is done[2] is None
     assert isinstance(done[1], asyncio.CancelledError)
@@ -173,29 +168,6 @@ async def test_closing_writes_what_is_pending(path: Path) -> None:
     assert len(again.recover().claimed) == 500
     await again.close()
     assert not path.with_name("journal.db-wal").exists()
-
-
-async def test_what_is_appended_together_is_written_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    commit = Writer._commit
-
-    def counting(self: Writer, changes: Changes) -> bool:
-        sizes.append(len(changes.rows))
-        return commit(self, changes)
-
-    monkeypatch.setattr(Writer, "_commit", counting)
-    journal = Journal.open(path)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for number in range(200):
-            journal.append(*(claimed(f"{number}-{member}") for member in range(4)))
-            await journal.synced()
-    finally:
-        sys.setswitchinterval(interval)
-        await journal.close()
-    assert sum(sizes) == 800
-    assert not [size for size in sizes if size % 4], "a server killed now would know a part of a claimed group"
 
 
 @pytest.mark.parametrize("handed_over", [True, False], ids=["the writer has it", "the writer does not have it"])
@@ -257,7 +229,7 @@ async def test_a_full_disk_refuses_and_recovers_in_order(
 async def test_a_disk_that_stays_full_does_not_hold_the_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("swarm.server.journal.journal._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
@@ -274,9 +246,9 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
 async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("swarm.server.journal.journal._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     # the disk has room again as soon as the writer has given up
-    monkeypatch.setattr("swarm.server.journal.writer._RETRY_FIRST", 100.0)
+    monkeypatch.setattr(f"{WRITER}.RETRY_FIRST", 100.0)
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
@@ -302,7 +274,7 @@ async def test_a_record_that_cannot_be_written_is_an_error_that_is_told(
     journal.append(claimed("a"))
     await journal.synced()
     unwritable = structs.replace(call("a", "1").call, finish_reason=object())
-    journal.append(CallRecorded("a", unwritable), ended("a"))
+    journal.append(CallRow("a", unwritable), ended("a"))
     with pytest.raises(UnavailableError, match="can not serialize"):
         await journal.synced()
     assert "TypeError" in journal.stats().error
@@ -316,100 +288,29 @@ def test_a_damaged_file_is_named(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
+    journal = Journal.open(path)
     with pytest.raises(ConfigError, match=r"cannot read the journal .*journal\.db"):
-        Journal.open(path)
+        journal.recover()
+    asyncio.run(journal.close())
 
 
 async def test_past_endings(journal: Journal) -> None:
     journal.append(claimed("a"), claimed("b", client="d", episode_type="eval"), claimed("c"), claimed("w"))
-    journal.append(refused("a", "no call"), EpisodeEnded("b", "d", "capped", 5.0), ended("w", end_key="k"))
-    journal.append(EpisodesDropped(["w"], "stale"))
-    await journal.synced()
-    assert await journal.past_ending("a") == PastEnding("c", "ended", "no call", "", "train", 1.6e9)
-    assert await journal.past_ending("b") == PastEnding("d", "capped", "", "", "eval", 5.0)
+    journal.append(refused("a", "no call"), over("b", "capped", client="d"), ended("w", end_key="k"), dropped("w"))
+    assert await journal.past_ending("a") == Ending("c", "ended", "no call"), "it sees what was appended before"
+    assert await journal.past_ending("b") == Ending("d", "capped")
     # the answer to a repeated end is the first one: that it was dropped later does not change it
-    assert await journal.past_ending("w") == PastEnding("c", "ended", "", "k", "train", 1.6e9)
+    assert await journal.past_ending("w") == Ending("c", "ended", "", "k")
     assert await journal.past_ending("c") is None
     assert await journal.past_ending("never") is None
-
-
-async def test_past_claims(journal: Journal) -> None:
-    journal.append(claimed("a", claim_key="k"), claimed("b", client="d", claim_key="k"))
-    journal.append(claimed("g1", claim_key="g", group_uuid="G"), claimed("g2", claim_key="g", group_uuid="G"))
-    # nobody waited for it any more, so the key was forgotten and used again
-    journal.append(
-        claimed("o", claim_key="twice"), EpisodeEnded("o", "c", "engine", 1.0), claimed("n", claim_key="twice")
-    )
-    await journal.synced()
-    assert journal.recover().claims == {
-        ("c", "k"): ["a"],
-        ("d", "k"): ["b"],
-        ("c", "g"): ["g1", "g2"],
-        ("c", "twice"): ["n"],
-    }
-
-
-async def test_an_outstanding_batch_comes_back_as_it_was_until_its_step(journal: Journal) -> None:
-    uuids = ["a", "b", "c", "d"]
-    taken = batch("b1", t=["d", "a"], u=["b"])
-    journal.append(RunBegun("r", ""), *map(claimed, uuids))
-    journal.append(*(ended(uuid, "u" if uuid == "b" else "t") for uuid in uuids), BatchTaken(taken))
-    await journal.synced()
-    found = journal.recover()
-    assert found.outstanding is not None
-    assert found.outstanding.batch == taken
-    assert found.finished == [("c", trajectory("c"))]
-    journal.append(step("b1"), step("b1"))
-    await journal.synced()
-    found = journal.recover()
-    assert found.outstanding is None
-    assert (found.trained, found.steps) == (3, [step("b1").result])
-
-
-async def test_a_second_batch_gives_the_first_one_back(journal: Journal) -> None:
-    journal.append(claimed("a"), claimed("b"), ended("a"), ended("b"))
-    journal.append(BatchTaken(batch("b1", t=["a", "b"])), BatchTaken(batch("b2", t=["b"])), step("b1"))
-    await journal.synced()
-    found = journal.recover()
-    assert found.outstanding is not None
-    assert found.outstanding.batch == batch("b2", t=["b"])
-    assert [one.episode_uuid for _, one in found.finished] == ["a"]
-    assert found.trained == 0
-
-
-async def test_any_name_that_a_body_can_carry_is_stored(journal: Journal) -> None:
-    journal.append(claimed("a", client="\ud800"), ended("a", task_id="\udfff\0"))
-    await journal.synced()
-    assert journal.recover().finished == [("?", trajectory("a", "\udfff\0"))]
-
-
-class Held:
-    """A disk that hangs until it is let go."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.let_go = threading.Event()
-
-    def __call__(self, *_: object) -> None:
-        self.reached.set()
-        assert self.let_go.wait(60)
-
-    close = __call__
-
-
-@pytest.fixture
-def held() -> Generator[Held]:
-    held = Held()
-    yield held
-    held.let_go.set()
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
     path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"{JOURNAL}.past_ending", held)
-    monkeypatch.setattr(f"{JOURNAL}._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(f"{WRITER}.past_ending", held)
+    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
@@ -425,24 +326,9 @@ async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
     await again.close()
 
 
-async def test_a_disk_that_hangs_at_the_very_last_does_not_hold_the_end(
-    path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    journal = Journal.open(path)
-    journal.append(claimed("a"))
-    await journal.synced()
-    connection = journal._connection  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(journal, "_connection", held)
-    monkeypatch.setattr(f"{JOURNAL}._CLOSE_SECONDS", 0.2)
-    await asyncio.wait_for(journal.close(), 60)
-    assert held.reached.is_set()
-    assert "the disk hangs" in caplog.text
-    connection.close()
-
-
 async def test_who_has_given_up_is_not_told(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal.open(path)
-    monkeypatch.setattr(f"{JOURNAL}.past_ending", held)
+    monkeypatch.setattr(f"{WRITER}.past_ending", held)
     first = asyncio.create_task(journal.past_ending("a"))
     second = asyncio.create_task(journal.past_ending("b"))
     await asyncio.to_thread(held.reached.wait, 60)

@@ -1,4 +1,4 @@
-"""Whatever is recorded, and wherever the machine dies, what comes back is what a plain reading of the records says."""
+"""What is stored comes back, and a machine that dies anywhere leaves a prefix of the commits."""
 
 from __future__ import annotations
 
@@ -6,159 +6,163 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.server.journal.reading import recover
-from swarm.server.journal.records import (
-    AgreementsEnded,
-    BatchFailed,
-    BatchTaken,
-    CallRecorded,
-    ClientAgreed,
-    EpisodeEnded,
-    EpisodeKeyAdded,
-    EpisodeQuarantined,
-    EpisodesDropped,
-    GroupLosses,
-    Record,
+from swarm.server.journal.rows import (
+    AgreementRow,
+    BatchRow,
+    ClaimedEpisode,
+    CountsRow,
+    Ending,
+    GroupRow,
+    KeyRow,
+    NoAgreementsRow,
+    QuarantineRow,
     Recovered,
-    RunBegun,
-    RunStopped,
+    Row,
+    RunRow,
 )
-from swarm.server.journal.schema import connect, prepare
-from swarm.server.journal.store import load, write
-from swarm.tokens import TrainBatch, TrainGroup
-from tests.swarm.server.journal.build import call, claimed, ended, ended_with, refused, step
-from tests.swarm.server.journal.model import Reference
+from swarm.server.journal.schema import open_to_write
+from swarm.server.journal.sqlite import recover, write
+from tests.swarm.server.journal.build import (
+    batch,
+    call,
+    claimed,
+    dropped,
+    ended,
+    ended_with,
+    over,
+    refused,
+    stepped,
+    taken,
+    trajectory,
+)
 
-EPISODES = st.integers(0, 11).map("e{}".format)
-SMALL = st.integers(0, 2)
-KINDS = ["claim"] * 4 + ["end"] * 4 + ["call"] * 2 + ["take", "step"] * 2 + ["other"]
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[list[Record]]:
-    """Records in commits: few names, so that every record comes too early, too late and repeatedly."""
-    reference = Reference()
-    taken = 0
-
-    def one() -> Record:
-        nonlocal taken
-        uuid, small = draw(EPISODES), draw(SMALL)
-        kind = draw(st.sampled_from(KINDS))
-        running = [name for name, episode in reference.episodes.items() if episode.state == "claimed"]
-        if kind in ("end", "call") and running and small:
-            uuid = draw(st.sampled_from(running))
-        number = int(uuid[1:])
-        if kind == "claim":
-            eval_type = "eval" if number == 11 else "train"
-            # episodes 8 to 10 are claimed under one key, as a group
-            key = "g" if 8 <= number < 11 else f"k{number}" if number % 2 else ""
-            return claimed(uuid, episode_type=eval_type, claim_key=key, group_uuid="group" if key == "g" else "")
-        if kind == "call":
-            return call(uuid, f"call-{small}")
-        if kind == "end":
-            if number == 11 or draw(st.integers(0, 3)) == 0:
-                how = draw(st.sampled_from(["ended", "aborted", "idle", "capped", "engine"]))
-                return refused(uuid) if how == "ended" else EpisodeEnded(uuid, "c", how, 1.7e9)
-            calls = reference.episodes[uuid].calls if uuid in reference.episodes else []
-            if calls and small:
-                return ended_with(CallRecorded(uuid, calls[0]), f"t{number % 3}")
-            return ended(uuid, task_id=f"t{number % 3}")
-        waiting = reference.those("waiting")
-        if kind == "take" and waiting and reference.batch is None:
-            taken += 1
-            members: dict[str, list[str]] = {}
-            for name in waiting[draw(st.integers(0, len(waiting) // 2)) :]:
-                members.setdefault(f"t{int(name[1:]) % 3}", []).append(name)
-            ends = {name: reference.episodes[name].end for name in waiting}
-            groups = [
-                TrainGroup(task_id=task, trajectories=[end.trajectory for name in names if (end := ends[name])])
-                for task, names in members.items()
-            ]
-            return BatchTaken(TrainBatch(batch_id=f"b{taken}", groups=groups))
-        if kind == "step":
-            return step(f"b{draw(st.integers(max(0, taken - 1), taken))}", taken)
-        return draw(
-            st.sampled_from(
-                [
-                    EpisodeKeyAdded(uuid, bytes([small])),
-                    EpisodeQuarantined(uuid, f"reason {small}"),
-                    EpisodesDropped([uuid, "e0", "never"], "stale"),
-                    GroupLosses(f"t{number % 3}", small, taken),
-                    ClientAgreed(f"c{small}"),
-                    AgreementsEnded(),
-                    BatchFailed(f"b{taken}", small + 1),
-                    RunBegun(f"r{taken // 2}", f"job {small}"),
-                    RunStopped(f"r{taken // 2}"),
-                ]
-            )
-        )
-
-    commits: list[list[Record]] = []
-    said: list[Record] = [claimed(f"e{number}") for number in range(draw(st.sampled_from([0, 6])))]
-    for record in said:
-        reference.apply(record)
-    if said:
-        commits.append(list(said))
-    for size in draw(st.lists(st.integers(1, 12), min_size=1, max_size=10)):
-        commit: list[Record] = []
-        for _ in range(size):
-            repeat = said and draw(st.integers(0, 6)) == 0
-            record = draw(st.sampled_from(said)) if repeat else one()
-            if isinstance(record, BatchTaken) and repeat:
-                continue  # said again only while it is out: see the test of its own
-            reference.apply(record)
-            said.append(record)
-            commit.append(record)
-        commits.append(commit)
-    return commits
+NAMES = [f"e{number}" for number in range(8)]
 
 
-def test_a_claim_repeated_after_a_restart_does_not_open_an_episode_again(tmp_path: Path) -> None:
-    connection = prepare(tmp_path / "journal.db")
-    over = EpisodeEnded("e0", "c", "ended", 1.6e9, drop_reason="no call")
-    for _ in range(2):
-        ledger = load(connection)
-        with connection:
-            write(connection, ledger.fold([claimed("e0"), over]))
-    assert (recover(connection).dropped, ledger.live) == (1, {})
+@pytest.mark.parametrize("commits", [1, 100], ids=["one commit", "a commit each"])
+def test_every_row_comes_back(tmp_path: Path, commits: int) -> None:
+    out, done = batch("b2", t=["e2", "e3"]), batch("b1", t=["e0", "e1"])
+    running = claimed("running", claim_key="k", run_id="r")
+    kept = ended_with(call("e4", "call-e4"))
+    rows: list[Row] = [
+        RunRow("old", "before", stopped=True),
+        RunRow("r", "job"),
+        *(claimed(name) for name in (*NAMES, "gone")),
+        running,
+        call("running", "1"),
+        call("running", "2"),
+        KeyRow("running", b"2"),
+        KeyRow("running", b"1"),
+        QuarantineRow("running", "why"),
+        call("e4", "call-e4"),
+        call("e4", "one that came to nothing"),
+        KeyRow("e4", b"3"),
+        *(ended(name) for name in NAMES[:4]),
+        kept,
+        ended("e5"),
+        refused("e6"),
+        *taken(done),
+        *stepped(done, 7),
+        AgreementRow("forgotten"),
+        GroupRow("gone", 2, 1),
+        *taken(out),
+        NoAgreementsRow(),
+        dropped("e5"),
+        BatchRow(out, attempts=2),
+        AgreementRow("me"),
+        GroupRow("t", 1, 3),
+        GroupRow("gone", 0, 1),
+        over("gone", "idle"),
+        CountsRow("r", 2, 2, 1),
+        RunRow("r", "job", stopped=True),
+    ]
+    connection = open_to_write(tmp_path / "journal.db")
+    for part in [rows] if commits == 1 else [[row] for row in rows]:
+        for _ in range(2):  # a commit that failed late may be on disk already when it is tried again
+            write(connection, part)
+    found = recover(connection)
+    calls = (call("running", "1").call, call("running", "2").call)
+    assert [one for one in found.claimed if one.claim.episode_uuid == "running"] == [
+        ClaimedEpisode(running, (b"k" * 32, b"2", b"1"), calls, "why")
+    ]
+    assert found.finished == [("c", kept.trajectory)]
+    assert found.outstanding == BatchRow(out, 2)
+    assert (found.run_id, found.job_yaml, found.stopped) == ("r", "job", True)
+    assert (found.losses, found.agreed) == ([GroupRow("t", 1, 3)], ["me"])
+    assert (found.trained, found.dropped, found.quarantined) == (2, 2, 1)
+    assert [one.step for one in found.steps] == [7]
+    assert found.claims == {("c", "k"): ["running"]}
+    assert found.endings.keys() == {*NAMES[:7], "gone"}
+    assert found.endings["e6"] == Ending("c", "ended", "no call")
+    assert found.endings["e5"] == Ending("c", "ended", "", "end-e5"), "what its client was told stays"
+    assert connection.execute("SELECT call_id FROM calls WHERE episode = 'e4'").fetchall() == [("call-e4",)]
+    assert connection.execute("SELECT count(*) FROM keys WHERE episode = 'e4'").fetchone() == (0,)
     connection.close()
 
 
-@settings(max_examples=150)
-@given(commits=histories(), cut=st.floats(0, 1), reopen=st.integers(0, 12))
-def test_a_journal_cut_anywhere_is_a_prefix(commits: list[list[Record]], cut: float, reopen: int) -> None:
+ROWS = st.one_of(
+    st.sampled_from(NAMES).map(claimed),
+    st.sampled_from(NAMES).map(ended),
+    st.builds(call, st.sampled_from(NAMES), st.sampled_from("12")),
+    st.sampled_from(NAMES).map(dropped),
+    st.sampled_from([RunRow("r", "job"), CountsRow("r", 1, 0, 0), AgreementRow("me"), NoAgreementsRow()]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(commits=st.lists(st.lists(ROWS, min_size=1, max_size=6), min_size=1, max_size=8), cut=st.floats(0, 1))
+def test_a_journal_cut_anywhere_is_a_prefix_of_its_commits(commits: list[list[Row]], cut: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
-        connection = prepare(path)
+        connection = open_to_write(path)
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        ledger = load(connection)
-        wal = path.with_name("journal.db-wal")
-        reference = Reference()
-        states: list[tuple[int, Recovered]] = [(wal.stat().st_size, reference.recovered())]
-        for number, records in enumerate(commits):
-            if number == reopen:
-                # what a restarted server makes of the file serves as well as what the first one had in memory
-                ledger = load(connection)
+        log = path.with_name("journal.db-wal")
+        states: list[tuple[int, Recovered]] = [(log.stat().st_size, recover(connection))]
+        for rows in commits:
             connection.execute("BEGIN IMMEDIATE")
-            changes = ledger.fold(records)
-            for _ in range(1 + number % 2):  # a commit that failed late may be on disk already when it is tried again
-                write(connection, changes)
+            write(connection, rows)
             connection.execute("COMMIT")
-            for record in records:
-                reference.apply(record)
-            states.append((wal.stat().st_size, reference.recovered()))
-            assert recover(connection) == states[-1][1]
-        size = states[-1][0]
+            states.append((log.stat().st_size, recover(connection)))
         dead = Path(folder) / "dead.db"
         shutil.copy(path, dead)
-        length = states[0][0] + int(cut * (size - states[0][0]))
-        dead.with_name("dead.db-wal").write_bytes(wal.read_bytes()[:length])
+        length = states[0][0] + int(cut * (states[-1][0] - states[0][0]))
+        dead.with_name("dead.db-wal").write_bytes(log.read_bytes()[:length])
         connection.close()
-        survivor = connect(dead)
+        survivor = open_to_write(dead)
         try:
             assert recover(survivor) == [state for end, state in states if end <= length][-1]
         finally:
             survivor.close()
+
+
+def test_past_claims(tmp_path: Path) -> None:
+    connection = open_to_write(tmp_path / "journal.db")
+    rows = [
+        claimed("a", claim_key="k"),
+        claimed("b", client="d", claim_key="k"),
+        claimed("g1", claim_key="g", group_uuid="G"),
+        claimed("g2", claim_key="g", group_uuid="G"),
+        # nobody waited for it any more, so the key was forgotten and used again
+        claimed("o", claim_key="twice"),
+        over("o", "engine"),
+        claimed("n", claim_key="twice"),
+    ]
+    write(connection, rows)
+    assert recover(connection).claims == {
+        ("c", "k"): ["a"],
+        ("d", "k"): ["b"],
+        ("c", "g"): ["g1", "g2"],
+        ("c", "twice"): ["n"],
+    }
+    connection.close()
+
+
+def test_any_name_that_a_body_can_carry_is_stored(tmp_path: Path) -> None:
+    connection = open_to_write(tmp_path / "journal.db")
+    write(connection, [claimed("a", client="\ud800"), ended("a", task_id="\udfff\0")])
+    assert recover(connection).finished == [("?", trajectory("a", "\udfff\0"))]
+    connection.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm.server.journal import Journal
-from swarm.server.journal.records import BatchTaken, EpisodeEnded, EpisodesDropped, RunBegun
-from tests.swarm.server.journal.build import batch, claimed, ended, step
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import CountsRow, RunRow
+from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, over, stepped, taken
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.server.journal.writer._IDLE", 0.01)
+    monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 0.01)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -31,19 +31,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def dropped(journal: Journal, first: int, last: int, tokens: int = 3) -> None:
+def waste(journal: Journal, first: int, last: int, tokens: int = 3) -> None:
     """Append episodes that end and are dropped."""
     names = [f"e{number}" for number in range(first, last)]
-    journal.append(*map(claimed, names), *(ended(name, tokens=tokens) for name in names))
-    journal.append(EpisodesDropped(names, "stale"))
+    journal.append(*map(claimed, names), *(call(name, name, tokens) for name in names))
+    journal.append(*(ended(name, tokens=tokens) for name in names), dropped(*names))
 
 
 async def test_the_latest_of_those_that_are_over_are_kept(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
-    journal.append(RunBegun("r", ""), claimed("running"), claimed("waiting"), ended("waiting"))
-    journal.append(claimed("out"), ended("out"), BatchTaken(batch("b", t=["out"])))
+    journal.append(RunRow("r", ""), claimed("running"), claimed("waiting"), ended("waiting"))
+    journal.append(claimed("out"), ended("out"), *taken(batch("b", t=["out"])), CountsRow("r", 0, 1000, 0))
     for first in range(0, 1000, 100):
-        dropped(journal, first, first + 100)
+        waste(journal, first, first + 100)
         await journal.synced()
     await until(lambda: len(journal.recover().endings) == 52)
     found = journal.recover()
@@ -58,19 +58,19 @@ async def test_the_latest_of_those_that_are_over_are_kept(tmp_path: Path) -> Non
 
 async def test_a_trained_episode_makes_room_too(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db", keep_episodes=1)
-    journal.append(claimed("a"), claimed("b"), ended("a"), ended("b"), BatchTaken(batch("x", t=["a", "b"])), step("x"))
+    both = batch("x", t=["a", "b"])
+    journal.append(claimed("a"), claimed("b"), ended("a"), ended("b"), *taken(both), *stepped(both))
     await journal.synced()
     await until(lambda: set(journal.recover().endings) == {"b"})
-    assert journal.recover().trained == 2
     await journal.close()
 
 
 async def test_under_load_few_more_than_wanted_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.server.journal.writer._IDLE", 600.0)
+    monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 600.0)
     journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
     highest = 0
     for first in range(0, 1000, 20):
-        dropped(journal, first, first + 20)
+        waste(journal, first, first + 20)
         await journal.synced()
         highest = max(highest, len(journal.recover().endings))
     assert 100 < highest < 50 + 128 + 20, "they go by the hundred, for each look at them costs a commit time"
@@ -82,7 +82,7 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
     limit = 2 * 1024 * 1024
     journal = Journal.open(path, keep_bytes=limit)
     for first in range(0, 2000, 50):
-        dropped(journal, first, first + 50, tokens=400)  # 40 times a quarter of a megabyte
+        waste(journal, first, first + 50, tokens=400)  # 40 times a quarter of a megabyte
         await journal.synced()
         assert path.stat().st_size < 3 * limit
     await journal.close()
@@ -98,7 +98,7 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
 async def test_live_episodes_are_kept_whatever_their_size(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db", keep_bytes=1, keep_episodes=0)
     names = [f"e{number}" for number in range(200)]
-    journal.append(*map(claimed, names), *map(ended, names), claimed("gone"), EpisodeEnded("gone", "c", "idle", 1.0))
+    journal.append(*map(claimed, names), *map(ended, names), claimed("gone"), over("gone", "idle"))
     await journal.synced()
     await until(lambda: "gone" not in journal.recover().endings)
     assert len(journal.recover().finished) == 200

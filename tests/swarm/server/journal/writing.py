@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from swarm.server.journal import Journal
-from swarm.server.journal.records import BatchTaken
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import RunRow
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory
-from tests.swarm.server.journal.build import call, claimed, ended, step
+from tests.swarm.server.journal.build import call, claimed, ended, stepped, taken
 
 
 def say(line: str) -> None:
@@ -26,6 +26,7 @@ async def run(path: Path, prefix: str) -> None:
     finished: list[Trajectory] = [one for _, one in journal.recover().finished]
     outstanding = journal.recover().outstanding
     batches = 0
+    journal.append(RunRow("r", ""))
 
     async def client(number: int) -> None:
         for turn in range(1_000_000):
@@ -43,7 +44,7 @@ async def run(path: Path, prefix: str) -> None:
     async def trainer() -> None:
         nonlocal batches
         if outstanding is not None:
-            journal.append(step(outstanding.batch.batch_id))
+            journal.append(*stepped(outstanding.batch))
             await journal.synced()
             say(f"step {outstanding.batch.batch_id}")
         while True:
@@ -51,13 +52,12 @@ async def run(path: Path, prefix: str) -> None:
                 await journal.synced()
                 await asyncio.sleep(0)
             batches += 1
-            taken, finished[:] = finished[:32], finished[32:]
+            chosen, finished[:] = finished[:32], finished[32:]
             batch_id = f"{prefix}-b{batches}"
-            journal.append(
-                BatchTaken(TrainBatch(batch_id=batch_id, groups=[TrainGroup(task_id="t", trajectories=taken)]))
-            )
+            batch = TrainBatch(batch_id=batch_id, groups=[TrainGroup(task_id="t", trajectories=chosen)])
+            journal.append(*taken(batch))
             await journal.synced()
-            journal.append(step(batch_id))
+            journal.append(*stepped(batch))
             await journal.synced()
             say(f"step {batch_id}")
 

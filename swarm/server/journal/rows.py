@@ -1,0 +1,220 @@
+"""The rows that the server's decisions become on disk, and what is read back after a restart; plain values without I/O.
+
+Invariant: a row states its outcome in absolute values, so the journal stores it without deciding anything, and storing
+it twice equals storing it once. Times are Unix seconds (``time.time()``), which mean something to the next process too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from swarm.protocol import EpisodeType
+from swarm.states import EpisodeState
+from swarm.tokens import ModelCall, TrainBatch, Trajectory
+from swarm.types import StepResult, WorkflowOutput
+
+#: How an episode ended: with its client's result, because its client gave up, by its idle timeout, by its wall-clock
+#: cap, or with the engine's phase (a batch left without it, or a run began that does not continue the one before).
+EndedHow = Literal["ended", "aborted", "idle", "capped", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A training run; once it is ``stopped`` or has done all steps, the next start begins another unless it resumes."""
+
+    run_id: str
+    job_yaml: str
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CountsRow:
+    """How many episodes of a run were trained, dropped and quarantined so far."""
+
+    run_id: str
+    trained: int
+    dropped: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """An episode that was given to a client; ``group_uuid`` is empty unless it was claimed as part of a group."""
+
+    episode_uuid: str
+    client_uuid: str
+    episode_type: EpisodeType
+    key_digest: bytes
+    idle_timeout: float
+    max_seconds: float
+    claimed_at: float
+    claim_key: str = ""
+    task_hint: str = ""
+    group_uuid: str = ""
+    group_size: int = 1
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A further key of an episode, for a claim repeated after a restart: of the first key only the digest was left."""
+
+    episode_uuid: str
+    key_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """A completed sampling call of a claimed episode."""
+
+    episode_uuid: str
+    call: ModelCall
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRow:
+    """Why a claimed episode can never be trained."""
+
+    episode_uuid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndRow:
+    """The end of a claimed episode, and the state that it is in now.
+
+    ``trajectory`` is set if it waits for a batch; otherwise ``drop_reason`` says why a train episode that ended with a
+    result does not. For an aborted one, ``drop_reason`` and ``metadata`` are the client's own. ``kept_call`` names the
+    call whose tokens are the trajectory's; all other calls of the episode are deleted.
+    """
+
+    episode_uuid: str
+    client_uuid: str
+    state: EpisodeState
+    how: EndedHow
+    ended_at: float
+    task_id: str = ""
+    output: WorkflowOutput | None = None
+    drop_reason: str = ""
+    end_key: str = ""
+    trajectory: Trajectory | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kept_call: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """A later state of ended episodes: in a batch, trained (at ``step``), or dropped (for ``reason``).
+
+    ``cause`` is the kind of reason, for counters; it is not stored. ``None`` leaves a column as it is.
+    """
+
+    episode_uuids: Sequence[str]
+    state: EpisodeState
+    batch_id: str | None = None
+    step: int | None = None
+    reason: str | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """``lost`` episodes of the incomplete group of ``task_id`` ended without a trajectory; 0: the group is gone.
+
+    ``version`` is the policy version when the group began.
+    """
+
+    task_id: str
+    lost: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementRow:
+    """A client has no more episodes for the next batch."""
+
+    client_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoAgreementsRow:
+    """No client agrees any more: the next batch is agreed on anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """The batch that is out, and how often the trainer failed on it."""
+
+    batch: TrainBatch
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A completed training step of a run."""
+
+    run_id: str
+    result: StepResult
+
+
+Row = (
+    RunRow
+    | CountsRow
+    | EpisodeRow
+    | KeyRow
+    | CallRow
+    | QuarantineRow
+    | EndRow
+    | StateRow
+    | GroupRow
+    | AgreementRow
+    | NoAgreementsRow
+    | BatchRow
+    | StepRow
+)
+
+
+class Ending(NamedTuple):
+    """How an episode ended: ``drop_reason`` is empty unless its client was told that its reward is not trained."""
+
+    client_uuid: str
+    how: EndedHow
+    drop_reason: str = ""
+    end_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedEpisode:
+    """A running episode: its claim, the digests of all its keys, its calls in order."""
+
+    claim: EpisodeRow
+    key_digests: tuple[bytes, ...]
+    calls: tuple[ModelCall, ...]
+    quarantine_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Everything a restarted server needs.
+
+    ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
+    batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
+    ``claims`` are the episodes of claims with a key, by client and key. Steps and counts are of the current run.
+    """
+
+    run_id: str = ""
+    job_yaml: str = ""
+    stopped: bool = False
+    claimed: list[ClaimedEpisode] = field(default_factory=list[ClaimedEpisode])
+    finished: list[tuple[str, Trajectory]] = field(default_factory=list[tuple[str, Trajectory]])
+    outstanding: BatchRow | None = None
+    losses: list[GroupRow] = field(default_factory=list[GroupRow])
+    agreed: list[str] = field(default_factory=list[str])
+    endings: dict[str, Ending] = field(default_factory=dict[str, Ending])
+    claims: dict[tuple[str, str], list[str]] = field(default_factory=dict[tuple[str, str], list[str]])
+    steps: list[StepResult] = field(default_factory=list[StepResult])
+    quarantined: int = 0
+    dropped: int = 0
+    trained: int = 0
