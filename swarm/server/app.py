@@ -37,11 +37,10 @@ from swarm.server.dataplane.upstream import Upstream
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
-from swarm.server.engine.verbose import VerboseLog
 from swarm.server.journal.journal import Journal
 from swarm.server.metering import MeteredJournal, RequestMeter
 from swarm.server.meters import Meters
-from swarm.server.monitor import Monitor
+from swarm.server.monitor import Monitor, VerboseLog
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
