@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -42,10 +42,8 @@ import yaml
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
-from reward_hooks.loader import from_files, load_hooks
 from reward_hooks.runner import HookRunner
 from swarm.errors import ConfigError, HookError
-from swarm.importer import SourceFolder
 from swarm.job import describe_validation
 from swarm.types import Model, Task
 
@@ -192,11 +190,11 @@ def ranks(values: list[float]) -> list[float]:
     return [(low + ties / 2) / (len(values) - 1) for low, ties in zip(below, level, strict=True)]
 
 
-def load_blend(path: Path) -> Hooks:
-    """The hooks of the YAML file at ``path``; folders in it are relative to it.
+def read_blend(path: Path) -> BlendConfig:
+    """The YAML file at ``path``.
 
     Raises:
-        ConfigError: the file is unreadable or wrong, or a hook in it does not load.
+        ConfigError: the file is unreadable or wrong.
     """
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -207,20 +205,31 @@ def load_blend(path: Path) -> Hooks:
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must be a mapping with `parts`, got {type(data).__name__}")
     try:
-        config = BlendConfig.model_validate(data)
+        return BlendConfig.model_validate(data)
     except ValidationError as exc:
         raise describe_validation(exc, str(path), BlendConfig) from exc
 
-    return from_files(path.parent, lambda folder: _blended(path, config, folder))
 
+def make_blend(
+    path: Path, config: BlendConfig, load_hooks: Callable[[str | Path, dict[str, Any] | None], Hooks]
+) -> Hooks:
+    """The hooks that the file at ``path`` blends.
 
-def _blended(path: Path, config: BlendConfig, folder: SourceFolder) -> Hooks:
+    Args:
+        path: of the file; folders in it are relative to it.
+        config: its contents.
+        load_hooks: loads a part, by its path or name and its options.
+
+    Raises:
+        ConfigError: a part does not load, or is the blend itself.
+    """
+
     def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
         beside = path.parent / spec
         if beside.resolve() in (path.resolve(), path.parent.resolve()) and not (path.parent / f"{REWARD}.py").is_file():
             raise ConfigError(f"{path} names itself as a part")
         try:
-            return load_hooks(beside if ":" not in spec and beside.exists() else spec, options, beside=folder)
+            return load_hooks(beside if ":" not in spec and beside.exists() else spec, options)
         except ConfigError as exc:
             raise ConfigError(f"{path}: {exc.message}") from exc
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from reward_hooks.compose import make_blend, read_blend
 from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks, RewardHook, SessionHook, SubmitHook
 from swarm.errors import ConfigError
 from swarm.importer import SourceFolder, load_attribute
@@ -65,10 +67,12 @@ def load_hooks(
 def _from_file(path: Path) -> Hooks:
     if path.suffix not in YAML_SUFFIXES:
         raise ConfigError(f"{path} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
-    # late, because it loads its parts with this module
-    from reward_hooks.compose import load_blend
+    config = read_blend(path)
 
-    return load_blend(path)
+    def blended(folder: SourceFolder) -> Hooks:
+        return make_blend(path, config, partial(load_hooks, beside=folder))
+
+    return _from_files(path.parent, blended)
 
 
 def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
@@ -93,7 +97,7 @@ def _from_folder(path: Path) -> Hooks:
         if (path / BLEND_FILE).is_file():
             return _from_file(path / BLEND_FILE)
         raise ConfigError(f"{path} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
-    return from_files(
+    return _from_files(
         path,
         lambda folder: _hooks(
             {
@@ -106,7 +110,7 @@ def _from_folder(path: Path) -> Hooks:
     )
 
 
-def from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
+def _from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
     """What ``load`` makes of the files of the folder ``path``, which are forgotten with it, or at once if it raises."""
     folder = SourceFolder(path)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from gateway.replay.report import Report
+from gateway.replay.plot import draw
+from gateway.replay.report import PLOT_FILE, REPORT_FILE, Report
 from gateway.replay.run import Progress
+from swarm.errors import ConfigError
 
 #: Rows of the table of steps.
 _MAX_ROWS = 30
@@ -117,3 +120,18 @@ def summary(report: Report) -> list[str]:
         edge = f"first {report.edge} of {len(report.steps)} steps"
         lines.append(f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f})")
     return lines
+
+
+def write_report(report: Report, folder: Path, others: Sequence[Report] = ()) -> None:
+    """``report.json`` and, if there are steps, ``report.png`` in ``folder``; ``others`` are drawn beside it.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REPORT_FILE).write_text(report.model_dump_json(indent=1) + "\n")
+        if report.steps:
+            draw([report, *others], folder / PLOT_FILE)
+    except OSError as exc:
+        raise ConfigError(f"cannot write the report to {folder}: {exc.strerror or exc}") from exc

@@ -140,23 +140,6 @@ def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
     ]
 
 
-def write_report(report: Report, folder: Path, others: Sequence[Report] = ()) -> None:
-    """``report.json`` and, if there are steps, ``report.png`` in ``folder``; ``others`` are drawn beside it.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-    from gateway.replay.plot import draw
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / REPORT_FILE).write_text(report.model_dump_json(indent=1) + "\n")
-        if report.steps:
-            draw([report, *others], folder / PLOT_FILE)
-    except OSError as exc:
-        raise ConfigError(f"cannot write the report to {folder}: {exc.strerror or exc}") from exc
-
-
 def read_report(path: Path) -> Report:
     """A report from its file, or from the folder that holds it.
 

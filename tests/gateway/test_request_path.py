@@ -1,0 +1,63 @@
+"""``docs/architecture.md`` names the files that one chat completion passes, and they are few."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway import test_with_swarm_server as whole
+from tests.swarm.server import conftest as server
+
+pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
+gateway = whole.gateway
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("gateway", "swarm", "adapters", "reward_hooks")
+MOST_FILES = 60
+
+
+@contextmanager
+def files_called() -> Generator[set[str]]:
+    """Product files, relative to the repository, of which a function runs within, in any thread."""
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            found.add(frame.f_code.co_filename)
+
+    threading.setprofile_all_threads(note) if sys.version_info >= (3, 12) else threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # pyright: ignore[reportArgumentType]
+        names = {Path(name).relative_to(ROOT).as_posix() for name in found if name.startswith(f"{ROOT}/")}
+        found.clear()
+        found.update(name for name in names if name.split("/")[0] in PRODUCT)
+
+
+async def test_the_files_of_a_chat_completion(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+    with files_called() as files:
+        answer = await gateway.post(whole.CHAT, json=whole.BODY)
+        assert answer.headers["x-swarm-trained"] == "true"
+        await whole.none_running(rig)
+    print(len(files), *sorted(files), sep="\n")
+    documented = set(re.findall(r"`((?:gateway|swarm|adapters|reward_hooks)/[\w/]+\.py)`", DOC.read_text()))
+    assert len(files) <= MOST_FILES
+    assert files - documented == set()
+
+
+DOC = ROOT / "docs" / "architecture.md"
