@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
@@ -157,31 +158,20 @@ def freed(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) ->
         N qualities, with the mean of all scores; N effects, zeros for fewer than three orders.
     """
     size, count = len(orders[0]), len(orders)
-    mean = [sum(one[item] for one in scores) / count for item in range(size)]
+    by_item = np.array(scores, dtype=float)
+    mean = by_item.mean(axis=0)
     if count <= 2:
-        return mean, [0.0] * size
-    at: list[float] = [0.0] * size
-    for order, one in zip(orders, scores, strict=True):
+        return mean.tolist(), [0.0] * size
+    # one row per score, with a 1 for its item and a 1 for its place
+    rows = np.zeros((count * size, 2 * size))
+    for number, order in enumerate(orders):
         for place, item in enumerate(order):
-            at[place] += one[item] / count
-    # normal equations of y = quality + effect; the effects, mean(at - quality), are put into those of the qualities
-    right = list(mean)
-    matrix = [[1.0 / size] * size for _ in range(size)]  # what is undetermined, a constant, has mean 0
-    for item in range(size):
-        matrix[item][item] += 1.0
-    for order in orders:
-        for place, item in enumerate(order):
-            right[item] -= at[place] / count
-            for other in orders:
-                matrix[item][other[place]] -= 1.0 / count**2
-    found = _solved(matrix, right)
-    level = sum(mean) / size - sum(found) / size
-    quality = [value + level for value in found]
-    effects = list(at)
-    for order in orders:
-        for place, item in enumerate(order):
-            effects[place] -= quality[item] / count
-    return quality, effects
+            rows[number * size + item, [item, size + place]] = 1.0
+    found = np.linalg.lstsq(rows, by_item.ravel(), rcond=None)[0]
+    effects = found[size:] - found[size:].mean()
+    # what is undetermined is a constant
+    quality = found[:size] - found[:size].mean() + mean.mean()
+    return quality.tolist(), effects.tolist()
 
 
 @lru_cache(maxsize=64)
@@ -200,20 +190,3 @@ def _confusion(size: int, turns: Sequence[int]) -> float:
     waves = range(1, size // 2 + 1)
     seen = (abs(sum(cmath.exp(2j * cmath.pi * wave * turn / size) for turn in turns)) for wave in waves)
     return max(seen) / len(turns)
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination; ``matrix`` is positive definite, so that no pivot is small."""
-    size = len(right)
-    for column in range(size):
-        for row in range(column + 1, size):
-            factor = matrix[row][column] / matrix[column][column]
-            if factor:
-                for k in range(column, size):
-                    matrix[row][k] -= factor * matrix[column][k]
-                right[row] -= factor * right[column]
-    found = [0.0] * size
-    for row in reversed(range(size)):
-        known = sum(matrix[row][k] * found[k] for k in range(row + 1, size))
-        found[row] = (right[row] - known) / matrix[row][row]
-    return found

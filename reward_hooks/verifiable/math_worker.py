@@ -1,7 +1,10 @@
-"""The process in which math-verify compares answers, one JSON line in, one out.
+"""The process in which math-verify compares answers: one JSON line in, one out.
 
-A process of its own, because math-verify keeps its deadlines with SIGALRM, which only a main thread gets, and because
-an expression that a model wrote ("9^9^9^9") can take any time and memory, which only a process can be denied.
+It is a process of its own because math-verify keeps its deadlines with SIGALRM, which only a main thread gets, and
+because an expression that a model wrote ("9^9^9^9") can take any time and memory, which only a process can be denied.
+
+Invariant: text that is marked as LaTeX stays as it is but for its characters; other text is marked as LaTeX only where
+it cannot be prose.
 """
 
 from __future__ import annotations
