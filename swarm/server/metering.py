@@ -36,7 +36,7 @@ class MeteredJournal:
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
         if recovered.outstanding is not None:
-            # it will be trained in this life of the server, though it was taken in an earlier one
+            # this server will train it, though an earlier one took it
             self._meters.observe(recovered.outstanding)
         return recovered
 
