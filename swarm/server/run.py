@@ -27,7 +27,7 @@ _DRAIN_SECONDS = 5
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with a call when it is ready, and one that releases long polls before it waits for them."""
+    """uvicorn's server, which calls ``ready`` once it serves, and ``release`` before it waits for long polls to end."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], release: Callable[[], None]) -> None:
         super().__init__(config)
@@ -122,7 +122,5 @@ def run(
     log_level: str = "warning",
 ) -> None:
     """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
-
-    work = serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level)
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(work)
+        runner.run(serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level))
