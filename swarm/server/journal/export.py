@@ -275,8 +275,11 @@ class _Parquet:
     """One row group a piece; ``output`` is JSON text, because every client's metadata has its own form."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as exc:
+            raise ConfigError("parquet files need pyarrow: pip install 'swarm-gateway[parquet]'") from exc
 
         ids, text = pa.list_(pa.int64()), pa.string()
         timeline = pa.struct(
