@@ -1,5 +1,5 @@
-"""Policy ``first``: the first answer goes out as it is sampled, the others begin after its first token, and all are
-judged in the background.
+"""Policy ``first``: the first answer goes out as it is sampled, the others begin after its first token (or the whole
+answer where that is not streamed), and all are judged in the background.
 
 Invariant: what is streamed is what its episode recorded; a stream that breaks off ends with an error and is never
 trained.
@@ -49,14 +49,16 @@ async def first(training: Training, incoming: Incoming, session: SessionLink | N
 
 async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
     count = incoming.call.choices
+    done = asyncio.Event()
     run.start_each(range(count), pieces=False)
-    _start_others(run, count)
+    _start_others(run, count, done)
     with phase("sample"):
         while run.sampling and any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
     delivered = [place for place in range(count) if place in run.samples]
     if not delivered:
         raise run.failure()
+    done.set()
     answers = [run.samples[place].answer for place in delivered]
     if session is not None:
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered))
@@ -194,8 +196,9 @@ class _Broadcast:
             self._run.cancel(DropReason.CANCELLED)
 
 
-def _start_others(run: GroupRun, count: int, after: asyncio.Event | None = None) -> None:
-    """Begin to sample what does not go out, all but the first ``count`` answers, once ``after`` is set."""
+def _start_others(run: GroupRun, count: int, after: asyncio.Event) -> None:
+    """Begin to sample what does not go out, all but the first ``count`` answers; ``after`` as of
+    :meth:`GroupRun.start`."""
     others = range(count, len(run.shaped.bodies))
     if len(others) > 1 and run.shares_call:
         run.start_together(others, pieces=False, after=after)

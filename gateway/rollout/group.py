@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Fewer answers cannot be compared.
 _LEAST_GROUP = 2
+#: Longest wait of samples that begin after an event: an engine without it by then has others to serve, or much to read.
+LEAD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,11 @@ class GroupRun:
         return self.shaped.shares_call and bool(self.episodes.base_url)
 
     def start_together(self, places: Sequence[int], *, pieces: bool, after: asyncio.Event | None = None) -> None:
-        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; once ``after`` is set."""
+        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; see :meth:`start`."""
         self._start(self._sample_together(places, pieces, after), f"sampling {len(places)} answers")
 
     def start_each(self, places: Sequence[int], *, pieces: bool, after: asyncio.Event | None = None) -> None:
-        """Begin to sample the answers at ``places``, each with its own call; once ``after`` is set."""
+        """Begin to sample the answers at ``places``, each with its own call; see :meth:`start`."""
 
         async def sample(place: int) -> Sample:
             episode, body = self.episodes[place], self.shaped.bodies[place]
@@ -122,7 +125,7 @@ class GroupRun:
     def start(
         self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: asyncio.Event | None = None
     ) -> None:
-        """Begin to sample the answer at ``place`` with ``sample``; once ``after`` is set."""
+        """Begin to sample the answer at ``place``; once ``after`` is set, or :data:`LEAD_SECONDS` later."""
         self._start(self._sample(place, sample, after), f"sampling answer {place}")
 
     async def progress(self, until: float | None = None) -> bool:
@@ -318,8 +321,7 @@ class GroupRun:
     async def _sample(
         self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: asyncio.Event | None
     ) -> None:
-        if after is not None:
-            await after.wait()
+        await _begins(after)
         try:
             with span(f"sample {place}"):
                 self.outcomes[place] = await sample(place)
@@ -328,8 +330,7 @@ class GroupRun:
             self.outcomes[place] = exc
 
     async def _sample_together(self, places: Sequence[int], pieces: bool, after: asyncio.Event | None) -> None:
-        if after is not None:
-            await after.wait()
+        await _begins(after)
         outcomes: Sequence[Sample | SwarmGatewayError]
         try:
             with span(f"sample {len(places)} together"):
@@ -359,6 +360,14 @@ class GroupRun:
             session=self._session.session if self._session is not None else None,
             feedback=feedback,
         )
+
+
+async def _begins(after: asyncio.Event | None) -> None:
+    """Return once ``after`` is set, at the latest after :data:`LEAD_SECONDS`."""
+    if after is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAD_SECONDS):
+                await after.wait()
 
 
 def _gravity(failure: SwarmGatewayError) -> int:

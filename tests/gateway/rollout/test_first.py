@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.rollout import group
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
 from gateway.rollout.sampling import Sample, Sampler
@@ -131,7 +132,10 @@ async def test_who_leaves_the_stream_cancels_every_sample(rig: server.Rig, open_
         assert dict(route.stats.dropped) == {"request_cancelled": 1}
 
 
-async def test_who_leaves_before_the_stream_begins_does_so_too(rig: server.Rig, open_route: OpenRoute) -> None:
+async def test_who_leaves_before_the_stream_begins_does_so_too(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "LEAD_SECONDS", 3600.0)
     rig.vllm.default = rig.vllm.hang()
     async with open_route() as route:
         answering = asyncio.create_task(first(route, asking(stream=True), None))
@@ -169,7 +173,10 @@ async def test_a_stream_that_breaks_off_is_an_error_and_not_trained(rig: server.
         assert rig.controller.pool.information().completed_episodes == 0
 
 
-async def test_a_refusal_of_the_engine_comes_before_the_stream(rig: server.Rig, open_route: OpenRoute) -> None:
+async def test_a_refusal_of_the_engine_comes_before_the_stream(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "LEAD_SECONDS", 3600.0)
     refusal = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
     rig.vllm.default = status(400, {"error": refusal})
     async with open_route() as route:
@@ -180,11 +187,15 @@ async def test_a_refusal_of_the_engine_comes_before_the_stream(rig: server.Rig, 
         assert dict(route.stats.dropped) == {"sample_failed": 1}
 
 
-async def test_the_others_begin_after_the_first_token(rig: server.Rig, open_route: OpenRoute, judge: Judge) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_others_begin_after_the_first_token_or_a_plain_answer(
+    rig: server.Rig, open_route: OpenRoute, judge: Judge, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "LEAD_SECONDS", 3600.0)
     gate = Gate(rig)
-    rig.vllm.default = by_form(gate(SAID), plain([1, 2]))
+    rig.vllm.default = by_form(gate(SAID), plain([1, 2])) if stream else gate(plain([1, 2, 3]))
     async with open_route() as route:
-        answering = asyncio.create_task(live(route))
+        answering = asyncio.create_task(first(route, asking(stream=stream), None))
         await reach(rig, lambda: gate.waiting == 1)
         for _ in range(20):
             await rig.client.get("/health")
@@ -194,6 +205,21 @@ async def test_the_others_begin_after_the_first_token(rig: server.Rig, open_rout
         await at_rest(rig, route)
         assert [body.get("n", 1) for _, body in rig.vllm.requests] == [1, 3]
         assert (route.stats.trained, len(judge.asked[0])) == (1, 4)
+
+
+async def test_the_others_begin_though_no_token_comes(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "LEAD_SECONDS", 0.0)
+    gate = Gate(rig)
+    rig.vllm.default = by_form(gate(SAID), plain([1, 2]))
+    async with open_route() as route:
+        answering = asyncio.create_task(live(route))
+        await reach(rig, lambda: gate.waiting == 1 and len(rig.vllm.requests) == 2)
+        gate.open()
+        assert text_of(await chunks_of(await answering)) == "t1 t2 t3 "
+        await at_rest(rig, route)
+        assert route.stats.trained == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])

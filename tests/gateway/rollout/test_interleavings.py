@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from adapters.dialects import Answer
 from gateway.background import Background
 from gateway.config import RouteSettings
+from gateway.rollout import group
 from gateway.rollout.best import best
 from gateway.rollout.claims import Serving
 from gateway.rollout.first import first
@@ -152,6 +154,7 @@ steps = st.one_of(
     hook_fails=st.integers(0, 2),
     stream=st.booleans(),
     choices=st.integers(1, 2),
+    leads=st.booleans(),
     order=st.lists(steps, max_size=10),
 )
 def test_every_episode_has_one_end_and_rewards_are_of_one_call(
@@ -163,6 +166,7 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
     hook_fails: int,
     stream: bool,
     choices: int,
+    leads: bool,
     order: list[tuple[int, str]],
 ) -> None:
     async def run() -> World:
@@ -207,7 +211,9 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
         world.dropped = route.stats.dropped.total()
         return world
 
-    world = asyncio.run(run())
+    # turns of the event loop are all the time there is
+    with patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0):
+        world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
     assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"
     for rewards in world.submitted:
