@@ -1,7 +1,7 @@
-"""The trainer's side of asking for batches: it asks, takes the answer, and reports the step.
+"""The trainer's requests for batches: it asks for a batch, takes it, and reports its step.
 
-Invariant: a batch whose step was reported is never given out again, however often the server sends it; each request
-names the batch before it.
+Invariant: a batch whose step was reported is never taken again, however often the server sends it; each request names
+the batch before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarm.types import StepResult
 
 
 class Sender(Protocol):
-    """The part of :class:`~swarm.link.engine.EngineEnd` that this needs."""
+    """The part of :class:`~swarm.link.engine.EngineEnd` that is used here."""
 
     def send(self, message: Message) -> None: ...
 
@@ -42,8 +42,10 @@ class BatchRequests:
         return self._got
 
     def ask(self, addresses: Sequence[str], model: str, policy_version: int, next_step: int) -> None:
-        """vLLM serves there, with weights of that version, and the trainer wants the batch of the next step; may be
-        repeated while it waits."""
+        """Ask for the batch of ``next_step``; vLLM serves at ``addresses`` with the weights of ``policy_version``.
+
+        It may be repeated while the trainer waits.
+        """
         self._link.send(
             RolloutReady(
                 addresses=list(addresses),
@@ -56,7 +58,7 @@ class BatchRequests:
         )
 
     def take(self, message: BatchReady) -> TrainBatch | None:
-        """The batch to train, or ``None``: it was trained and reported before."""
+        """The batch to train; ``None`` if its step was reported before."""
         batch = message.batch
         if batch.batch_id == self._reported:
             return None
@@ -64,7 +66,7 @@ class BatchRequests:
         return batch
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The step of the batch that was taken last is done; its seconds count from when the batch came."""
+        """Report the step of the batch that was taken last; its seconds count from the arrival of the batch."""
         seconds = time.monotonic() - self._received_at
         result = StepResult(step=step, batch_id=self._got, metrics=dict(metrics), seconds=seconds)
         self._link.send(StepDone(result=result))

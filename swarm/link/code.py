@@ -1,6 +1,6 @@
-"""Which files a process imports for the packages of synced code: told by the engine, compared by the server.
+"""The files that a process imports for the packages of synced code: the engine reports them, the server compares.
 
-Invariant: what is told is the answer of that process's import system, never what the process was told to import.
+Invariant: the report is what the import system of that process finds, never what the process was configured to import.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-#: the folder of the synced code that an engine is to import from first; not set without synced code
+#: environment variable: the folder of the synced code, which an engine imports from first; not set without synced code
 CODE_VARIABLE = "SWARM_CODE"
 
 
@@ -28,8 +28,8 @@ def top_level(folder: Path) -> list[str]:
 
 
 def imported(names: Iterable[str]) -> dict[str, str]:
-    """For each name the file that this process imports it from, or has; a folder if it has no ``__init__.py``, and
-    empty if there is none."""
+    """For each name the file that this process imports it from: a folder if there is no ``__init__.py``, empty if the
+    name cannot be imported."""
     return {name: _location(name) for name in names}
 
 
@@ -40,18 +40,19 @@ def _location(name: str) -> str:
         return ""
     if spec is None:
         return ""
-    # several folders may make up one package without __init__.py; the first goes before the others
+    # several folders may make up one package without __init__.py; the first one has precedence
     return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
 def differences(folder: Path, processes: Mapping[str, Mapping[str, str]]) -> str:
-    """What the processes of an engine do not import from ``folder``, for people; empty if they import all of it.
+    """A text that says what the processes of an engine do not import from ``folder``; empty if they import all of it.
 
-    A folder without ``__init__.py`` gives way to an installed package of its name wherever it stands on the path. That
-    is an error only if it holds files of that package; else it is a folder of scripts that bears the name by chance.
+    An installed package has precedence over a folder of its name without ``__init__.py``, wherever that is on the path.
+    This is an error only if the folder has files of that package; otherwise it is a folder of scripts that has the name
+    by chance.
 
     Args:
-        processes: by what each process is, its answer of :func:`imported`.
+        processes: the result of :func:`imported` in each process, by a description of the process.
     """
     return "; ".join(
         f"{process} imports {name} from {location or 'nowhere'}"

@@ -1,6 +1,6 @@
 """The engine's end of the link: one thread owns the socket, so that any thread may send without waiting.
 
-Invariant: a process whose server is silent for ``server_timeout`` seconds learns it (``lost``), whatever it is doing.
+Invariant: ``lost`` is set once the server has been silent for ``server_timeout`` seconds, whatever the process does.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class EngineEnd:
     def send(self, message: Message) -> None:
         """Queue ``message`` and return at once; messages of one end arrive in order."""
         self._outgoing.put(encode(message))
-        # a full pipe means that the thread has been woken already; a closed one that nobody will send any more
+        # if the pipe is full, the thread has been woken already; if it is closed, nothing is sent any more
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_write.send(b"\0")
 
@@ -170,6 +170,6 @@ class EngineEnd:
             try:
                 message = decode(b"".join(frames))
             except LinkError:
-                continue  # a frame nobody of ours sent
+                continue  # a frame that no server of ours sent
             if not isinstance(message, Heartbeat):
                 self._incoming.put(message)

@@ -37,14 +37,14 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
 
 
 class BootProgress(_Message, frozen=True, kw_only=True):
-    """What the engine is doing while it boots, for people."""
+    """What the engine does while it boots, in words for people."""
 
     stage: str
     detail: str = ""
 
 
 class ResolvedConfig(_Message, frozen=True, kw_only=True):
-    """verl's configuration as it will run, before anything heavy starts."""
+    """verl's complete configuration, sent before anything heavy starts."""
 
     config: dict[str, Any]
 
@@ -131,7 +131,11 @@ def decode(frame: bytes) -> Message:
 
 
 def _to_wire(value: Any) -> Any:
-    return value.model_dump() if isinstance(value, StepResult) else np.ascontiguousarray(value).data
+    if isinstance(value, StepResult):
+        return value.model_dump()
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).data
+    raise NotImplementedError(f"a link message cannot carry a {type(value).__name__}")
 
 
 def _from_wire(kind: Any, value: Any) -> Any:

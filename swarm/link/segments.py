@@ -1,6 +1,6 @@
-"""Shared memory that the processes of an engine run hold, by inode: which of it is still in use, which is left over.
+"""Shared-memory segments of the processes of an engine run, by inode: which are in use, and which are left over.
 
-Invariant: what a living process maps or holds open is never removed.
+Invariant: a segment that a living process maps or holds open is never removed.
 """
 
 from __future__ import annotations

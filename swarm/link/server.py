@@ -97,7 +97,7 @@ class EngineLink:
         peer = self._peers.get(role)
         if peer is None:
             raise LinkError(f"the engine's {role} process is not connected")
-        # a batch has millions of numbers: packing it would stop every request of this server
+        # a batch has megabytes: packing it here would delay every request of this server
         frame = await asyncio.to_thread(encode, message)
         try:
             await self._router.send_multipart([peer.identity, frame])

@@ -6,27 +6,24 @@ an engine that sleeps.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
 
+from adapters.dialects import ChatDialect
 from adapters.dialects.jsons import encode
-from adapters.dialects.sse import DONE, encode_event
 from swarm.cards import model_list
-from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError
-from swarm.http.asgi import error_response, read_json
+from swarm.errors import NotFoundError, UnavailableError
+from swarm.http.asgi import read_json
 from swarm.http.routes import OpenAIBody
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
-from swarm.server.dataplane.calls import CallOwner, Unrecorded
+from swarm.server.dataplane.calls import Unrecorded
 from swarm.server.dataplane.relaying import RelayedCall
-from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, POLICY_VERSION, DataPlane
+from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, POLICY_VERSION, DataPlane, EventStream
 
 #: vLLM's addresses that are passed on as they are
 RELAYED_PATHS = ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
@@ -84,7 +81,7 @@ class ServingRoutes:
         serving = controller.serving
         call = RelayedCall(
             upstream=plane.upstream,
-            placement=plane.placement(owner, lambda: _prefix(asked)),
+            placement=plane.placement(owner, _prefix(asked)),
             path=request.url.path,
             body=asked | {"model": serving.engine_model},
             model_name=controller.job.model_name,
@@ -92,56 +89,13 @@ class ServingRoutes:
         )
         version = str(controller.policy_version)
         if asked.get("stream") is True:
-            return _RelayedStream(plane, owner, call, version)
+            headers = {POLICY_VERSION: version}
+            return EventStream(plane, owner, serving.gone, call.stream(), ChatDialect(), asked, lambda: headers)
         try:
             answer = await until_gone(request.receive, plane.while_open(owner, serving.gone, call.complete()))
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
-
-
-class _RelayedStream(Response):
-    """Events as vLLM sends them; the first one decides the status."""
-
-    def __init__(self, plane: DataPlane, owner: CallOwner, call: RelayedCall, version: str) -> None:
-        super().__init__()
-        self._plane = plane
-        self._owner = owner
-        self._call = call
-        self._version = version
-        self._started = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = self._plane.controller.serving.gone
-        try:
-            await until_gone(receive, self._plane.while_open(self._owner, gone, self._send(send)))
-            tail = DONE
-        except ClientGoneError:
-            return
-        except SwarmGatewayError as exc:
-            if not self._started:
-                await error_response(exc)(scope, receive, send)
-                return
-            tail = encode_event(exc.body())
-        await self._start(send)
-        await send({"type": "http.response.body", "body": tail, "more_body": False})
-
-    async def _send(self, send: Send) -> None:
-        events: AsyncGenerator[dict[str, Any]]
-        async with aclosing(self._call.stream()) as events:
-            async for event in events:
-                await self._start(send)
-                await send({"type": "http.response.body", "body": encode_event(event), "more_body": True})
-
-    async def _start(self, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                (POLICY_VERSION.encode(), self._version.encode()),
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 def _prefix(body: dict[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
-"""The owner of one call: the episodes that it is counted and recorded for, or nobody.
+"""The owner of one call: the episodes that it is counted and recorded for, or none.
 
 Invariant: a call in flight keeps all its episodes alive. It ends with the first of them that is over, unless its caller
-asked to have the answer all the same, untrained. A call without an owner leaves no trace.
+asked to have the answer all the same, untrained. A call without episodes leaves no trace.
 """
 
 from __future__ import annotations
@@ -27,46 +27,69 @@ _ASLEEP_SECONDS = 5.0
 
 
 class CallOwner:
-    """What a call needs from its owner; a context manager for as long as the call is in flight.
+    """The episodes of one call, in the order of its choices; a context manager for as long as the call is in flight.
 
-    Attributes:
-        episodes: in the order of the call's choices; may be empty.
-        episode_type: of the episodes; ``None`` without any.
+    Args:
+        controller: has their pool.
+        episodes: one, or all of a group.
     """
 
-    def __init__(self, controller: Controller, episodes: Sequence[Episode] = ()) -> None:
-        self.controller = controller
+    def __init__(self, controller: Controller, episodes: Sequence[Episode]) -> None:
         self.episodes = episodes
-        self.episode_type: EpisodeType | None = episodes[0].episode_type if episodes else None
+        self._controller = controller
+        self._recorded: list[tuple[Episode, ModelCall]] = []
+        self._outlives = False
+        self._counted: Collection | None = None
 
     @property
-    def members(self) -> Sequence[object]:
-        """What stays on the replica that the call goes to."""
-        return self.episodes or (self,)
+    def episode_type(self) -> EpisodeType | None:
+        """The type of the episodes; ``None`` without any."""
+        return self.episodes[0].episode_type if self.episodes else None
 
     def __enter__(self) -> Self:
+        if self.episodes:
+            self._counted = self._controller.pool.begin_call(self.episodes)
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        if self._counted is not None:
+            self._controller.pool.end_call(self.episodes, self._counted)
+            self._controller.pool_changed()
 
     def check(self) -> None:
-        """Raise the reason if the call cannot be made."""
+        """Raise why one of the episodes is over, if one is."""
+        for episode in self.episodes:
+            if episode.over.happened:
+                raise self._over_error(episode)
 
     def record(self, calls: Mapping[int, ModelCall]) -> None:
         """Keep what was sampled, by the index of the choice."""
+        recorded = [(self.episodes[choice], call) for choice, call in calls.items()]
+        self._controller.pool.record(recorded)
+        self._recorded += recorded
 
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
-        """Never train the episode of this choice, unless it is over anyway."""
+        """Never train the episode of this choice; the first problem is kept."""
+        # an eval episode may have several choices
+        for episode in self.episodes[choice : choice + 1]:
+            if not episode.quarantine_reason and not episode.over.happened:
+                self._controller.pool.quarantine(episode, problem.message)
 
     def quarantine_all(self, problem: TokenTruthError) -> None:
         """Train none of the episodes."""
+        for choice in range(len(self.episodes)):
+            self.quarantine(choice, problem)
 
     async def synced(self) -> None:
         """Return when what was recorded is on disk; raises :class:`UnavailableError` if it is not in time."""
+        await self._controller.synced()
+        recorded, self._recorded = self._recorded, []
+        for episode, call in recorded:
+            self._controller.pool.keep(episode, call)
 
     def outlive(self) -> None:
         """From now on the call continues, untrained, when the engine's next phase deletes its episodes."""
+        self._outlives = True
 
     async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: Once) -> T:
         """The result of ``work``, which is cancelled when an episode ends (but see :meth:`outlive`) or the engine that
@@ -78,12 +101,14 @@ class CallOwner:
         with Interruptible() as working:
 
             def closed() -> None:
-                if (error := self._why_closed()) is not None:
-                    working.interrupt(error)
+                for episode in self.episodes:
+                    if episode.over.happened and not self._survives(episode):
+                        working.interrupt(self._over_error(episode))
+                        return
 
             def gone() -> None:
                 # a moment later the pool knows too, and has the better error for an episode that ends with the engine
-                asyncio.get_running_loop().call_soon(lambda: working.interrupt(self._why_gone()))
+                asyncio.get_running_loop().call_soon(lambda: working.interrupt(self._gone_error()))
 
             for episode in self.episodes:
                 episode.over.tell(closed)
@@ -95,14 +120,14 @@ class CallOwner:
                 for episode in self.episodes:
                     episode.over.forget(closed)
 
-    def _why_closed(self) -> SwarmGatewayError | None:
-        """The error of an episode that ends the call, if there is one."""
-        return None
+    def _survives(self, episode: Episode) -> bool:
+        """Whether the call continues although the episode is over: the reader has seen the beginning of the answer."""
+        return self._outlives and episode.over_error is not None and episode.over_error.code == DELETED
 
-    def _why_gone(self) -> SwarmGatewayError:
+    def _gone_error(self) -> SwarmGatewayError:
         try:
             self.check()
-            serving = self.controller.serving
+            serving = self._controller.serving
         except SwarmGatewayError as exc:
             return exc
         # the next engine is up already
@@ -112,81 +137,6 @@ class CallOwner:
             retry_after=1.0,
         )
 
-
-class Unrecorded(CallOwner):
-    """The owner of a call that is for no episode: never recorded, never trained."""
-
-    def check(self) -> None:
-        """Raise :class:`UnavailableError` if no engine serves, or if it sleeps while it trains."""
-        controller = self.controller
-        if not controller.serving.stays_awake and controller.state is EngineState.WEIGHT_SYNCING:
-            raise UnavailableError(
-                "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
-            )
-
-
-class EpisodeCall(CallOwner):
-    """The episodes of one call, in the order of its choices.
-
-    Args:
-        controller: has their pool.
-        episodes: one, or all of a group.
-    """
-
-    def __init__(self, controller: Controller, episodes: Sequence[Episode]) -> None:
-        super().__init__(controller, episodes)
-        self._pool = controller.pool
-        self._recorded: list[tuple[Episode, ModelCall]] = []
-        self._outlives = False
-        self._counted: Collection | None = None
-
-    def __enter__(self) -> Self:
-        self._counted = self._pool.begin_call(self.episodes)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._counted is not None, "entered before"
-        self._pool.end_call(self.episodes, self._counted)
-        self.controller.pool_changed()
-
-    def record(self, calls: Mapping[int, ModelCall]) -> None:
-        recorded = [(self.episodes[choice], call) for choice, call in calls.items()]
-        self._pool.record(recorded)
-        self._recorded += recorded
-
-    def quarantine(self, choice: int, problem: TokenTruthError) -> None:
-        episode = self.episodes[choice]
-        # the first reason stays
-        if not episode.quarantine_reason and not episode.over.happened:
-            self._pool.quarantine(episode, problem.message)
-
-    def quarantine_all(self, problem: TokenTruthError) -> None:
-        for choice in range(len(self.episodes)):
-            self.quarantine(choice, problem)
-
-    async def synced(self) -> None:
-        await self.controller.synced()
-        recorded, self._recorded = self._recorded, []
-        for episode, call in recorded:
-            self._pool.keep(episode, call)
-
-    def check(self) -> None:
-        """Raise why one of them is over, if one is."""
-        for episode in self.episodes:
-            if episode.over.happened:
-                raise self._over_error(episode)
-
-    def outlive(self) -> None:
-        self._outlives = True
-
-    def _why_closed(self) -> SwarmGatewayError | None:
-        for episode in self.episodes:
-            error = episode.over_error
-            # a call that outlives its episodes continues: its reader has seen the beginning of the answer
-            if episode.over.happened and not (self._outlives and error is not None and error.code == DELETED):
-                return self._over_error(episode)
-        return None
-
     def _over_error(self, episode: Episode) -> SwarmGatewayError:
         error = episode.over_error or UnavailableError("the episode is over")
         if len(self.episodes) == 1:
@@ -195,3 +145,18 @@ class EpisodeCall(CallOwner):
         if isinstance(error, UnavailableError):
             return UnavailableError(message, code=error.code, retry_after=error.retry_after or 5.0)
         return ConflictError(message, code=error.code)
+
+
+class Unrecorded(CallOwner):
+    """A call for no episode: never recorded, never trained."""
+
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller, ())
+
+    def check(self) -> None:
+        """Raise :class:`UnavailableError` if no engine serves, or if it sleeps while it trains."""
+        controller = self._controller
+        if not controller.serving.stays_awake and controller.state is EngineState.WEIGHT_SYNCING:
+            raise UnavailableError(
+                "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
+            )

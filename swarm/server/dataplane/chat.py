@@ -18,7 +18,7 @@ from swarm.server.dataplane.calls import CallOwner
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
-from swarm.server.dataplane.streaming import Attempt, without_abort
+from swarm.server.dataplane.streaming import Attempt
 from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
 from swarm.tokens import ModelCall
 
@@ -122,7 +122,7 @@ class ChatSession:
                 cut = exc
             break
         failures: dict[int, UpstreamError] = {}
-        async with aclosing(self._continued(attempt, shaper, cut, failures)) as chunks:
+        async with aclosing(self._continued(attempt, cut, failures)) as chunks:
             async for chunk in chunks:
                 yield [chunk]
         async with self._recorded(attempt.recorder, self.version(), failures):
@@ -134,7 +134,7 @@ class ChatSession:
             yield [shaper.usage_chunk(attempt.recorder.usage())]
 
     async def _continued(
-        self, attempt: Attempt, shaper: Shaper, cut: TransientError, failures: dict[int, UpstreamError]
+        self, attempt: Attempt, cut: TransientError, failures: dict[int, UpstreamError]
     ) -> AsyncGenerator[Body]:
         """Continue all choices that were cut, at the same time; ``failures`` gets those that cannot be continued."""
         chunks: asyncio.Queue[Body | None] = asyncio.Queue()
@@ -144,7 +144,7 @@ class ChatSession:
             try:
                 if not attempt.continuable(index):
                     raise UpstreamError(f"the stream was cut and cannot be continued exactly: {cut.message}")
-                await self._continue(attempt, index, shaper, cut, chunks.put_nowait)
+                await self._continue(attempt, index, cut, chunks.put_nowait)
             except UpstreamError as exc:
                 # the agent has seen, and may act on, tokens that are in no record
                 failures[index] = exc
@@ -164,49 +164,31 @@ class ChatSession:
             await asyncio.gather(*tasks, together, return_exceptions=True)
 
     async def _continue(
-        self, attempt: Attempt, index: int, shaper: Shaper, cut: TransientError, deliver: Callable[[Body], None]
+        self, attempt: Attempt, index: int, cut: TransientError, deliver: Callable[[Body], None]
     ) -> None:
         """Sample on after the tokens that choice ``index`` has, until it has an end."""
-        choice, prompt_ids = attempt.recorder.choices[index], attempt.recorder.prompt_ids or []
+        response_ids, prompt_ids = attempt.recorder.choices[index].response_ids, attempt.recorder.prompt_ids or []
         retries = Retries(self.attempts)
         while index in attempt.cut():
             await retries.after(cut)
-            done = len(choice.response_ids)
+            done = len(response_ids)
             if done >= self.call.room(len(prompt_ids)):
-                choice.finish_at("length")
-                attempt.end(index, shaper.continued({"choices": [{"finish_reason": "length"}]}, index))
+                attempt.end_at_length(index)
                 return
-            body = self.call.continuation(prompt_ids, choice.response_ids)
+            body = self.call.continuation(prompt_ids, response_ids)
             try:
                 async with (
                     self.placement.lease(1) as base_url,
-                    aclosing(self.upstream.events(f"{base_url}/completions", body)) as events,
+                    aclosing(self.upstream.events(f"{base_url}/v1/completions", body)) as events,
                 ):
                     async for together in events:
                         for event in together:
-                            self._take_continuation(attempt, index, shaper, event, done, deliver)
+                            if (chunk := attempt.take_continuation(index, event, done)) is not None:
+                                deliver(chunk)
                     if index in attempt.cut():
                         raise AbortedError
             except TransientError as exc:
                 cut = exc
-
-    def _take_continuation(
-        self, attempt: Attempt, index: int, shaper: Shaper, event: Body, done: int, deliver: Callable[[Body], None]
-    ) -> None:
-        """Record a chunk of a continuation that began after ``done`` tokens; deliver it unless it is the last."""
-        choice, prompt_ids = attempt.recorder.choices[index], attempt.recorder.prompt_ids or []
-        parts: list[Body] = event.get("choices") or []
-        for part in parts:
-            choice.add_continuation(part, prompt_ids)
-        if event.get("usage"):
-            choice.count_continuation(event["usage"], len(prompt_ids), done)
-        if not parts:
-            return
-        shaped = without_abort(shaper.continued(event, index))
-        if shaped["choices"][0]["finish_reason"] is None:
-            deliver(shaped)
-        else:
-            attempt.end(index, shaped)
 
     @asynccontextmanager
     async def _recorded(self, recorder: Recorder, version: int, failures: Collection[int] = ()) -> AsyncGenerator[None]:

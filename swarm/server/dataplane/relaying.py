@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import takewhile
 
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.upstream import AbortedError, Body, Retries, TransientError, Upstream
@@ -46,7 +47,7 @@ class RelayedCall:
         while True:
             try:
                 async with self.placement.lease(1) as base_url:
-                    answer = await self.upstream.post(self._url(base_url), self.body)
+                    answer = await self.upstream.post(base_url + self.path, self.body)
                     if _aborted(answer):
                         raise AbortedError
             except TransientError as exc:
@@ -54,30 +55,28 @@ class RelayedCall:
                 continue
             return self._named(answer)
 
-    async def stream(self) -> AsyncGenerator[Body]:
-        """The events of a streamed answer; errors as of :meth:`complete`, also between two events."""
+    async def stream(self) -> AsyncGenerator[list[Body]]:
+        """The chunks of a streamed answer, in lists of those that arrived together; raises as :meth:`complete`."""
         retries = Retries(self.attempts)
         begun = False
         while True:
             try:
                 async with (
                     self.placement.lease(1) as base_url,
-                    aclosing(self.upstream.events(self._url(base_url), self.body)) as events,
+                    aclosing(self.upstream.events(base_url + self.path, self.body)) as events,
                 ):
                     async for together in events:
-                        for event in together:
-                            if _aborted(event):
-                                raise AbortedError
+                        whole = list(takewhile(lambda event: not _aborted(event), together))
+                        if whole:
                             begun = True
-                            yield self._named(event)
+                            yield [self._named(event) for event in whole]
+                        if len(whole) < len(together):
+                            raise AbortedError
                 return
             except TransientError as exc:
                 if begun:
                     raise
                 await retries.after(exc)
-
-    def _url(self, base_url: str) -> str:
-        return base_url.removesuffix("/v1") + self.path
 
     def _named(self, answer: Body) -> Body:
         return answer | {"model": self.model_name} if "model" in answer else answer

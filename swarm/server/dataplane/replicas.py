@@ -50,10 +50,6 @@ class Replica:
     def healthy(self) -> bool:
         return self.probe is None
 
-    @property
-    def base_url(self) -> str:
-        return f"http://{self.address}/v1"
-
 
 class Replicas:
     """All replicas of the engine; :meth:`close` them.
@@ -94,13 +90,13 @@ class Replicas:
         ]
 
     async def choose(
-        self, owners: Sequence[object], prefix: Callable[[], bytes], samples: int, avoid: Replica | None = None
+        self, owners: Sequence[object], prefix: bytes, samples: int, avoid: Replica | None = None
     ) -> Replica:
         """The replica for a call of ``owners`` (an episode or all of a group); waits while all are set aside.
 
         Args:
             owners: they stay on the replica afterwards.
-            prefix: gives the key that places new owners; called only if there are several replicas to choose from.
+            prefix: the key that places new owners.
             samples: how many answers the call samples.
             avoid: the replica where the call has just failed; chosen only if there is no other.
         """
@@ -126,12 +122,9 @@ class Replicas:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
 
-    def _place(self, among: Sequence[Replica], prefix: Callable[[], bytes], samples: int) -> Replica:
-        if len(among) == 1:
-            return among[0]
-        key = prefix()
+    def _place(self, among: Sequence[Replica], prefix: bytes, samples: int) -> Replica:
         bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)
-        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=key, digest_size=8).digest())
+        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=prefix, digest_size=8).digest())
         # there always is one: the least loaded is at most at the mean
         return next(replica for replica in ordered if replica.load < bound)
 
@@ -154,13 +147,13 @@ class Placement:
     Args:
         replicas: the engine's.
         owners: the episode, or all episodes of the group, that the call is for.
-        prefix: gives :func:`prefix_of` of the prompt.
+        prefix: :func:`prefix_of` the prompt.
         addresses: gives the replicas' addresses now; raises when no engine serves.
     """
 
     replicas: Replicas
     owners: Sequence[object]
-    prefix: Callable[[], bytes]
+    prefix: bytes
     addresses: Callable[[], Sequence[str]]
     _failed: Replica | None = field(default=None, init=False)
 
@@ -176,7 +169,7 @@ class Placement:
         replica.load += samples
         replica.calls += 1
         try:
-            yield replica.base_url
+            yield f"http://{replica.address}"
         except AbortedError:
             raise  # all replicas replace their weights
         except TransientError as exc:

@@ -110,8 +110,8 @@ class ChatCall:
 
     @property
     def path(self) -> str:
-        """vLLM's path, below its ``/v1``."""
-        return "/completions" if self.raw else "/chat/completions"
+        """vLLM's path."""
+        return "/v1/completions" if self.raw else "/v1/chat/completions"
 
     def room(self, prompt_tokens: int) -> int:
         """The most tokens that an answer to a prompt of this length may have."""

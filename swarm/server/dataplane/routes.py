@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -27,7 +26,7 @@ from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body
-from swarm.server.dataplane.calls import CallOwner, EpisodeCall, Unrecorded
+from swarm.server.dataplane.calls import CallOwner, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
@@ -50,17 +49,14 @@ OUTLIVE = "x-swarm-outlive"
 CLIENT_CLOSED_REQUEST = 499
 
 
-@dataclass(frozen=True)
 class DataPlane:
     """The endpoints of all episodes and groups; :meth:`close` it."""
 
-    config: ServerConfig
-    controller: Controller
-    upstream: Upstream = field(default_factory=Upstream)
-    _replicas: Replicas = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_replicas", Replicas(self.upstream.is_healthy))
+    def __init__(self, config: ServerConfig, controller: Controller) -> None:
+        self.config = config
+        self.controller = controller
+        self.upstream = Upstream()
+        self._replicas = Replicas(self.upstream.is_healthy)
 
     async def close(self) -> None:
         """Close the connections to vLLM."""
@@ -84,15 +80,15 @@ class DataPlane:
         """The state of each vLLM replica."""
         return self._replicas.rows()
 
-    def placement(self, owner: CallOwner, prefix: Callable[[], bytes]) -> Placement:
-        """Where a call of ``owner`` goes; ``prefix`` gives a key of the beginning of its prompt."""
-        return Placement(self._replicas, owner.members, prefix, lambda: self.controller.serving.addresses)
+    def placement(self, owner: CallOwner, prefix: bytes) -> Placement:
+        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt."""
+        return Placement(self._replicas, owner.episodes or (owner,), prefix, lambda: self.controller.serving.addresses)
 
     async def group_chat_completions(self, request: Request) -> Response:
         owner = self._open(request)
         if (given := request.headers.get(PLACES)) is not None:
             places = _places(given, len(owner.episodes))
-            owner = EpisodeCall(self.controller, [owner.episodes[place] for place in places])
+            owner = CallOwner(self.controller, [owner.episodes[place] for place in places])
         return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
@@ -157,7 +153,7 @@ class DataPlane:
         call = prepare(body, owner.episode_type, controller.job, serving.engine_model, group_size, pieces=pieces)
         session = ChatSession(
             upstream=self.upstream,
-            placement=self.placement(owner, lambda: prefix_of(body)),
+            placement=self.placement(owner, prefix_of(body)),
             call=call,
             attempts=self.config.call_attempts,
             version=lambda: controller.policy_version,
@@ -165,7 +161,13 @@ class DataPlane:
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"
-            return _EventStream(self, owner, serving.gone, session, dialect, asked, headers, outlives=outlives)
+
+            def begun() -> dict[str, str]:
+                if outlives:
+                    owner.outlive()
+                return {POLICY_VERSION: str(session.version()), **headers}
+
+            return EventStream(self, owner, serving.gone, session.stream(), dialect, asked, begun)
         try:
             with owner:
                 work = self.while_open(owner, serving.gone, session.complete())
@@ -184,22 +186,26 @@ class DataPlane:
             raise
         return Response(content, media_type="application/json", headers=headers)
 
-    def _open(self, request: Request) -> EpisodeCall:
+    def _open(self, request: Request) -> CallOwner:
         pool, key = self.controller.pool, bearer(request)
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
             episodes: Sequence[Any] = pool.open_group(group_uuid, key).members
         else:
             episodes = (pool.open(request.path_params["episode_uuid"], key),)
-        return EpisodeCall(self.controller, episodes)
+        return CallOwner(self.controller, episodes)
 
 
-class _EventStream(Response):
-    """A streamed answer whose status depends on its first chunk.
+class EventStream(Response):
+    """A streamed answer, whose status depends on its first chunk.
 
     Args:
+        plane: sets the deadline.
+        owner: the call's.
+        engine_gone: see :meth:`CallOwner.while_open`.
+        chunks: chat chunks, in lists of those to send together.
+        dialect: the form of the events.
         asked: the request body, in the dialect.
-        more_headers: of the answer, beside ours.
-        outlives: see :data:`OUTLIVE`.
+        begun: called at the first chunk; gives headers.
     """
 
     def __init__(
@@ -207,24 +213,20 @@ class _EventStream(Response):
         plane: DataPlane,
         owner: CallOwner,
         engine_gone: Once,
-        session: ChatSession,
+        chunks: AsyncGenerator[list[Body]],
         dialect: Dialect,
         asked: Body,
-        more_headers: Mapping[str, str],
-        *,
-        outlives: bool,
+        begun: Callable[[], Mapping[str, str]],
     ) -> None:
         super().__init__()
         self._plane = plane
         self._owner = owner
         self._engine_gone = engine_gone
-        self._session = session
+        self._chunks = chunks
         self._dialect = dialect
         self._events = dialect.stream(asked)
-        self._more_headers = more_headers
-        self._outlives = outlives
+        self._begun = begun
         self._started = False
-        self._unsent = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -241,30 +243,25 @@ class _EventStream(Response):
             if not isinstance(exc, StreamCutError):
                 # the agent has seen, and may act on, tokens that are in no record
                 self._owner.quarantine_all(TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut"))
-            tail = self._unsent + self._events.fail(exc)
+            tail = self._events.fail(exc)
+        await self._start(send)
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send(self, send: Send) -> None:
-        chunks: AsyncGenerator[list[Body]]
-        async with aclosing(self._session.stream()) as chunks:
+        async with aclosing(self._chunks) as chunks:
             async for together in chunks:
-                if not self._started:
-                    await self._start(send)
-                for chunk in together:
-                    self._unsent += self._events.take(chunk)
-                if self._unsent:
-                    events, self._unsent = self._unsent, b""
+                await self._start(send)
+                if events := b"".join(map(self._events.take, together)):
                     await send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _start(self, send: Send) -> None:
+        if self._started:
+            return
         self._started = True
-        if self._outlives:
-            self._owner.outlive()
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
-            POLICY_VERSION: str(self._session.version()),
-            **self._more_headers,
+            **self._begun(),
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": encoded})

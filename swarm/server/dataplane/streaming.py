@@ -48,9 +48,27 @@ class Attempt:
         """The choices that have no end yet."""
         return [index for index in range(self._call.samples) if index not in self._ends]
 
-    def end(self, index: int, chunk: Body) -> None:
-        """``chunk`` is the last one of choice ``index``."""
-        self._ends[index] = chunk
+    def take_continuation(self, index: int, event: Body, done: int) -> Body | None:
+        """The chunk for the caller after ``event`` of a continuation of choice ``index`` that began after ``done``
+        tokens; ``None`` if there is nothing to deliver yet."""
+        choice, prompt_ids = self.recorder.choices[index], self.recorder.prompt_ids or []
+        parts: list[Body] = event.get("choices") or []
+        for part in parts:
+            choice.add_continuation(part, prompt_ids)
+        if event.get("usage"):
+            choice.count_continuation(event["usage"], len(prompt_ids), done)
+        if not parts:
+            return None
+        shaped = _without_abort(self._shaper.continued(event, index))
+        if shaped["choices"][0]["finish_reason"] is None:
+            return shaped
+        self._ends[index] = shaped
+        return None
+
+    def end_at_length(self, index: int) -> None:
+        """Choice ``index`` has all the tokens that it may have."""
+        self.recorder.choices[index].finish_at("length")
+        self._ends[index] = self._shaper.continued({"choices": [{"finish_reason": "length"}]}, index)
 
     def ends(self) -> list[Body]:
         """The chunks to deliver once the call is recorded, ends last."""
@@ -78,7 +96,7 @@ class Attempt:
             return []
         says = _says_something(choice)
         if finish == "abort":
-            chunk = without_abort(chunk)
+            chunk = _without_abort(chunk)
         # after an abort the call is repeated, if nothing is delivered yet
         if not self.delivered and (finish == "abort" or not says):
             self._opening.append(chunk)
@@ -91,7 +109,7 @@ class Attempt:
         return ready
 
 
-def without_abort(chunk: Body) -> Body:
+def _without_abort(chunk: Body) -> Body:
     """``chunk``, whose choices are not over although vLLM aborted them."""
     for choice in chunk["choices"]:
         if choice.get("finish_reason") == "abort":

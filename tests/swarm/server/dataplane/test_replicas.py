@@ -50,7 +50,7 @@ async def replicas(health: Health, monkeypatch: pytest.MonkeyPatch) -> AsyncGene
 
 
 def route(replicas: Replicas, owner: object, prefix: bytes = b"p", addresses: list[str] = ADDRESSES) -> Placement:
-    return Placement(replicas, [owner], lambda: prefix, lambda: addresses)
+    return Placement(replicas, [owner], prefix, lambda: addresses)
 
 
 async def used(route: Placement, samples: int = 1, error: Exception | None = None) -> str:
@@ -58,7 +58,7 @@ async def used(route: Placement, samples: int = 1, error: Exception | None = Non
     address = ""
     try:
         async with route.lease(samples) as base_url:
-            address = base_url.removeprefix("http://").removesuffix("/v1")
+            address = base_url.removeprefix("http://")
             if error is not None:
                 raise error
     except TransientError as exc:
@@ -108,8 +108,8 @@ async def test_an_episode_stays_where_it_is_however_full(replicas: Replicas) -> 
 
 async def test_members_of_a_group_share_its_home(replicas: Replicas) -> None:
     members = [Owner(), Owner(), Owner()]
-    async with Placement(replicas, members, lambda: b"p", lambda: ADDRESSES).lease(3) as base_url:
-        home = base_url.removeprefix("http://").removesuffix("/v1")
+    async with Placement(replicas, members, b"p", lambda: ADDRESSES).lease(3) as base_url:
+        home = base_url.removeprefix("http://")
     assert {await used(route(replicas, member, b"q")) for member in members} == {home}
 
 
