@@ -109,11 +109,6 @@ class ClaimEpisodeRequest(WireRequest):
     throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
-    standby: bool = Field(
-        default=False,
-        description="claimed in advance: until the first call the episodes give way to whoever else claims, and to the "
-        "end of the batch",
-    )
 
 
 class WithdrawClaimRequest(WireRequest):

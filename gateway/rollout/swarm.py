@@ -21,7 +21,6 @@ from gateway.stats import Stats
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient
 from swarm.client.policy import RetryPolicy
-from swarm.client.transport import HttpSender
 from swarm.http.client import HttpClient
 
 #: The gateway itself waits for a server that is away, within the bounds of its configuration.
@@ -55,7 +54,7 @@ class Swarm:
     def __init__(self, url: str, token: str) -> None:
         self.url = url
         self.background = Background(grace_seconds=_LAST_SECONDS)
-        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES, transport=HttpSender(HttpClient()))
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
         self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)

@@ -90,7 +90,6 @@ class SwarmStatus(_Part):
     policy_version: int | None = None
     background: int = 0
     open_groups: int = 0
-    standby_groups: int = 0
 
 
 class EngineFailure(_Part):

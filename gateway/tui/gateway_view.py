@@ -39,7 +39,7 @@ _ROUTES = (
     "policy",
     "models",
 )
-_SWARMS = ("swarm server", "engine", "down for", ">version", ">standby", ">open groups", ">behind")
+_SWARMS = ("swarm server", "engine", "down for", ">version", ">open groups", ">behind")
 
 
 def view(status: GatewayStatus, per_second: float) -> View:
@@ -147,7 +147,6 @@ def _swarm_row(swarm: SwarmStatus) -> Row:
             swarm.engine.removeprefix("ENGINE."),
             f"! {_since(swarm.down_since)}" if swarm.down_since is not None else "",
             UNKNOWN if swarm.policy_version is None else str(swarm.policy_version),
-            str(swarm.standby_groups),
             str(swarm.open_groups),
             str(swarm.background),
         ),

@@ -1,11 +1,11 @@
 """SDK of the swarm server: :class:`SwarmClient` for threads, :class:`AsyncSwarmClient` for event loops."""
 
 from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.claiming import ThrottleSchedule
+from swarm.client.episodes import AsyncEpisode, AsyncGroup
 from swarm.client.executors import BoundedThreadPoolExecutor, PeriodicDrainThreadPoolExecutor
-from swarm.client.handles import AsyncEpisode, AsyncGroup, Episode, Group
 from swarm.client.policy import RetryPolicy
-from swarm.client.sync import SwarmClient
-from swarm.client.throttle import ThrottleSchedule
+from swarm.client.sync import Episode, Group, SwarmClient
 from swarm.client.training import TrainReport, auto_train_with_dataset, auto_train_with_dataset_async
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
 from swarm.protocol import SwarmThrottlePolicy

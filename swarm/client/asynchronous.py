@@ -1,37 +1,37 @@
-"""``AsyncSwarmClient``: the swarm server for event loops, as the gateway uses it.
+"""``AsyncSwarmClient``: the swarm server for event loops; :class:`swarm.client.SwarmClient` is a facade over it.
 
-Invariant: a claim that the caller no longer waits for is handed back, an abort once begun is carried through, and
-nothing of the client is left once closed.
+Invariant: a claim that the caller no longer waits for is handed back, an abort that has begun is carried through, and a
+closed client leaves nothing running.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import httpx
-
 from swarm.client import wire
+from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, claim
-from swarm.client.control import AsyncEngineControl
-from swarm.client.episodes import OpenEpisodes, sweep_async
-from swarm.client.flows import Flow, Flows
-from swarm.client.handles import AsyncEpisode, AsyncGroup, task_id_of
-from swarm.client.pending_releases import ReleaseCall
-from swarm.client.policy import RetryPolicy
-from swarm.client.retrying import attempts_of
-from swarm.client.throttle import Throttle
-from swarm.client.transport import AsyncDriver, AsyncSender, HttpxSender
-from swarm.client.watching import WeightSyncCallbacks, follow
+from swarm.client.claiming import Claim, Claimer, Throttle
+from swarm.client.engine import EngineControl, WeightSyncCallbacks, raise_failed_starts, watch
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, OpenEpisodes, sweep_async
+from swarm.client.policy import RetryPolicy, attempts_of
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
-from swarm.errors import StateError
+from swarm.http.client import HttpClient
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeType, ServerStatus
+from swarm.protocol import (
+    CanContinueResponse,
+    EndEpisodeRequest,
+    EndGroupRequest,
+    EpisodeEnd,
+    EpisodeRequest,
+    EpisodeType,
+    ServerStatus,
+    SuccessResponse,
+)
 from swarm.types import Task, WorkflowOutput
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ ItemT = TypeVar("ItemT")
 CLOSE_GRACE = 10.0
 
 
-class AsyncSwarmClient(AsyncEngineControl):
-    """Runs episodes and controls the engine of one swarm server; the twin of :class:`swarm.client.SwarmClient`.
+class AsyncSwarmClient(EngineControl):
+    """Runs episodes and controls the engine of one swarm server.
 
     Args:
         server_url: address of the swarm server, e.g. ``http://127.0.0.1:10086``.
@@ -54,8 +54,7 @@ class AsyncSwarmClient(AsyncEngineControl):
         policy: when a request is repeated.
         auto_start_swarm_server: if nothing answers at a loopback address, ``async with`` starts a server there, which
             is stopped at close.
-        transport: replaces the network, for tests; or what carries out the requests instead of httpx, closed with the
-            client.
+        http: sends the requests, and is closed with this client; default: a client of its own.
 
     Raises:
         ConfigError: ``server_url`` is no http address.
@@ -72,19 +71,16 @@ class AsyncSwarmClient(AsyncEngineControl):
         boot_timeout: float = 1800.0,
         policy: RetryPolicy | None = None,
         auto_start_swarm_server: bool = False,
-        transport: httpx.AsyncBaseTransport | AsyncSender | None = None,
+        http: HttpClient | None = None,
     ) -> None:
-        super().__init__(Flows.of(server_url, token, client_uuid, request_timeout, policy), boot_timeout)
+        super().__init__(Calls(server_url, token, client_uuid, request_timeout, policy, http), boot_timeout)
         self._begin_timeout = begin_timeout
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
-        self._driver = AsyncDriver(
-            HttpxSender(transport)
-            if transport is None or isinstance(transport, httpx.AsyncBaseTransport)
-            else transport
-        )
-        self._open = OpenEpisodes()
+        #: of the runs of user code under way
+        self.open_episodes = OpenEpisodes()
         self._background: set[asyncio.Task[Any]] = set()
+        self._claimer = Claimer(self._calls, self.in_background)
         self._watching = asyncio.Lock()
         self._watch: tuple[asyncio.Task[None], WeightSyncCallbacks] | None = None
 
@@ -114,17 +110,9 @@ class AsyncSwarmClient(AsyncEngineControl):
         Raises:
             UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``.
         """
-        [endpoint] = await self._claim(
-            Claim(
-                None,
-                self._begin_timeout,
-                episode_type,
-                discard_episode_timeout,
-                max_episode_seconds,
-                throttle_policy,
-                idempotency_key,
-            )
-        )
+        timeouts = (discard_episode_timeout, max_episode_seconds)
+        wanted = Claim(None, self._begin_timeout, episode_type, *timeouts, throttle_policy, idempotency_key)
+        [endpoint] = await self._claim(wanted)
         return endpoint.episode_uuid, endpoint
 
     async def end_episode(self, task: Task | str, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
@@ -139,19 +127,29 @@ class AsyncSwarmClient(AsyncEngineControl):
                 ``episode_aborted``, ``episode_deleted``), or ``episode_ended`` if by another result.
             RequestError: the server refuses, e.g. because the episode is not ours or the task has no id.
         """
-        call = wire.end_episode_call(self.client_uuid, episode_uuid, task_id_of(task), workflow_output)
-        answer = await self._run(self._flows.perform(call))
-        self._open.discard([episode_uuid])
+        task_id = _task_id_of(task)
+        fields = {
+            "client_uuid": self.client_uuid,
+            "episode_uuid": episode_uuid,
+            "task_id": task_id,
+            "workflow_output": workflow_output,
+            "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
+        }
+        body = wire.checked(EndEpisodeRequest, fields)
+        answer = await self._calls.perform(wire.Call("POST", "/end_episode", SuccessResponse, body))
+        self.open_episodes.discard([episode_uuid])
         return answer.error or ""
 
     async def abort_episode(self, episode_uuid: str) -> None:
-        """Give an episode up, like :meth:`abort`."""
+        """Abort one episode, like :meth:`abort`."""
         await self.abort([episode_uuid])
 
     async def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Whether the episode is still ours to run."""
-        call = wire.can_continue_call(self.client_uuid, episode_uuid)
-        return (await self._run(self._flows.perform(call))).can_continue
+        """Whether this client may still run the episode."""
+        body = EpisodeRequest(client_uuid=self.client_uuid, episode_uuid=episode_uuid)
+        return (
+            await self._calls.perform(wire.Call("POST", "/can_continue_episode", CanContinueResponse, body))
+        ).can_continue
 
     async def claim_group(
         self,
@@ -163,12 +161,10 @@ class AsyncSwarmClient(AsyncEngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
         idempotency_key: str | None = None,
-        standby: bool = False,
     ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
-        The group has an address of its own, where one call samples an answer for each episode. On ``standby`` it is
-        claimed in advance: until its first call it gives way to whoever else claims, and to the end of the batch.
+        The group has an address of its own, where one request samples an answer for each episode.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
@@ -176,42 +172,39 @@ class AsyncSwarmClient(AsyncEngineControl):
                 ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
-        return await self._claim(
-            Claim(
-                count,
-                wait_seconds,
-                episode_type,
-                discard_episode_timeout,
-                max_episode_seconds,
-                throttle_policy,
-                idempotency_key,
-                standby,
-            )
-        )
+        timeouts = (discard_episode_timeout, max_episode_seconds)
+        return await self._claim(Claim(count, wait_seconds, episode_type, *timeouts, throttle_policy, idempotency_key))
 
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
         like :meth:`end_episode`."""
-        call = wire.end_group_call(self.client_uuid, task_id_of(task), outputs)
-        answer = await self._run(self._flows.perform(call))
-        self._open.discard(outputs)
+        task_id = _task_id_of(task)
+        fields = {
+            "client_uuid": self.client_uuid,
+            "task_id": task_id,
+            "ends": [EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()],
+            "idempotency_key": wire.end_key(task_id, outputs),
+        }
+        body = wire.checked(EndGroupRequest, fields)
+        answer = await self._calls.perform(wire.Call("POST", "/end_group", SuccessResponse, body))
+        self.open_episodes.discard(outputs)
         return answer.error or ""
 
     async def abort(
         self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """Give up episodes. Never raises: where no server is there to hear it, it is said again before the next claim.
+        """Abort episodes. Never raises: if no server answers, the call is sent again before the next claim.
 
-        The calls go on in the background when the caller is cancelled meanwhile; :meth:`close` waits for them.
+        If the caller is cancelled, the calls go on in the background; :meth:`close` waits for them.
 
         Args:
             reason: kept with the episodes and exported as their ``drop_reason``; cut at 2000 characters.
-            metadata: kept and exported as that of an end.
+            metadata: kept and exported like that of an end.
         """
         uuids = list(episode_uuids)
-        self._open.discard(uuids)
+        self.open_episodes.discard(uuids)
         calls = [wire.abort_call(self.client_uuid, uuid, reason, metadata) for uuid in uuids]
-        tasks = [self.in_background(self._release(call)) for call in calls]
+        tasks = [self.in_background(self._calls.release(call)) for call in calls]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -290,15 +283,15 @@ class AsyncSwarmClient(AsyncEngineControl):
         async def run_one(task: ItemT) -> T:
             return await self.run_tracked(func(task))
 
-        return await sweep_async(tasks, run_one, max_workers, attempts_of(auto_retry), self._flows.policy)
+        return await sweep_async(tasks, run_one, max_workers, attempts_of(auto_retry), self._calls.policy)
 
     async def run_tracked(self, work: Awaitable[T]) -> T:
         """What ``work`` returns; episodes that it begins and does not end are aborted."""
-        with self._open.run() as run:
+        with self.open_episodes.run() as left_open:
             try:
                 return await work
             finally:
-                await self.abort(run.episodes)
+                await self.abort(left_open)
 
     @staticmethod
     async def async_and_start_multi_engine(
@@ -309,9 +302,9 @@ class AsyncSwarmClient(AsyncEngineControl):
         Raises:
             ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
         """
-        from swarm.client.engines import start_all_async
-
-        await start_all_async(client_job_pairs, force_restart)
+        works = [client.auto_sync_train_config_and_start_engine(job, force_restart) for client, job in client_job_pairs]
+        errors = await asyncio.gather(*works, return_exceptions=True)
+        raise_failed_starts([(client.server_url, e) for (client, _), e in zip(client_job_pairs, errors, strict=True)])
 
     async def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once for each time that the engine begins to sync weights, and await what it returns if
@@ -322,39 +315,40 @@ class AsyncSwarmClient(AsyncEngineControl):
         """
         async with self._watching:
             if self._watch is None:
-                first = await self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
+                first = await self._calls.perform(wire.wait_status_call(None, 0.0))
                 callbacks = WeightSyncCallbacks(first)
-                watch = asyncio.create_task(follow(self._driver, self._flows, first, callbacks.observe))
-                self._watch = watch, callbacks
+                self._watch = asyncio.create_task(watch(self._calls, first, callbacks.observe)), callbacks
             self._watch[1].add(callback)
 
     @asynccontextmanager
     async def watching_status(
-        self, on_status: Callable[[ServerStatus], Awaitable[None]]
+        self, on_status: Callable[[ServerStatus], Awaitable[object]]
     ) -> AsyncGenerator[ServerStatus]:
-        """The status now; while inside the block, ``on_status`` is called with it after each change of the engine's
-        state.
+        """Yield the current status; inside the block, call ``on_status`` with the status after each change of the
+        engine's state.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-        first = await self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
-        watch = asyncio.create_task(follow(self._driver, self._flows, first, on_status))
+        first = await self._calls.perform(wire.wait_status_call(None, 0.0))
+        watching = asyncio.create_task(watch(self._calls, first, on_status))
         try:
             yield first
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     # -- plumbing
 
     async def close(self) -> None:
-        """Finish background aborts (bounded), end the watch, close the connections, and stop the server if this client
-        started it."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch[0].cancel()
-            await asyncio.gather(watch[0], return_exceptions=True)
+        """End waiting claims and the watch, finish background aborts (up to a deadline), close the connections, and
+        stop the server if this client started it."""
+        self._calls.begin_close()
+        self._claimer.give_up()
+        watching, self._watch = self._watch, None
+        if watching is not None:
+            watching[0].cancel()
+            await asyncio.gather(watching[0], return_exceptions=True)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_GRACE
         # a claim handed back starts aborts of its own, so look again until nothing is left
@@ -363,14 +357,14 @@ class AsyncSwarmClient(AsyncEngineControl):
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._driver.close()
+        await self._calls.close()
         child, self._child = self._child, None
         if child is not None:
             await asyncio.to_thread(child.stop)
 
     async def __aenter__(self) -> Self:
         if self._auto_start and self._child is None:
-            self._child = await asyncio.to_thread(ServerChild.ensure, self._flows.server_url)
+            self._child = await ServerChild.ensure(self._calls.server_url)
         return self
 
     async def __aexit__(
@@ -379,40 +373,23 @@ class AsyncSwarmClient(AsyncEngineControl):
         await self.close()
 
     async def _claim(self, wanted: Claim) -> EpisodeGroup:
-        key = wanted.idempotency_key or uuid.uuid4().hex
-        abandoned = asyncio.Event()
-        claiming = self.in_background(self._run(claim(self._flows, wanted, key), abandoned))
-        try:
-            episodes = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            abandoned.set()
-            if wanted.idempotency_key is None:
-                # the server may be granting this very moment: have the poll answered now, and hand its episodes back
-                claiming.add_done_callback(self._hand_back)
-                if not claiming.done():
-                    # and a claim that nobody waits for must not stand before those that somebody waits for
-                    self.in_background(self._release(wire.withdraw_call(self.client_uuid, key)))
-            raise
-        self._open.add(episodes)
+        episodes = await self._claimer.claim(wanted)
+        self.open_episodes.add(episodes)
         return episodes
 
-    async def _release(self, call: ReleaseCall) -> None:
-        with suppress(StateError):  # a client that is closed tells nobody anything
-            await self._run(self._flows.release(call))
-
-    def _hand_back(self, claiming: asyncio.Task[EpisodeGroup]) -> None:
-        if claiming.cancelled() or claiming.exception() is not None:
-            return
-        for episode in claiming.result():
-            self.in_background(self._release(wire.abort_call(self.client_uuid, episode.episode_uuid)))
-
     def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` to its end, for which :meth:`close` waits (bounded), whether anybody waits for it or not."""
-        # the loop holds tasks weakly: without this set, work nobody waits for could vanish
+        """Run ``work`` to its end even if nobody waits for it; :meth:`close` waits for it, up to a deadline."""
+        # the loop holds tasks weakly: without this set, a task that nobody waits for could vanish
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._forget)
         return task
 
-    async def _run(self, flow: Flow[T], abandoned: asyncio.Event | None = None) -> T:
-        return await self._driver.run(flow, abandoned)
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks its error as seen: maybe nobody waits for it any more
+
+
+def _task_id_of(task: Task | str) -> str:
+    return task if isinstance(task, str) else task.task_id

@@ -1,28 +1,30 @@
-"""A swarm server of our own: started as a child where none answers, stopped with the client that started it.
+"""A swarm server that the client starts as a child process if none answers, and stops when it is closed.
 
 Invariant: the child ends with this process, however this process ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import subprocess
 import sys
-import time
-
-import httpx
+from time import monotonic
+from urllib.parse import urlsplit
 
 from swarm.errors import ConfigError, UnavailableError
+from swarm.http.client import ConnectionBrokenError, HttpClient, is_loopback
 from swarm.importer import python_path
 
 logger = logging.getLogger(__name__)
 
 START_DEADLINE = 60.0
 STOP_DEADLINE = 60.0
+#: Seconds between two looks whether the child answers.
 _PROBE = 0.05
+_HEALTH_SECONDS = 2.0
 _COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "swarm", "start", "--stop-on-eof")
 
 
@@ -33,38 +35,45 @@ class ServerChild:
         self._process = process
 
     @classmethod
-    def ensure(cls, server_url: httpx.URL) -> ServerChild | None:
-        """A started server, or ``None`` if one answers at ``server_url`` already.
+    async def ensure(cls, server_url: str) -> ServerChild | None:
+        """Start a server, or return ``None`` if one answers at ``server_url`` already.
 
         It gets the defaults and the environment of ``swarm-gateway swarm start`` (``SWARM_TOKEN``, and
-        ``SWARM_ALLOW_CODE_SYNC=true`` if it is to take code); its log goes to our stderr.
+        ``SWARM_ALLOW_CODE_SYNC=true`` if it is to take code); its log goes to this process's stderr.
 
         Raises:
-            ConfigError: nothing answers and the address is not ours to listen on.
+            ConfigError: nothing answers and the address is not this machine's.
             UnavailableError: it ended at once, or did not answer in time.
         """
-        if _answers(server_url):
-            return None
-        if not _is_loopback(server_url) or server_url.scheme != "http" or server_url.path != "/":
-            raise ConfigError(
-                f"nothing answers at {server_url}, and only a server at http://127.0.0.1:PORT can be started from "
-                "here; run `swarm-gateway swarm start` on its machine"
-            )
-        place = ("--host", server_url.host, "--port", str(server_url.port or 80))
-        logger.info("starting a swarm server at %s", server_url)
-        # stdin is what holds the child: when this process is gone, even by SIGKILL, it is closed
-        environ = {**os.environ, "PYTHONPATH": python_path()}
-        process = subprocess.Popen([*_COMMAND, *place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ)
-        child = cls(process)
+        http = HttpClient()
         try:
-            child._wait_until_ready(server_url)
-        except BaseException:
-            child.stop()
-            raise
-        return child
+            if await _answers(http, server_url):
+                return None
+            parts = urlsplit(server_url)
+            if not is_loopback(parts.hostname or "") or parts.scheme != "http" or parts.path:
+                raise ConfigError(
+                    f"nothing answers at {server_url}, and only a server at http://127.0.0.1:PORT can be started from "
+                    "here; run `swarm-gateway swarm start` on its machine"
+                )
+            logger.info("starting a swarm server at %s", server_url)
+            place = ("--host", str(parts.hostname), "--port", str(parts.port or 80))
+            environ = {**os.environ, "PYTHONPATH": python_path()}
+            # the child lives as long as its stdin is open: this process's end, even by SIGKILL, closes it
+            process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds
+                [*_COMMAND, *place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ
+            )
+            child = cls(process)
+            try:
+                await child._wait_until_ready(http, server_url)
+            except BaseException:
+                child.stop()
+                raise
+            return child
+        finally:
+            await http.close()
 
     def stop(self) -> None:
-        """Stop the server, its engine included."""
+        """Stop the server and its engine; blocks until they have ended."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -75,32 +84,24 @@ class ServerChild:
             self._process.kill()
             self._process.wait()
 
-    def _wait_until_ready(self, server_url: httpx.URL) -> None:
-        deadline = time.monotonic() + START_DEADLINE
-        while not _answers(server_url):
-            if (code := self._process.poll()) is not None:
+    async def _wait_until_ready(self, http: HttpClient, server_url: str) -> None:
+        deadline = monotonic() + START_DEADLINE
+        while not await _answers(http, server_url):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = await asyncio.to_thread(self._process.wait, _PROBE)
                 raise UnavailableError(
                     f"the swarm server for {server_url} ended with code {code}; its reason is on stderr",
                     code="server_unreachable",
                 )
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise UnavailableError(
                     f"the swarm server did not answer at {server_url} within {START_DEADLINE:g} s",
                     code="server_unreachable",
                 )
-            time.sleep(_PROBE)
 
 
-def _answers(server_url: httpx.URL) -> bool:
+async def _answers(http: HttpClient, server_url: str) -> bool:
     try:
-        return httpx.get(server_url.join("/health"), timeout=2.0, trust_env=False, verify=False).is_success
-    except httpx.TransportError:
+        return (await http.get(f"{server_url}/health", _HEALTH_SECONDS)).status < 300
+    except ConnectionBrokenError:
         return False
-
-
-def _is_loopback(server_url: httpx.URL) -> bool:
-    if server_url.host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(server_url.host).is_loopback
-    return False

@@ -1,32 +1,51 @@
-"""How episodes are claimed: one logical claim, many polls, one idempotency key.
+"""How episodes are claimed and claims throttled: one logical claim, many long polls, one idempotency key.
 
-Invariant: all polls and repetitions of a claim carry the same key, so a claim whose answer was lost gets the episodes
-that were granted to it, and no others.
+Invariant: all polls and retries of a claim carry the same key, so a claim whose answer was lost gets the episodes that
+were granted to it, and no others. Episodes granted to a claim that nobody waits for any more are handed back.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
 
 from swarm.client import wire
-from swarm.client.flows import Flow, Flows, Pause, UnheardError
-from swarm.client.throttle import Throttle, ThrottleSchedule, as_policy
-from swarm.errors import UnavailableError
-from swarm.protocol import MAX_SECONDS, NO_EPISODES, POST_ROLLING, SYNCING, EpisodeType
+from swarm.client.calls import Calls, UnsentError
+from swarm.errors import RequestError, StateError, UnavailableError
+from swarm.protocol import (
+    MAX_SECONDS,
+    NO_EPISODES,
+    POST_ROLLING,
+    SYNCING,
+    ClaimEpisodeRequest,
+    ClaimEpisodeResponse,
+    ClaimGroupRequest,
+    ClaimGroupResponse,
+    EpisodeType,
+    SuccessResponse,
+    SwarmThrottlePolicy,
+    WithdrawClaimRequest,
+)
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
-#: Seconds of one long poll; short, because a claim given up meanwhile holds its place until the poll ends.
+ClaimAnswer = ClaimEpisodeResponse | ClaimGroupResponse
+
+#: Seconds of one long poll; short, because an abandoned claim holds its place until the poll ends.
 LONG_POLL = 5.0
 #: A claim gives up early when the engine has been OFFLINE this long: nothing will come by itself.
 OFFLINE_GRACE = 5.0
-#: An episode may last this many idle timeouts, unless the caller says how long.
+#: An episode may last this many idle timeouts, unless the caller sets ``max_episode_seconds``.
 LIFE = 8.0
 
-#: the first that is found counts: what throttles a claim leaves it without an episode, too
+#: The first phrase that is found counts: a throttled claim is without an episode, too.
 _PHRASE_CODES = {
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",
@@ -42,11 +61,77 @@ _STATE_CODES = {
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What is claimed: ``count`` episodes at once, or the one of ``/claim_episode`` where it is ``None``.
+class ThrottleSchedule:
+    """A throttle policy whose ratio depends on the training step.
 
-    The times are in seconds: without a model call, and of the episode's whole life. Who repeats a claim under the
-    ``idempotency_key`` of an earlier one (after a crash, say) gets that one's episodes.
+    Args:
+        ratios: a function from the step to the ratio, or steps with the ratio from each on, e.g.
+            ``[(0, 0.8), (100, 0.4)]``; before the first of them, the first ratio holds.
+        expected_batch_size: tasks per batch; default the job's.
+        expected_num_repeat: episodes per task; default the job's.
+        current_task_id: the task that the next episode is for; see :meth:`for_task`.
+
+    Raises:
+        RequestError: no ratios, or steps that do not rise.
+    """
+
+    ratios: Callable[[int], float] | Sequence[tuple[int, float]]
+    expected_batch_size: int | None = None
+    expected_num_repeat: int | None = None
+    current_task_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if callable(self.ratios):
+            return
+        steps = [step for step, _ in self.ratios]
+        if not steps or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+            raise RequestError("a ratio schedule is a list of (step, ratio) with rising steps", param="ratios")
+
+    def for_task(self, task_id: str) -> ThrottleSchedule:
+        """The same schedule for an episode of this task: one already begun is never delayed."""
+        return replace(self, current_task_id=task_id)
+
+    def at(self, step: int) -> SwarmThrottlePolicy:
+        """The policy of a training step.
+
+        Raises:
+            RequestError: the ratio is no positive number.
+        """
+        fields = {
+            "ratio": self._ratio(step),
+            "expected_batch_size": self.expected_batch_size,
+            "expected_num_repeat": self.expected_num_repeat,
+            "current_task_id": self.current_task_id,
+        }
+        return wire.checked(SwarmThrottlePolicy, fields)
+
+    def _ratio(self, step: int) -> float:
+        if callable(self.ratios):
+            return self.ratios(step)
+        return next((ratio for begin, ratio in reversed(self.ratios) if begin <= step), self.ratios[0][1])
+
+
+#: How a claim may be throttled: one policy, a policy that follows the step, or a policy's fields.
+Throttle = SwarmThrottlePolicy | ThrottleSchedule | Mapping[str, Any]
+
+
+def as_policy(throttle: Throttle | None) -> SwarmThrottlePolicy | ThrottleSchedule | None:
+    """``throttle`` with its fields checked.
+
+    Raises:
+        RequestError: a field is out of range.
+    """
+    if isinstance(throttle, Mapping):
+        return wire.checked(SwarmThrottlePolicy, throttle)
+    return throttle
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of ``count`` episodes at once, or of one by ``/claim_episode`` if it is ``None``.
+
+    Times are in seconds. A claim with the ``idempotency_key`` of an earlier one, after a crash say, gets the episodes
+    of that one.
     """
 
     count: int | None
@@ -56,72 +141,130 @@ class Claim:
     max_episode_seconds: float | None = None
     throttle: Throttle | None = None
     idempotency_key: str | None = None
-    standby: bool = False
 
 
-def claim(flows: Flows, wanted: Claim, key: str = "") -> Flow[wire.EpisodeGroup]:
-    """Claim episodes within ``wanted.wait_seconds``, under ``key`` if the caller has given it none.
+class Claimer:
+    """Claims episodes for one client.
 
-    Raises:
-        UnavailableError: none in time; ``code`` says why.
-        RequestError: the server refuses the request itself.
+    Args:
+        calls: the client's.
+        in_background: runs work to its end although nobody waits for it.
     """
-    deadline = flows.clock() + wanted.wait_seconds
-    key = wanted.idempotency_key or key or uuid.uuid4().hex
-    life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
-    throttle = as_policy(wanted.throttle)
-    offline_since: float | None = None
-    rounds = 0
-    told = ""
-    while True:
-        yield from flows.settle(deadline)
-        policy = throttle
-        if isinstance(policy, ThrottleSchedule):
-            engine = yield from flows.perform(wire.ENGINE_STATUS, deadline=deadline)
-            policy = policy.at(engine.global_step)
-        asked = flows.clock()
-        poll = min(LONG_POLL, max(0.0, deadline - asked))
-        call = wire.claim_call(
-            flows.client_uuid,
-            wanted.count,
-            poll,
-            wanted.episode_type,
-            wanted.discard_episode_timeout,
-            max_episode_seconds=life,
-            throttle_policy=policy,
-            idempotency_key=key,
-            standby=wanted.standby,
-        )
+
+    def __init__(self, calls: Calls, in_background: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
+        self._calls = calls
+        self._in_background = in_background
+        self._waiting: set[asyncio.Future[ClaimAnswer]] = set()
+
+    def give_up(self) -> None:
+        """End the claims that wait, with :class:`StateError`: the client is being closed."""
+        for waiting in tuple(self._waiting):
+            waiting.cancel()
+
+    async def claim(self, wanted: Claim) -> wire.EpisodeGroup:
+        """Claim episodes within ``wanted.wait_seconds``.
+
+        Raises:
+            UnavailableError: none in time; ``code`` says why.
+            RequestError: the server refuses the request itself.
+            StateError: the client is closed.
+        """
+        calls = self._calls
+        deadline = monotonic() + wanted.wait_seconds
+        key = wanted.idempotency_key or uuid.uuid4().hex
+        throttle = as_policy(wanted.throttle)
+        offline_since: float | None = None
+        early = 0
+        logged = ""
+        while True:
+            await calls.send_pending(deadline)
+            policy = throttle
+            if isinstance(policy, ThrottleSchedule):
+                policy = policy.at((await calls.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
+            began = monotonic()
+            poll = min(LONG_POLL, max(0.0, deadline - began))
+            answer = await self._poll(_call(calls.client_uuid, wanted, poll, policy, key), wanted, deadline, key)
+            if answer.success:
+                return wire.episodes_of(answer, calls.server_url)
+            code = await self._code_of(answer.fail_cause, deadline)
+            if code != logged:
+                logger.info("waiting for episodes of %s: %s", calls.server_url, answer.fail_cause or code)
+                logged = code
+            now = monotonic()
+            offline_since = (offline_since or began) if code == "engine_offline" else None
+            offline = now - offline_since if offline_since is not None else -1.0
+            if now >= deadline or offline >= OFFLINE_GRACE:
+                what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
+                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wanted.wait_seconds:g} s"
+                raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
+            early = early + 1 if now - began < poll / 2 else 0
+            await calls.pause_between_polls(early, deadline - now)
+
+    async def _poll(self, call: wire.Call[ClaimAnswer], wanted: Claim, deadline: float, key: str) -> ClaimAnswer:
+        """One poll. It goes on in the background when the caller is cancelled: the server may be granting just now."""
+        calls = self._calls
+        abandoned = False
+
+        def stop_if_abandoned() -> None:
+            if abandoned:
+                raise asyncio.CancelledError
+
+        polling = self._in_background(calls.perform(call, deadline=deadline, on_retry=stop_if_abandoned))
+        waiting = asyncio.shield(polling)
+        self._waiting.add(waiting)
+        # the server frees the place at once, before claims that somebody waits for
+        body = WithdrawClaimRequest(client_uuid=calls.client_uuid, idempotency_key=key)
+        withdraw = wire.Call("POST", "/withdraw_claim", SuccessResponse, body)
         try:
-            answer = yield from flows.perform(call, deadline=deadline)
-        except UnavailableError as exc:
-            if wanted.idempotency_key is None and not isinstance(exc, UnheardError):
-                # it may have been granted all the same, and nobody will ask for it again
-                flows.owed.add(wire.withdraw_call(flows.client_uuid, key))
+            return await waiting
+        except asyncio.CancelledError:
+            abandoned = True
+            if wanted.idempotency_key is None:
+                polling.add_done_callback(self._hand_back)
+                if not polling.done():
+                    self._in_background(calls.release(withdraw))
+            task = asyncio.current_task()
+            if calls.closing and task is not None and not task.cancelling():
+                raise StateError("this client is closed") from None
             raise
-        if answer.success:
-            return wire.episodes_of(answer, flows.server_url)
-        code = yield from _why(flows, answer.fail_cause, deadline)
-        if code != told:
-            logger.info("waiting for episodes of %s: %s", flows.server_url, answer.fail_cause or code)
-            told = code
-        now = flows.clock()
-        offline_since = (offline_since or asked) if code == "engine_offline" else None
-        if now >= deadline or (offline_since is not None and now - offline_since >= OFFLINE_GRACE):
-            what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
-            within = f"within {wanted.wait_seconds:g} s"
-            if now < deadline:
-                within = f"and gave up after {now - offline_since:.0f} s" if offline_since is not None else within
-            raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
-        rounds = rounds + 1 if now - asked < poll / 2 else 0
-        if rounds:
-            # answered before its time: it does not long-poll, or the state it waits in has just changed
-            yield Pause(flows.breath(rounds, deadline - now))
+        except UnavailableError as exc:
+            if wanted.idempotency_key is None and not isinstance(exc, UnsentError):
+                # it may have been granted, and nobody will repeat the claim
+                calls.pending.append(withdraw)
+            raise
+        finally:
+            self._waiting.discard(waiting)
+
+    def _hand_back(self, polling: asyncio.Task[ClaimAnswer]) -> None:
+        if polling.cancelled() or polling.exception() is not None:
+            return
+        answer = polling.result()
+        for episode in wire.episodes_of(answer, self._calls.server_url) if answer.success else ():
+            self._in_background(self._calls.release(wire.abort_call(self._calls.client_uuid, episode.episode_uuid)))
+
+    async def _code_of(self, cause: str, deadline: float) -> str:
+        for phrase, code in _PHRASE_CODES.items():
+            if phrase in cause:
+                return code
+        status = await self._calls.perform(wire.ENGINE_STATUS, deadline=deadline)
+        return _STATE_CODES.get(status.engine_status, "not_ready")
 
 
-def _why(flows: Flows, cause: str, deadline: float) -> Flow[str]:
-    for phrase, code in _PHRASE_CODES.items():
-        if phrase in cause:
-            return code
-    status = yield from flows.perform(wire.ENGINE_STATUS, deadline=deadline)
-    return _STATE_CODES.get(status.engine_status, "not_ready")
+def _call(
+    client_uuid: str, wanted: Claim, poll: float, policy: SwarmThrottlePolicy | None, key: str
+) -> wire.Call[ClaimEpisodeResponse] | wire.Call[ClaimGroupResponse]:
+    fields: dict[str, Any] = {
+        "client_uuid": client_uuid,
+        "episode_type": wanted.episode_type,
+        "discard_episode_timeout": wanted.discard_episode_timeout,
+        "max_episode_seconds": wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout),
+        "throttle_policy": policy,
+        "wait_seconds": poll,
+        "idempotency_key": key,
+    }
+    timeout = poll + wire.WAIT_GRACE
+    if wanted.count is None:
+        one = wire.checked(ClaimEpisodeRequest, fields)
+        return wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, one, timeout)
+    many = wire.checked(ClaimGroupRequest, fields | {"count": wanted.count})
+    return wire.Call("POST", "/claim_group", ClaimGroupResponse, many, timeout)

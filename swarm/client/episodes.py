@@ -1,61 +1,106 @@
-"""Run a function over many tasks, in threads or on an event loop, and which episodes each run has left open.
+"""Episodes in the hands of user code: the objects of the context managers, and many tasks run with retries.
 
-Invariant: a run that fails or forgets leaves no episode behind, and no task is tried more often than its cap.
+Invariant: a run of user code that fails or forgets leaves no episode open; no task is tried more often than its cap.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from swarm.client.policy import RetryPolicy
-from swarm.client.retrying import with_retries, with_retries_async
-from swarm.client.wire import EpisodeEndpoint
+from swarm.client.policy import RetryPolicy, with_retries, with_retries_async
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.errors import StateError
+from swarm.types import Task, WorkflowOutput
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of user code: what tells it to end, and the episodes it has begun and not ended."""
+class AsyncEpisode:
+    """One claimed episode inside :meth:`AsyncSwarmClient.episode`.
 
-    stopping: threading.Event | None = None
-    episodes: set[str] = field(default_factory=set[str])
+    Attributes:
+        ended: its result was handed in: it is not aborted when its block is left.
+    """
+
+    def __init__(
+        self, endpoint: EpisodeEndpoint, end: Callable[[Task | str, str, WorkflowOutput], Awaitable[str]]
+    ) -> None:
+        self.endpoint = endpoint
+        self.episode_uuid = endpoint.episode_uuid
+        self.base_url = endpoint.base_url
+        self.api_key = endpoint.api_key
+        self.ended = False
+        self._end = end
+
+    async def end(self, task: Task | str, workflow_output: WorkflowOutput) -> str:
+        """Hand in the result; see :meth:`AsyncSwarmClient.end_episode`.
+
+        Raises:
+            StateError: it has ended already.
+        """
+        if self.ended:
+            raise StateError(f"episode {self.episode_uuid} has been ended already")
+        dropped = await self._end(task, self.episode_uuid, workflow_output)
+        self.ended = True
+        return dropped
+
+
+class AsyncGroup:
+    """The episodes of one task inside :meth:`AsyncSwarmClient.group`; attributes as of :class:`AsyncEpisode`."""
+
+    def __init__(
+        self, episodes: EpisodeGroup, end: Callable[[Task | str, Mapping[str, WorkflowOutput]], Awaitable[str]]
+    ) -> None:
+        self.episodes = episodes
+        self.base_url = episodes.base_url
+        self.api_key = episodes.api_key
+        self.ended = False
+        self._end = end
+
+    async def end(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
+        """Hand in the results by episode; see :meth:`AsyncSwarmClient.end_group`.
+
+        Raises:
+            StateError: they have ended already.
+        """
+        if self.ended:
+            raise StateError(f"group {self.episodes.group_uuid}".rstrip() + " has been ended already")
+        dropped = await self._end(task, outputs)
+        self.ended = True
+        return dropped
 
 
 class OpenEpisodes:
-    """Episodes that have been begun and not ended, per run of user code. Thread-safe: each run has its own set."""
+    """Episodes that have begun and not ended, per run of user code.
+
+    A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
+    loop counts for the thread's run.
+    """
 
     def __init__(self) -> None:
-        self._current: ContextVar[Run | None] = ContextVar("open_episodes", default=None)
+        self._current: ContextVar[set[str] | None] = ContextVar("open_episodes", default=None)
 
     def add(self, episodes: Iterable[EpisodeEndpoint]) -> None:
-        """Note begun episodes; nothing to do outside a run."""
+        """Note episodes that began; does nothing outside a run."""
         if (current := self._current.get()) is not None:
-            current.episodes.update(one.episode_uuid for one in episodes)
+            current.update(one.episode_uuid for one in episodes)
 
     def discard(self, episode_uuids: Iterable[str]) -> None:
         """Note episodes that are over."""
         if (current := self._current.get()) is not None:
-            current.episodes.difference_update(episode_uuids)
-
-    @property
-    def stopping(self) -> threading.Event | None:
-        """Set when the run that this thread works for is to end; ``None`` outside a run."""
-        current = self._current.get()
-        return None if current is None else current.stopping
+            current.difference_update(episode_uuids)
 
     @contextmanager
-    def run(self, stopping: threading.Event | None = None) -> Generator[Run, None, None]:
-        """What is begun inside the block, in this thread or task, belongs to this run."""
-        current = Run(stopping)
+    def run(self) -> Generator[set[str]]:
+        """The set holds what began inside the block, in this thread or task, and has not ended."""
+        current = set[str]()
         token = self._current.set(current)
         try:
             yield current
@@ -63,58 +108,52 @@ class OpenEpisodes:
             self._current.reset(token)
 
 
-class Sweep(Generic[ItemT, ResultT]):
-    """One pass of ``func`` over ``items`` in at most ``max_workers`` threads, reading the items as it goes.
+def sweep(
+    items: Iterable[ItemT],
+    func: Callable[[ItemT], ResultT],
+    max_workers: int,
+    attempts: int,
+    policy: RetryPolicy,
+    stopping: threading.Event,
+) -> list[ResultT | None]:
+    """Call ``func`` with each item in at most ``max_workers`` threads, reading the items as threads come free.
 
-    ``stopping`` is set when the pass ends early: ``func`` should not begin anything then.
+    ``stopping`` is set when this ends early (Ctrl-C, or the iterator fails): nothing new begins then, and what runs
+    may finish.
+
+    Returns:
+        Results in the order of the items, ``None`` if an item failed for good (logged).
+
+    Raises:
+        ExceptionGroup: every item failed.
     """
+    numbered = enumerate(items)
+    reading = threading.Lock()
+    outcomes = _Outcomes[ResultT]()
 
-    def __init__(
-        self,
-        items: Iterable[ItemT],
-        func: Callable[[ItemT], ResultT],
-        attempts: int,
-        policy: RetryPolicy,
-        stopping: threading.Event,
-    ) -> None:
-        self._items = enumerate(items)
-        self._func = func
-        self._attempts = attempts
-        self._policy = policy
-        self._lock = threading.Lock()
-        self._stopping = stopping
-        self._outcomes = _Outcomes[ResultT]()
+    def take() -> tuple[int, ItemT] | None:
+        with reading:
+            return None if stopping.is_set() else next(numbered, None)
 
-    def run(self, max_workers: int) -> list[ResultT | None]:
-        """Results in the order of the items, ``None`` where an item failed for good (logged).
-
-        Raises:
-            ExceptionGroup: every item failed.
-        """
-        with ThreadPoolExecutor(max_workers, thread_name_prefix="episodes") as pool:
-            workers = [pool.submit(self._work) for _ in range(max_workers)]
-            try:
-                wait(workers, return_when=FIRST_EXCEPTION)
-            finally:
-                # Ctrl-C, or the items' own iterator failed: what runs may finish, nothing new starts
-                self._stopping.set()
-        for worker in workers:
-            worker.result()
-        return self._outcomes.in_order()
-
-    def _next(self) -> tuple[int, ItemT] | None:
-        with self._lock:
-            return None if self._stopping.is_set() else next(self._items, None)
-
-    def _work(self) -> None:
-        while (entry := self._next()) is not None:
+    def work() -> None:
+        while (entry := take()) is not None:
             index, item = entry
             try:
-                self._outcomes.results[index] = with_retries(
-                    lambda item=item: self._func(item), self._attempts, self._policy, self._stopping, f"task {index}"
+                outcomes.results[index] = with_retries(
+                    lambda item=item: func(item), attempts, policy, stopping, f"task {index}"
                 )
             except Exception as exc:
-                self._outcomes.errors[index] = exc
+                outcomes.errors[index] = exc
+
+    with ThreadPoolExecutor(max_workers, thread_name_prefix="episodes") as pool:
+        workers = [pool.submit(work) for _ in range(max_workers)]
+        try:
+            wait(workers, return_when=FIRST_EXCEPTION)
+        finally:
+            stopping.set()
+    for worker in workers:
+        worker.result()
+    return outcomes.in_order()
 
 
 async def sweep_async(
@@ -124,7 +163,7 @@ async def sweep_async(
     attempts: int,
     policy: RetryPolicy,
 ) -> list[ResultT | None]:
-    """The same on an event loop, with at most ``max_workers`` at once; cancelled, it cancels what runs."""
+    """:func:`sweep` on an event loop, with at most ``max_workers`` calls at once; cancelled, it cancels what runs."""
     outcomes = _Outcomes[ResultT]()
     free = asyncio.Semaphore(max_workers)
 
@@ -137,7 +176,7 @@ async def sweep_async(
             free.release()
 
     async with asyncio.TaskGroup() as group:
-        # the next item is read when there is room for it: they may be without end
+        # the next item is read when there is room for it: there may be no end of them
         for index, item in enumerate(items):
             await free.acquire()
             group.create_task(work(index, item))

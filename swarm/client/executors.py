@@ -12,8 +12,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-from swarm.client.policy import RetryPolicy
-from swarm.client.retrying import attempts_of, with_retries
+from swarm.client.policy import RetryPolicy, attempts_of, with_retries
 
 P = ParamSpec("P")
 T = TypeVar("T")

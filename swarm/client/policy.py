@@ -1,32 +1,36 @@
-"""When a call is repeated, and after how long: the one retry policy of both clients.
+"""Retries: of requests to the swarm server, and of user code that runs episodes.
 
-Invariant: every retry is counted and bounded in number and in time, and delayed with jitter but for one: a connection
-that broke is replaced at once, once per call. All calls of the swarm wire may be repeated: reads and commands by
-nature, claims and ends because they carry the same idempotency key each time.
+Invariant: retries are bounded in number and time, and delayed with jitter. One exception: a connection that broke is
+replaced at once, once per call. Every call may be repeated: reads and commands by nature, claims and ends because they
+carry the same idempotency key each time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-import httpx
+from swarm.errors import AuthenticationError, ConfigError, UnavailableError
+from swarm.http.client import Answer, ConnectionBrokenError
 
-#: Answers that say "not now": the server, or a proxy in front of it, did not act on the request.
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: What sending a request leads to; a timeout is the caller's own.
+Outcome = Answer | ConnectionBrokenError | TimeoutError
+
+#: The server, or a proxy in front of it, did not act on the request.
 _NOT_NOW = frozenset({502, 503, 504})
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A complete HTTP answer; header names are lower-case."""
-
-    status: int
-    headers: dict[str, str]
-    content: bytes
-
-
-#: What sending a request leads to. An error is a value here so that flows can decide about it.
-Outcome = Reply | httpx.RequestError
+#: How often ``auto_retry=True`` tries one task.
+_DEFAULT_ATTEMPTS = 3
+#: A retry cannot help against these.
+_FINAL = (ConfigError, AuthenticationError)
 
 
 @dataclass(frozen=True)
@@ -48,32 +52,73 @@ class RetryPolicy:
         return max(ceiling * random.uniform(0.5, 1.0), retry_after)
 
 
-def is_broken_connection(outcome: Outcome) -> bool:
-    """Whether the connection broke under the request, as one kept alive does when its server was restarted."""
-    return isinstance(outcome, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
-
-
 def may_retry(outcome: Outcome) -> bool:
-    """Whether repeating the call unchanged can lead to another outcome.
+    """Whether repeating the request unchanged can lead to another outcome.
 
-    ``x-should-retry`` is final where the server says it; then ``retry-after``; then the status.
+    ``x-should-retry`` decides where the server sends it; then ``retry-after``; then the status.
     """
-    if isinstance(outcome, httpx.RequestError):
-        return isinstance(outcome, httpx.TransportError) and not isinstance(outcome, httpx.UnsupportedProtocol)
+    if not isinstance(outcome, Answer):
+        return True
     if outcome.status < 400:
         return False
-    said = outcome.headers.get("x-should-retry")
-    if said in ("true", "false"):
-        return said == "true"
+    should = outcome.headers.get("x-should-retry")
+    if should in ("true", "false"):
+        return should == "true"
     return "retry-after" in outcome.headers or outcome.status in _NOT_NOW
 
 
 def retry_after(outcome: Outcome) -> float:
-    """Seconds that the answer asks to wait; 0 where it does not say (or says it as a date)."""
-    if isinstance(outcome, httpx.RequestError):
+    """Seconds that the answer asks to wait; 0 if it does not, or gives a date."""
+    if not isinstance(outcome, Answer):
         return 0.0
     try:
         seconds = float(outcome.headers.get("retry-after", 0))
     except ValueError:
         return 0.0
     return seconds if 0 <= seconds < float("inf") else 0.0
+
+
+def attempts_of(auto_retry: bool | int) -> int:
+    """How often a task is tried: ``True`` three times, a number that many times, ``False`` once."""
+    return _DEFAULT_ATTEMPTS if auto_retry is True else max(1, int(auto_retry))
+
+
+def with_retries(
+    func: Callable[[], T], attempts: int, policy: RetryPolicy, stopping: threading.Event, name: str = "a task"
+) -> T:
+    """Return what ``func`` returns in one of ``attempts`` tries, or raise its last error; no more once ``stopping`` is
+    set."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return func()
+        except Exception as exc:
+            if is_stop(exc) or _is_last(exc, attempt, attempts, name) or stopping.wait(policy.delay(attempt)):
+                raise
+    raise AssertionError("attempts is at least 1")
+
+
+async def with_retries_async(
+    func: Callable[[], Awaitable[T]], attempts: int, policy: RetryPolicy, name: str = "a task"
+) -> T:
+    """:func:`with_retries` on an event loop."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return await func()
+        except Exception as exc:
+            if _is_last(exc, attempt, attempts, name):
+                raise
+            await asyncio.sleep(policy.delay(attempt))
+    raise AssertionError("attempts is at least 1")
+
+
+def is_stop(exc: Exception) -> bool:
+    """Whether something failed only because its run is being stopped."""
+    return isinstance(exc, UnavailableError) and exc.code == "run_stopped"
+
+
+def _is_last(exc: Exception, attempt: int, attempts: int, name: str) -> bool:
+    if attempt >= attempts or isinstance(exc, _FINAL):
+        logger.error("%s failed for good after %d tries", name, attempt, exc_info=exc)
+        return True
+    logger.warning("%s failed (try %d of %d): %s", name, attempt, attempts, exc)
+    return False

@@ -1,7 +1,6 @@
-"""``SwarmClient``: the swarm server for threads; any number of them may share one client.
+"""``SwarmClient``: the swarm server for threads; a facade over :class:`AsyncSwarmClient` on an event loop in a thread.
 
-Invariant: an episode that fails is aborted, no call waits without a bound, and nothing of the client is left once it
-is closed.
+Invariant: an episode that fails is aborted, no call waits without a bound, and a closed client leaves nothing running.
 
 A rollout in three lines, the way AgentJet's clients write it::
 
@@ -18,50 +17,125 @@ or, with the abort built in::
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import atexit
+import os
+import uuid
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from weakref import WeakSet, finalize
 
-from swarm.client import wire
-from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, claim
-from swarm.client.control import EngineControl
-from swarm.client.episodes import OpenEpisodes, Sweep
-from swarm.client.flows import ABORT_POLICY, Flow, Flows
-from swarm.client.handles import Episode, Group, task_id_of
-from swarm.client.policy import RetryPolicy
-from swarm.client.retrying import attempts_of
-from swarm.client.throttle import Throttle
-from swarm.client.transport import Driver, check_running
-from swarm.client.watching import WatchThread, WeightSyncCallbacks
-from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from anyio.from_thread import BlockingPortal
+
+from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, sweep
+from swarm.client.policy import RetryPolicy, attempts_of
+from swarm.client.portal import Call, Connection, Stopping, claimed, in_thread, stopping_run
 from swarm.errors import StateError
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeType, ServerStatus
+from swarm.protocol import ServerStatus
 from swarm.types import Task, WorkflowOutput
 
+P = ParamSpec("P")
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
+HandleT = TypeVar("HandleT")
 
 
-class SwarmClient(EngineControl):
-    """Runs episodes and controls the engine of one swarm server.
+def blocking(
+    method: Callable[Concatenate[AsyncSwarmClient, P], Coroutine[Any, Any, T]], *, claims: bool = False
+) -> Callable[Concatenate[SwarmClient, P], T]:
+    """The same method for threads; one that ``claims`` ends when the run that it is part of is stopped."""
 
-    Args:
-        server_url: address of the swarm server, e.g. ``http://127.0.0.1:10086``.
-        token: the server's token; default ``$SWARM_TOKEN``.
-        client_uuid: name of this client towards the server; default a fresh one.
-        request_timeout: seconds for one request (a claim: those it waits, and ten more).
-        begin_timeout: seconds that :meth:`begin_episode` waits for a free episode: longer than a training step.
-        boot_timeout: seconds that starting an engine may take.
-        policy: when a request is repeated.
-        auto_start_swarm_server: if nothing answers at a loopback address, start a server there and stop it at close.
+    @wraps(method)
+    def blocked(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        here = self.connection
+        call = Call(here.portal, method(here.client, *args, **kwargs))
+        return claimed(call) if claims else call.result()
+
+    return blocked
+
+
+def managed(
+    method: Callable[Concatenate[AsyncSwarmClient, P], AbstractAsyncContextManager[T]],
+    handle: Callable[[T, BlockingPortal], HandleT],
+) -> Callable[Concatenate[SwarmClient, P], AbstractContextManager[HandleT]]:
+    """The same context manager for threads, with a ``handle`` of what it yields."""
+
+    @contextmanager
+    @wraps(method)
+    def manager(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[HandleT]:
+        here = self.connection
+        block = method(here.client, *args, **kwargs)
+        entered = claimed(Call(here.portal, block.__aenter__()))
+        try:
+            yield handle(entered, here.portal)
+        finally:
+            Call(here.portal, block.__aexit__(None, None, None)).result()
+
+    return manager
+
+
+class Episode:
+    """One claimed episode inside :meth:`SwarmClient.episode`."""
+
+    def __init__(self, inner: AsyncEpisode, portal: BlockingPortal) -> None:
+        self.endpoint = inner.endpoint
+        self.episode_uuid = inner.episode_uuid
+        self.base_url = inner.base_url
+        self.api_key = inner.api_key
+        self._inner = inner
+        self._portal = portal
+
+    @property
+    def ended(self) -> bool:
+        """Its result was handed in."""
+        return self._inner.ended
+
+    def end(self, task: Task | str, workflow_output: WorkflowOutput) -> str:
+        """Hand in the result; see :meth:`SwarmClient.end_episode`.
+
+        Raises:
+            StateError: it has ended already.
+        """
+        return Call(self._portal, self._inner.end(task, workflow_output)).result()
+
+
+class Group:
+    """The episodes of one task inside :meth:`SwarmClient.group`."""
+
+    def __init__(self, inner: AsyncGroup, portal: BlockingPortal) -> None:
+        self.episodes = inner.episodes
+        self.base_url = inner.base_url
+        self.api_key = inner.api_key
+        self._inner = inner
+        self._portal = portal
+
+    @property
+    def ended(self) -> bool:
+        """Their results were handed in."""
+        return self._inner.ended
+
+    def end(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
+        """Hand in the results by episode; see :meth:`SwarmClient.end_group`.
+
+        Raises:
+            StateError: they have ended already.
+        """
+        return Call(self._portal, self._inner.end(task, outputs)).result()
+
+
+class SwarmClient:
+    """Runs episodes and controls the engine of one swarm server; any number of threads may share it.
+
+    Methods and arguments are those of :class:`AsyncSwarmClient`, but the constructor starts the server if it is to. A
+    forked child process uses connections of its own.
 
     Raises:
-        ConfigError: ``server_url`` is no http address, or none where a server can be started.
-        UnavailableError: the server to be started did not come up.
+        ConfigError: ``server_url`` is no http address, or a server cannot be started there.
+        UnavailableError: the started server did not come up.
     """
 
     def __init__(
@@ -76,179 +150,64 @@ class SwarmClient(EngineControl):
         policy: RetryPolicy | None = None,
         auto_start_swarm_server: bool = False,
     ) -> None:
-        super().__init__(Flows.of(server_url, token, client_uuid, request_timeout, policy), boot_timeout)
-        self._begin_timeout = begin_timeout
-        self._child = ServerChild.ensure(self._flows.server_url) if auto_start_swarm_server else None
-        self._driver = Driver()
-        self._open = OpenEpisodes()
-        self._watching = threading.Lock()
-        self._watch: tuple[WatchThread, WeightSyncCallbacks] | None = None
+        self._policy = policy or RetryPolicy()
+        self._make = partial(
+            AsyncSwarmClient,
+            server_url,
+            token,
+            client_uuid or uuid.uuid4().hex,
+            request_timeout=request_timeout,
+            begin_timeout=begin_timeout,
+            boot_timeout=boot_timeout,
+            policy=policy,
+            auto_start_swarm_server=auto_start_swarm_server,
+        )
+        self._connection = Connection(self._make)
+        try:
+            Call(self._connection.portal, self._connection.client.__aenter__()).result()
+        except BaseException:
+            self._connection.close()
+            raise
+        _open_clients.add(self)
+        finalize(self, self._connection.close_soon).atexit = False
+
+    @property
+    def connection(self) -> Connection:
+        """The client on the event loop of this process."""
+        if self._connection.pid != os.getpid():
+            self._connection = Connection(self._make)
+        return self._connection
+
+    @property
+    def client_uuid(self) -> str:
+        """The name of this client at the server."""
+        return self._connection.client.client_uuid
+
+    @property
+    def server_url(self) -> str:
+        """The address of the server."""
+        return self._connection.client.server_url
 
     # -- episodes
 
-    def begin_episode(
-        self,
-        discard_episode_timeout: float = 240.0,
-        episode_type: EpisodeType = "train",
-        throttle_policy: Throttle | None = None,
-        *,
-        max_episode_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> tuple[str, EpisodeEndpoint]:
-        """Claim an episode, waiting while none is free or the weights are being synced.
+    begin_episode = blocking(AsyncSwarmClient.begin_episode, claims=True)
+    end_episode = blocking(AsyncSwarmClient.end_episode)
+    can_continue_episode = blocking(AsyncSwarmClient.can_continue_episode)
+    claim_group = blocking(AsyncSwarmClient.claim_group, claims=True)
+    end_group = blocking(AsyncSwarmClient.end_group)
 
-        Args:
-            discard_episode_timeout: seconds without a model call after which the server takes the episode back.
-            episode_type: ``"eval"`` episodes are never trained on.
-            throttle_policy: this client's share of each batch; a :class:`ThrottleSchedule` follows the training step.
-            max_episode_seconds: wall clock from claim to end; default eight times ``discard_episode_timeout``.
-            idempotency_key: to get the episode of an earlier claim again; default a fresh one.
-
-        Returns:
-            The episode's uuid and where it samples (``base_url``, ``api_key``, ``episode_uuid``).
-
-        Raises:
-            UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``; or the
-                :meth:`run_episodes_until_all_complete` that this is part of is being stopped.
-        """
-        [endpoint] = self._claim(
-            Claim(
-                None,
-                self._begin_timeout,
-                episode_type,
-                discard_episode_timeout,
-                max_episode_seconds,
-                throttle_policy,
-                idempotency_key,
-            )
-        )
-        return endpoint.episode_uuid, endpoint
-
-    def end_episode(self, task: Task | str, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
-        """Hand in the result of an episode; repeating it changes nothing.
-
-        Returns:
-            Why the server will not train the episode although it took the end, or an empty string.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-            ConflictError: too late; ``code`` says how the episode ended (``episode_timed_out``, ``episode_expired``,
-                ``episode_aborted``, ``episode_deleted``), or ``episode_ended`` if by another result.
-            RequestError: the server refuses, e.g. because the episode is not ours or the task has no id.
-        """
-        call = wire.end_episode_call(self.client_uuid, episode_uuid, task_id_of(task), workflow_output)
-        answer = self._run(self._flows.perform(call))
-        self._open.discard([episode_uuid])
-        return answer.error or ""
-
-    def abort_episode(self, episode_uuid: str) -> None:
-        """Give an episode up. Never raises: where no server is there to hear it, it is said again before the next
-        claim."""
-        self.abort([episode_uuid])
-
-    def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Whether the episode is still ours to run."""
-        call = wire.can_continue_call(self.client_uuid, episode_uuid)
-        return self._run(self._flows.perform(call)).can_continue
-
-    def claim_group(
-        self,
-        count: int,
-        wait_seconds: float = 0.0,
-        *,
-        episode_type: EpisodeType = "train",
-        discard_episode_timeout: float = 240.0,
-        max_episode_seconds: float | None = None,
-        throttle_policy: Throttle | None = None,
-        idempotency_key: str | None = None,
-        standby: bool = False,
-    ) -> EpisodeGroup:
-        """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
-
-        The group has an address of its own, where one call samples an answer for each episode. On ``standby`` it is
-        claimed in advance: until its first call it gives way to whoever else claims, and to the end of the batch.
-        Other arguments and errors are those of :meth:`begin_episode`.
-
-        Raises:
-            RequestError: the server can never run so many at once.
-        """
-        return self._claim(
-            Claim(
-                count,
-                wait_seconds,
-                episode_type,
-                discard_episode_timeout,
-                max_episode_seconds,
-                throttle_policy,
-                idempotency_key,
-                standby,
-            )
-        )
-
-    def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
-        """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
-        like :meth:`end_episode`."""
-        answer = self._run(self._flows.perform(wire.end_group_call(self.client_uuid, task_id_of(task), outputs)))
-        self._open.discard(outputs)
-        return answer.error or ""
+    episode = managed(AsyncSwarmClient.episode, Episode)
+    group = managed(AsyncSwarmClient.group, Group)
 
     def abort(self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None) -> None:
-        """Give episodes up, like :meth:`abort_episode`; ``reason`` (cut at 2000 characters) and ``metadata`` are kept
-        with them and exported."""
-        deadline = self._flows.clock() + ABORT_POLICY.total
-        for uuid in episode_uuids:
-            call = wire.abort_call(self.client_uuid, uuid, reason, metadata)
-            with suppress(StateError):  # a client that is closed tells nobody anything
-                self._run(self._flows.release(call, deadline))
-            self._open.discard([uuid])
+        """See :meth:`AsyncSwarmClient.abort`; does nothing once the client is closed."""
+        here = self.connection
+        with suppress(StateError):
+            Call(here.portal, here.client.abort(tuple(episode_uuids), reason, metadata)).result()
 
-    @contextmanager
-    def episode(
-        self,
-        discard_episode_timeout: float = 240.0,
-        episode_type: EpisodeType = "train",
-        throttle_policy: Throttle | None = None,
-        *,
-        max_episode_seconds: float | None = None,
-    ) -> Generator[Episode, None, None]:
-        """An episode that is aborted unless the block ends it; arguments and errors of :meth:`begin_episode`."""
-        _, endpoint = self.begin_episode(
-            discard_episode_timeout, episode_type, throttle_policy, max_episode_seconds=max_episode_seconds
-        )
-        episode = Episode(endpoint, self.end_episode)
-        try:
-            yield episode
-        finally:
-            if not episode.ended:
-                self.abort_episode(endpoint.episode_uuid)
-
-    @contextmanager
-    def group(
-        self,
-        count: int,
-        wait_seconds: float | None = None,
-        *,
-        episode_type: EpisodeType = "train",
-        discard_episode_timeout: float = 240.0,
-        max_episode_seconds: float | None = None,
-        throttle_policy: Throttle | None = None,
-    ) -> Generator[Group, None, None]:
-        """Episodes that are aborted unless the block ends them; arguments and errors of :meth:`claim_group`, but the
-        default is to wait ``begin_timeout`` seconds."""
-        episodes = self.claim_group(
-            count,
-            self._begin_timeout if wait_seconds is None else wait_seconds,
-            episode_type=episode_type,
-            discard_episode_timeout=discard_episode_timeout,
-            max_episode_seconds=max_episode_seconds,
-            throttle_policy=throttle_policy,
-        )
-        group = Group(episodes, self.end_group)
-        try:
-            yield group
-        finally:
-            if not group.ended:
-                self.abort(episodes.episode_uuids)
+    def abort_episode(self, episode_uuid: str) -> None:
+        """Abort one episode, like :meth:`abort`."""
+        self.abort([episode_uuid])
 
     def run_episodes_until_all_complete(
         self,
@@ -257,36 +216,47 @@ class SwarmClient(EngineControl):
         max_workers: int = 32,
         auto_retry: bool | int = True,
     ) -> list[T | None]:
-        """Call ``func(task)`` for each task in threads; episodes it begins and does not end are aborted.
+        """See :meth:`AsyncSwarmClient.run_episodes_until_all_complete`; ``func`` runs in ``max_workers`` threads.
 
-        Args:
-            tasks: read as threads come free, so a generator of any length will do. For a GRPO group of N, give each
-                task N times.
-            func: begins and ends its own episode; what it begins in threads of its own is not tracked.
-            max_workers: threads.
-            auto_retry: ``True`` tries a task up to three times, a number that many times, ``False`` once.
-
-        Returns:
-            What ``func`` returned, in the order of the tasks; ``None`` where it failed for good (logged).
-
-        Raises:
-            ExceptionGroup: every task failed.
+        What ``func`` begins in threads of its own is not tracked.
         """
-        stopping = threading.Event()
+        stopping = Stopping()
 
         def run_one(task: ItemT) -> T:
             return self.run_tracked(lambda: func(task), stopping)
 
-        return Sweep(tasks, run_one, attempts_of(auto_retry), self._flows.policy, stopping).run(max_workers)
+        return sweep(tasks, run_one, max_workers, attempts_of(auto_retry), self._policy, stopping)
 
-    def run_tracked(self, func: Callable[[], T], stopping: threading.Event | None = None) -> T:
-        """What ``func`` returns; episodes that it begins and does not end are aborted, and once ``stopping`` is set it
-        begins none."""
-        with self._open.run(stopping) as run:
-            try:
-                return func()
-            finally:
-                self.abort(tuple(run.episodes))
+    def run_tracked(self, func: Callable[[], T], stopping: Stopping | None = None) -> T:
+        """Return what ``func`` returns; episodes that it begins and does not end are aborted, and once ``stopping`` is
+        set it begins none."""
+        token = stopping_run.set(stopping)
+        try:
+            with self.connection.client.open_episodes.run() as left_open:
+                try:
+                    return func()
+                finally:
+                    if left_open:
+                        self.abort(left_open)
+        finally:
+            stopping_run.reset(token)
+
+    # -- engine
+
+    status = blocking(AsyncSwarmClient.status)
+    get_engine_status = blocking(AsyncSwarmClient.get_engine_status)
+    get_global_step = blocking(AsyncSwarmClient.get_global_step)
+    get_rollout_stat = blocking(AsyncSwarmClient.get_rollout_stat)
+    print_rollout_stat = blocking(AsyncSwarmClient.print_rollout_stat)
+    get_episode_buffer = blocking(AsyncSwarmClient.get_episode_buffer)
+    wait_for_state = blocking(AsyncSwarmClient.wait_for_state)
+    agree_sync_weight = blocking(AsyncSwarmClient.agree_sync_weight)
+    sync_train_config = blocking(AsyncSwarmClient.sync_train_config)
+    sync_train_code = blocking(AsyncSwarmClient.sync_train_code)
+    sync_train_code_from_dir = blocking(AsyncSwarmClient.sync_train_code_from_dir)
+    start_engine = blocking(AsyncSwarmClient.start_engine)
+    stop_engine = blocking(AsyncSwarmClient.stop_engine)
+    auto_sync_train_config_and_start_engine = blocking(AsyncSwarmClient.auto_sync_train_config_and_start_engine)
 
     @staticmethod
     def async_and_start_multi_engine(
@@ -297,55 +267,38 @@ class SwarmClient(EngineControl):
         Raises:
             ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
         """
-        from swarm.client.engines import start_all
-
-        start_all(client_job_pairs, force_restart)
+        pairs = [(client.connection.client, job) for client, job in client_job_pairs]
+        if pairs:
+            portal = client_job_pairs[0][0].connection.portal
+            Call(portal, AsyncSwarmClient.async_and_start_multi_engine(pairs, force_restart)).result()
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once for each time that the engine begins to sync weights, from a thread of the client's
-        that ends with it.
+        """Call ``callback`` in a thread, once for each time that the engine begins to sync weights.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-        with self._watching:
-            if self._watch is None:
-                first = self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
-                callbacks = WeightSyncCallbacks(first)
-                self._watch = WatchThread(self._flows, first, callbacks.observe), callbacks
-            self._watch[1].add(callback)
+        here = self.connection
+        Call(here.portal, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
 
     @contextmanager
-    def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus, None, None]:
-        """The status now; while inside the block, ``on_status`` is called with it after each change of the engine's
-        state, from a thread.
+    def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus]:
+        """Yield the current status; inside the block, call ``on_status`` in a thread with the status after each change
+        of the engine's state.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-
-        async def observe(status: ServerStatus) -> None:
-            on_status(status)
-
-        first = self._run(self._flows.perform(wire.wait_status_call(None, 0.0)))
-        watch = WatchThread(self._flows, first, observe)
-        try:
+        with _watching(self, in_thread(on_status, abandon=True)) as first:
             yield first
-        finally:
-            watch.stop()
 
     # -- plumbing
 
     def close(self) -> None:
-        """Close the connections, end the watch, and stop the server if this client started it."""
-        with self._watching:
-            watch, self._watch = self._watch, None
-        if watch is not None:
-            watch[0].stop()
-        self._driver.close()
-        child, self._child = self._child, None
-        if child is not None:
-            child.stop()
+        """End waiting claims and the watch, close the connections, and stop the server if this client started it."""
+        _open_clients.discard(self)
+        if self._connection.pid == os.getpid():
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -355,13 +308,13 @@ class SwarmClient(EngineControl):
     ) -> None:
         self.close()
 
-    def _claim(self, wanted: Claim) -> EpisodeGroup:
-        stopping = self._open.stopping
-        episodes = self._run(claim(self._flows, wanted), stopping)
-        self._open.add(episodes)
-        # granted in the poll during which the stop came: the run aborts it
-        check_running(stopping)
-        return episodes
 
-    def _run(self, flow: Flow[T], stopping: threading.Event | None = None) -> T:
-        return self._driver.run(flow, stopping)
+_watching = managed(AsyncSwarmClient.watching_status, lambda first, _: first)
+_open_clients: WeakSet[SwarmClient] = WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for client in list(_open_clients):
+        with suppress(RuntimeError):  # a server that was started ends with this process anyway
+            client.close()

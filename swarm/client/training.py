@@ -7,32 +7,27 @@ what runs may finish.
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.client.executors import BoundedThreadPoolExecutor
-from swarm.client.policy import RetryPolicy
-from swarm.client.retrying import attempts_of, is_stop, with_retries, with_retries_async
+from swarm.client.claiming import Throttle, ThrottleSchedule, as_policy
+from swarm.client.policy import RetryPolicy, attempts_of, with_retries_async
+from swarm.client.portal import Call, in_thread
 from swarm.client.sync import SwarmClient
-from swarm.client.throttle import Throttle, ThrottleSchedule, as_policy
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError, ConflictError
 from swarm.protocol import ServerStatus
 from swarm.types import Model, Task, WorkflowOutput
 
-logger = logging.getLogger(__name__)
-
-#: Most episodes at once unless the caller says how many: each has a thread.
+#: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
 
 Dataset = Iterable[Task] | Callable[[], Iterable[Task]]
 
 
 class TrainReport(Model):
-    """What came of a training: episodes by outcome, their mean reward, and the global steps it began and ended at."""
+    """The outcome of a training: episodes, their mean reward, and the global steps at its start and end."""
 
     finished: int
     failed: int
@@ -72,41 +67,15 @@ def auto_train_with_dataset(
         ConflictError: the server has no job.
         ExceptionGroup: as many episodes as run at once failed, and none worked.
     """
-    stopping = threading.Event()
-    training = _Training(client.status(), num_repeat, total_steps, max_parallel, stopping.set)
-    attempts, policy = attempts_of(auto_retry), RetryPolicy()
+    here = client.connection
 
-    def episode(task: Task) -> float:
-        uuid, api = client.begin_episode(throttle_policy=_for_task(throttle_policy, task))
-        output = execute_agent(task, api)
-        client.end_episode(task, uuid, output)
-        return output.reward
+    async def train() -> TrainReport:
+        training = _Training(await here.client.status(), num_repeat, total_steps, max_parallel)
+        tasks = _repeated(dataset, epochs, training.num_repeat)
+        take = in_thread(lambda: next(tasks, None))
+        return await training.run(here.client, take, in_thread(execute_agent), auto_retry, throttle_policy, progress)
 
-    def work(task: Task) -> None:
-        try:
-            reward = with_retries(
-                lambda: client.run_tracked(lambda: episode(task), stopping), attempts, policy, stopping, task.task_id
-            )
-        except Exception as exc:
-            training.failed(exc)
-        else:
-            training.finished(reward)
-
-    with (
-        training.shown(progress),
-        client.watching_status(training.observe),
-        BoundedThreadPoolExecutor(training.max_parallel) as pool,
-    ):
-        try:
-            for task in _repeated(dataset, epochs, training.num_repeat):
-                if stopping.is_set():
-                    break
-                pool.submit(work, task)
-        except BaseException:
-            # Ctrl-C, or the dataset failed: nothing new begins
-            stopping.set()
-            raise
-    return training.report()
+    return Call(here.portal, train()).result()
 
 
 async def auto_train_with_dataset_async(
@@ -123,108 +92,91 @@ async def auto_train_with_dataset_async(
     progress: bool = True,
 ) -> TrainReport:
     """:func:`auto_train_with_dataset` on an event loop."""
-    waiting: set[asyncio.Task[None]] = set()
-    stopping = asyncio.Event()
+    training = _Training(await client.status(), num_repeat, total_steps, max_parallel)
+    tasks = _repeated(dataset, epochs, training.num_repeat)
 
-    def stop() -> None:
-        stopping.set()
-        for claiming in waiting:
-            claiming.cancel()
+    async def take() -> Task | None:
+        return next(tasks, None)
 
-    training = _Training(await client.status(), num_repeat, total_steps, max_parallel, stop)
-    attempts, policy = attempts_of(auto_retry), RetryPolicy()
-    free = asyncio.Semaphore(training.max_parallel)
-
-    async def episode(task: Task) -> float:
-        current = asyncio.current_task()
-        assert current is not None
-        waiting.add(current)
-        try:
-            if stopping.is_set():
-                raise asyncio.CancelledError
-            uuid, api = await client.begin_episode(throttle_policy=_for_task(throttle_policy, task))
-        finally:
-            waiting.discard(current)
-        output = await execute_agent(task, api)
-        await client.end_episode(task, uuid, output)
-        return output.reward
-
-    async def work(task: Task) -> None:
-        try:
-            reward = await with_retries_async(lambda: client.run_tracked(episode(task)), attempts, policy, task.task_id)
-        except Exception as exc:
-            training.failed(exc)
-        else:
-            training.finished(reward)
-        finally:
-            free.release()
-
-    async def observe(status: ServerStatus) -> None:
-        training.observe(status)
-
-    with training.shown(progress):
-        async with client.watching_status(observe), asyncio.TaskGroup() as group:
-            for task in _repeated(dataset, epochs, training.num_repeat):
-                await free.acquire()
-                if stopping.is_set():
-                    break
-                group.create_task(work(task))
-    return training.report()
+    return await training.run(client, take, execute_agent, auto_retry, throttle_policy, progress)
 
 
 class _Training:
-    """The counts of one training; safe to use from many threads."""
+    """The episodes of one training, and their counts."""
 
     def __init__(
-        self,
-        status: ServerStatus,
-        num_repeat: int | None,
-        total_steps: int | None,
-        max_parallel: int | None,
-        stop: Callable[[], None],
+        self, status: ServerStatus, num_repeat: int | None, total_steps: int | None, max_parallel: int | None
     ) -> None:
         job = status.job
         if job is None:
             raise ConflictError("the swarm server has no job: auto_sync_train_config_and_start_engine first")
         self.num_repeat = num_repeat or job.num_repeat
-        self.max_parallel = max_parallel or min(job.slots, MAX_PARALLEL)
+        self._max_parallel = max_parallel or min(job.slots, MAX_PARALLEL)
         self._first = self._step = status.engine.global_step
         self._last = job.total_training_steps if total_steps is None else self._first + total_steps
-        self._stop = stop
-        self._lock = threading.Lock()
+        self._stopping = self._step >= self._last
+        self._claiming: set[asyncio.Task[None]] = set()
         self._finished = 0
         self._rewards = 0.0
-        self._errors: list[Exception] = []
         self._failures = 0
+        self._errors: list[Exception] = []
         self._show: Callable[[], None] = lambda: None
-        if self._step >= self._last:
-            stop()
 
-    def finished(self, reward: float) -> None:
-        with self._lock:
-            self._finished += 1
-            self._rewards += reward
-        self._show()
+    async def run(
+        self,
+        client: AsyncSwarmClient,
+        take: Callable[[], Awaitable[Task | None]],
+        execute: Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]],
+        auto_retry: bool | int,
+        throttle: Throttle | None,
+        progress: bool,
+    ) -> TrainReport:
+        """Run an episode for each task that ``take`` returns, until it returns none or the last step is done."""
+        free = asyncio.Semaphore(self._max_parallel)
+        attempts, policy = attempts_of(auto_retry), RetryPolicy()
+        running: set[asyncio.Task[None]] = set()
 
-    def failed(self, error: Exception) -> None:
-        if is_stop(error):
-            return
-        with self._lock:
-            self._failures += 1
-            if len(self._errors) < self.max_parallel:
-                self._errors.append(error)
-            hopeless = not self._finished and self._failures >= self.max_parallel
-        self._show()
-        if hopeless:
-            self._stop()
+        async def episode(task: Task) -> float:
+            current = asyncio.current_task()
+            assert current is not None
+            self._claiming.add(current)
+            try:
+                if self._stopping:
+                    raise asyncio.CancelledError
+                uuid, api = await client.begin_episode(throttle_policy=_for_task(throttle, task))
+            finally:
+                self._claiming.discard(current)
+            output = await execute(task, api)
+            await client.end_episode(task, uuid, output)
+            return output.reward
 
-    def observe(self, status: ServerStatus) -> None:
-        self._step = max(self._step, status.engine.global_step)
-        self._show()
-        if self._step >= self._last:
-            self._stop()
+        async def work(task: Task) -> None:
+            try:
+                self._count(
+                    await with_retries_async(lambda: client.run_tracked(episode(task)), attempts, policy, task.task_id)
+                )
+            except Exception as exc:
+                self._count_failure(exc)
+            finally:
+                free.release()
 
-    def report(self) -> TrainReport:
+        with self._shown(progress):
+            async with client.watching_status(self._observe):
+                try:
+                    while await free.acquire() and not self._stopping and (task := await take()) is not None:
+                        running.add(started := asyncio.create_task(work(task)))
+                        started.add_done_callback(running.discard)
+                    await _all_done(running)
+                except asyncio.CancelledError:
+                    for one in running:
+                        one.cancel()
+                    raise
+                except Exception:
+                    # the dataset failed: what runs may finish
+                    self._stop()
+                    raise
+                finally:
+                    await _all_done(running)
         if self._failures and not self._finished:
             raise ExceptionGroup(f"all {self._failures} episodes failed", self._errors)
         return TrainReport(
@@ -235,8 +187,33 @@ class _Training:
             last_step=self._step,
         )
 
+    def _stop(self) -> None:
+        """Begin no more episodes, and give up the claims that wait."""
+        self._stopping = True
+        for claiming in self._claiming:
+            claiming.cancel()
+
+    def _count(self, reward: float) -> None:
+        self._finished += 1
+        self._rewards += reward
+        self._show()
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failures += 1
+        if len(self._errors) < self._max_parallel:
+            self._errors.append(error)
+        self._show()
+        if not self._finished and self._failures >= self._max_parallel:
+            self._stop()
+
+    async def _observe(self, status: ServerStatus) -> None:
+        self._step = max(self._step, status.engine.global_step)
+        self._show()
+        if self._step >= self._last:
+            self._stop()
+
     @contextmanager
-    def shown(self, wanted: bool) -> Generator[None]:
+    def _shown(self, wanted: bool) -> Generator[None]:
         """Show the counts on stderr inside the block, if ``wanted``."""
         if not wanted:
             yield
@@ -256,6 +233,11 @@ class _Training:
             self._show = show
             show()
             yield
+
+
+async def _all_done(tasks: set[asyncio.Task[None]]) -> None:
+    while tasks:
+        await asyncio.wait(tasks)
 
 
 def _repeated(dataset: Dataset, epochs: int, num_repeat: int) -> Iterator[Task]:

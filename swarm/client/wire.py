@@ -1,26 +1,21 @@
-"""The calls of the swarm wire and how their answers are read, free of I/O: both clients share it.
+"""The calls of the swarm API and how their answers are read, without I/O.
 
-Invariant: an answer is either the model that the call names or an error of our tree that says what to do.
+Invariant: an answer is either the model that the call names or an error that says what to do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
-import httpx
 from pydantic import BaseModel, ValidationError
 
 from swarm import protocol
-from swarm.client.policy import Reply, retry_after
+from swarm.client.policy import retry_after
 from swarm.errors import (
     AuthenticationError,
     ConfigError,
@@ -32,7 +27,7 @@ from swarm.errors import (
     UnavailableError,
     UpstreamError,
 )
-from swarm.job import TrainJob, dump_job
+from swarm.http.client import Answer
 from swarm.types import Model, WorkflowOutput
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -41,17 +36,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Seconds a long poll may take beyond the time that it was asked to wait.
 WAIT_GRACE = 10.0
-#: Seconds that sending code may take.
-CODE_TIMEOUT = 120.0
-#: Long polls hold a connection each; idle ones go well before the server closes them under a request (75 s).
-LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=128, keepalive_expiry=30.0)
-
-
-@cache
-def tls_context() -> ssl.SSLContext:
-    """One context for all HTTP clients of the process: reading the certificates takes some 30 ms each time."""
-    return httpx.create_ssl_context(trust_env=False)
-
 
 _STATUS_ERRORS: dict[int, type[RequestError]] = {
     401: AuthenticationError,
@@ -63,7 +47,7 @@ _STATUS_ERRORS: dict[int, type[RequestError]] = {
 
 
 class EpisodeEndpoint(Model):
-    """Where one claimed episode samples: an OpenAI ``base_url`` and its key, both dead once the episode is over."""
+    """Where one claimed episode samples: an OpenAI ``base_url`` and its key, valid until the episode is over."""
 
     episode_uuid: str
     base_url: str
@@ -73,8 +57,8 @@ class EpisodeEndpoint(Model):
 class EpisodeGroup(list[EpisodeEndpoint]):
     """Episodes claimed at once, in the order of the claim.
 
-    ``base_url`` and ``api_key`` are of the group: one chat call there samples an answer for each of its episodes,
-    choice ``i`` for episode ``i``. They are empty where the server offers no such address.
+    ``base_url`` and ``api_key`` are the group's: one chat request there samples an answer for each of its episodes,
+    choice ``i`` for episode ``i``. They are empty if the server offers no such address.
     """
 
     def __init__(
@@ -93,8 +77,13 @@ class EpisodeGroup(list[EpisodeEndpoint]):
 
 @dataclass(frozen=True)
 class Call(Generic[AnswerT_co]):
-    """One request: ``answer`` is the model of its answer, ``timeout`` its seconds (``None``: the client's). The body is
-    a model, sent as JSON, or the bytes of a zip."""
+    """One request.
+
+    Attributes:
+        answer: model of the answer.
+        body: a model, sent as JSON, or the bytes of a zip.
+        timeout: seconds; ``None``: the client's.
+    """
 
     method: str
     path: str
@@ -110,26 +99,21 @@ class Call(Generic[AnswerT_co]):
 
     @property
     def content_type(self) -> str | None:
-        """What the body is."""
+        """Media type of the body."""
         if self.body is None:
             return None
         return "application/json" if isinstance(self.body, BaseModel) else "application/zip"
 
 
-ClaimCall = Call[protocol.ClaimEpisodeResponse] | Call[protocol.ClaimGroupResponse]
-
 STATUS = Call("GET", "/status", protocol.ServerStatus)
-# AgentJet's clients are shown a weight sync for longer than it lasts
+# exact: AgentJet's clients are shown a weight sync for longer than it lasts
 ENGINE_STATUS = Call("GET", "/get_engine_status", protocol.EngineStatus, query={"exact": 1})
-POOL = Call("GET", "/get_current_batch_rollout_pool_information", protocol.PoolInformation)
-EPISODE_BUFFER = Call("POST", "/get_episode_buffer", protocol.EpisodeBufferResponse)
-# commands answer when the thing is done: stopping waits for the engine's grace period
-START_ENGINE = Call("POST", "/start_engine", protocol.StartEngineResponse, timeout=60.0)
+# the answer comes when the engine has stopped, which takes up to its grace period
 STOP_ENGINE = Call("POST", "/stop_engine", protocol.SuccessResponse, timeout=120.0)
 
 
 def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[protocol.ServerStatus]:
-    """The status once the engine's state is another than at ``after_change`` (``None``: at once) or the time is over;
+    """The status once the engine's state has changed since ``after_change`` (``None``: at once) or the time is over;
     without the history of steps."""
     query: dict[str, str | int | float] = {"steps": 0}
     if after_change is not None:
@@ -137,126 +121,21 @@ def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[prot
     return Call("GET", "/status", protocol.ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
 
 
-def claim_call(
-    client_uuid: str,
-    count: int | None,
-    wait_seconds: float,
-    episode_type: protocol.EpisodeType,
-    discard_episode_timeout: float,
-    *,
-    max_episode_seconds: float | None,
-    throttle_policy: protocol.SwarmThrottlePolicy | None,
-    idempotency_key: str,
-    standby: bool = False,
-) -> ClaimCall:
-    """Claim ``count`` episodes at once, or the one of ``/claim_episode`` where ``count`` is ``None``."""
-    fields: dict[str, Any] = {
-        "client_uuid": client_uuid,
-        "episode_type": episode_type,
-        "discard_episode_timeout": discard_episode_timeout,
-        "max_episode_seconds": max_episode_seconds,
-        "throttle_policy": throttle_policy,
-        "wait_seconds": wait_seconds,
-        "idempotency_key": idempotency_key,
-        "standby": standby,
-    }
-    timeout = wait_seconds + WAIT_GRACE
-    if count is None:
-        one = checked(protocol.ClaimEpisodeRequest, fields)
-        return Call("POST", "/claim_episode", protocol.ClaimEpisodeResponse, one, timeout)
-    many = checked(protocol.ClaimGroupRequest, fields | {"count": count})
-    return Call("POST", "/claim_group", protocol.ClaimGroupResponse, many, timeout)
-
-
-def end_episode_call(
-    client_uuid: str, episode_uuid: str, task_id: str, output: WorkflowOutput
-) -> Call[protocol.SuccessResponse]:
-    """End one episode with its result."""
-    fields = {
-        "client_uuid": client_uuid,
-        "episode_uuid": episode_uuid,
-        "task_id": task_id,
-        "workflow_output": output,
-        "idempotency_key": end_key(task_id, {episode_uuid: output}),
-    }
-    body = checked(protocol.EndEpisodeRequest, fields)
-    return Call("POST", "/end_episode", protocol.SuccessResponse, body)
-
-
-def end_group_call(
-    client_uuid: str, task_id: str, outputs: Mapping[str, WorkflowOutput]
-) -> Call[protocol.SuccessResponse]:
-    """End the episodes of one task; ``outputs`` maps episode uuid to result."""
-    ends = [protocol.EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()]
-    fields = {
-        "client_uuid": client_uuid,
-        "task_id": task_id,
-        "ends": ends,
-        "idempotency_key": end_key(task_id, outputs),
-    }
-    body = checked(protocol.EndGroupRequest, fields)
-    return Call("POST", "/end_group", protocol.SuccessResponse, body)
-
-
-def end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
-    """The name of an end, from what it says."""
-    # from the content: an end that is repeated later, by another process even, is still the same end, and one with
-    # another result is not
-    content = [[uuid, output.model_dump_json()] for uuid, output in sorted(outputs.items())]
-    return hashlib.sha256(json.dumps([task_id, content]).encode()).hexdigest()
-
-
-def withdraw_call(client_uuid: str, idempotency_key: str) -> Call[protocol.SuccessResponse]:
-    """Let a claim that waits go."""
-    body = protocol.WithdrawClaimRequest(client_uuid=client_uuid, idempotency_key=idempotency_key)
-    return Call("POST", "/withdraw_claim", protocol.SuccessResponse, body)
-
-
 def abort_call(
     client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
 ) -> Call[protocol.SuccessResponse]:
-    """Give up one episode; why is kept with it."""
+    """Abort one episode; the reason and metadata are kept with it."""
     body = protocol.AbortEpisodeRequest(
         client_uuid=client_uuid, episode_uuid=episode_uuid, reason=reason, metadata=dict(metadata or {})
     )
     return Call("POST", "/abort_episode", protocol.SuccessResponse, body)
 
 
-def can_continue_call(client_uuid: str, episode_uuid: str) -> Call[protocol.CanContinueResponse]:
-    """Ask whether an episode is still ours."""
-    body = protocol.EpisodeRequest(client_uuid=client_uuid, episode_uuid=episode_uuid)
-    return Call("POST", "/can_continue_episode", protocol.CanContinueResponse, body)
-
-
-def agree_call(client_uuid: str) -> Call[protocol.AgreeSyncWeightResponse]:
-    """This client has no more for the current batch."""
-    body = protocol.AgreeSyncWeightRequest(client_uuid=client_uuid)
-    return Call("POST", "/agree_sync_weight", protocol.AgreeSyncWeightResponse, body)
-
-
-def sync_code_call(archive: bytes) -> Call[protocol.SuccessResponse]:
-    """Hand a zip of training code to an OFFLINE server."""
-    return Call("POST", "/sync_train_code", protocol.SuccessResponse, archive, timeout=CODE_TIMEOUT)
-
-
-def read_archive(archive: bytes | str | os.PathLike[str]) -> bytes:
-    """The bytes of a zip that is given as such or by its path.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    if isinstance(archive, bytes):
-        return archive
-    try:
-        return Path(archive).read_bytes()
-    except OSError as exc:
-        raise ConfigError(f"cannot read the code archive {archive}: {exc.strerror or exc}") from exc
-
-
-def sync_config_call(job: TrainJob) -> Call[protocol.SuccessResponse]:
-    """Hand the job to an OFFLINE server."""
-    body = protocol.SyncTrainConfigRequest(yaml_as_string=dump_job(job))
-    return Call("POST", "/sync_train_config", protocol.SuccessResponse, body)
+def end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
+    """The idempotency key of an end, from its content: the same end repeated later, even by another process, has the
+    same key, and one with another result does not."""
+    content = [[uuid, output.model_dump_json()] for uuid, output in sorted(outputs.items())]
+    return hashlib.sha256(json.dumps([task_id, content]).encode()).hexdigest()
 
 
 def checked(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
@@ -272,26 +151,27 @@ def checked(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
         raise RequestError(wrong) from exc
 
 
-def parse_server_url(text: str) -> httpx.URL:
-    """The address of a swarm server; ``http://`` may be left out and a path prefix may be there.
+def parse_server_url(text: str) -> str:
+    """The address of a swarm server, without a slash at its end. ``http://`` may be left out; a path prefix is kept.
 
     Raises:
         ConfigError: not an http address.
     """
     try:
-        url = httpx.URL(text if "://" in text else f"http://{text}")
-    except (httpx.InvalidURL, TypeError) as exc:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port >= 0)
+    except ValueError as exc:
         raise ConfigError(f"server_url {text!r} is no URL: {exc}; write it like http://127.0.0.1:10086") from exc
-    if url.scheme not in ("http", "https") or not url.host:
+    if not valid:
         raise ConfigError(f"server_url {text!r} must look like http://127.0.0.1:10086")
-    return url.copy_with(path=url.path.rstrip("/") or "/", query=None, fragment=None)
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
 def parse_token(text: str) -> str:
-    """``text`` as it can stand in a header; the line's end that a file of secrets has is left out.
+    """``text`` as a header can hold it, without the newline at the end of a file of secrets.
 
     Raises:
-        ConfigError: it has characters that no header takes; it is not told, it is a secret.
+        ConfigError: it has characters that no header can hold; the message does not quote the secret.
     """
     token = text.strip()
     if not (token.isascii() and token.isprintable()):
@@ -299,44 +179,29 @@ def parse_token(text: str) -> str:
     return token
 
 
-def at_server(server_url: httpx.URL, path: str) -> str:
-    """``path`` below the address (and path prefix) of the server."""
-    return str(server_url).rstrip("/") + path
-
-
-def episodes_of(
-    answer: protocol.ClaimEpisodeResponse | protocol.ClaimGroupResponse, server_url: httpx.URL
-) -> EpisodeGroup:
+def episodes_of(answer: protocol.ClaimEpisodeResponse | protocol.ClaimGroupResponse, server_url: str) -> EpisodeGroup:
     """The episodes of a successful claim.
 
-    The host of each base URL is replaced by the address under which *we* reach the server, which cannot know it.
+    The host of each base URL is replaced by the address under which this client reaches the server, which the server
+    does not know.
     """
 
     def here(openai_base_url: str) -> str:
-        return at_server(server_url, urlsplit(openai_base_url).path) if openai_base_url else ""
+        return server_url + urlsplit(openai_base_url).path if openai_base_url else ""
+
+    def endpoint(one: protocol.ClaimedEpisode | protocol.ClaimEpisodeResponse) -> EpisodeEndpoint:
+        return EpisodeEndpoint(
+            episode_uuid=one.episode_uuid, base_url=here(one.openai_base_url), api_key=one.openai_api_key
+        )
 
     if isinstance(answer, protocol.ClaimEpisodeResponse):
-        fields = answer.model_dump(include=set(protocol.ClaimedEpisode.model_fields))
-        return episodes_of(
-            protocol.ClaimGroupResponse(
-                success=True, client_uuid=answer.client_uuid, episodes=[protocol.ClaimedEpisode(**fields)]
-            ),
-            server_url,
-        )
+        return EpisodeGroup([endpoint(answer)])
     return EpisodeGroup(
-        (
-            EpisodeEndpoint(
-                episode_uuid=one.episode_uuid, base_url=here(one.openai_base_url), api_key=one.openai_api_key
-            )
-            for one in answer.episodes
-        ),
-        answer.group_uuid,
-        here(answer.openai_base_url),
-        answer.openai_api_key,
+        map(endpoint, answer.episodes), answer.group_uuid, here(answer.openai_base_url), answer.openai_api_key
     )
 
 
-def read_answer(call: Call[AnswerT], reply: Reply) -> AnswerT:
+def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     """The answer to ``call``; fields that a newer server adds are ignored.
 
     Raises:
@@ -358,9 +223,9 @@ def read_answer(call: Call[AnswerT], reply: Reply) -> AnswerT:
     return answer
 
 
-def error_of(call: Call[Any], reply: Reply) -> SwarmGatewayError:
-    """The error that an answer with an error status stands for."""
-    message, code, param = _said(reply)
+def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
+    """The error for an answer with an error status."""
+    message, code, param = _error_body(reply)
     text = f"{call.path}: {message}"
     if reply.status == 503:
         return UnavailableError(text, code=code, retry_after=retry_after(reply) or 5.0)
@@ -371,7 +236,7 @@ def error_of(call: Call[Any], reply: Reply) -> SwarmGatewayError:
     return _STATUS_ERRORS.get(reply.status, RequestError)(text, code=code, param=param)
 
 
-def _said(reply: Reply) -> tuple[str, str | None, str | None]:
+def _error_body(reply: Answer) -> tuple[str, str | None, str | None]:
     """Message, code and parameter of an error body: OpenAI-shaped, ``{success, error}``, or anything."""
     try:
         data: Any = json.loads(reply.content)

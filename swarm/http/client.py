@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -67,7 +68,8 @@ class LiveAnswer(Protocol):
 class HttpClient:
     """A pool of connections for one event loop; :meth:`close` it. It follows no redirects and keeps no cookies.
 
-    There is no time limit but the one on connecting: put an ``asyncio.timeout`` around each call.
+    There is no time limit but the one on connecting: put an ``asyncio.timeout`` around each call. A GET whose
+    connection breaks before the answer is sent once more, on a new connection; other methods are not.
 
     Args:
         keepalive: seconds that an idle connection is kept. Choose fewer than the server does: a connection that the
@@ -138,7 +140,7 @@ class HttpClient:
             yield
         except aiohttp.ClientError as exc:
             unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL)
-            raise ConnectionBrokenError(f"{type(exc).__name__}: {exc}", unsent=unsent) from exc
+            raise ConnectionBrokenError(_words(exc), unsent=unsent) from exc
         # when the body's length is not given, aiohttp takes our closing of the connection for the body's end
         if self._closed:
             raise ConnectionBrokenError(_CLOSED, unsent=False)
@@ -195,6 +197,13 @@ class _Live:
             if part is None:
                 return
             yield part
+
+
+def _words(exc: aiohttp.ClientError) -> str:
+    if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, ConnectionError):
+        # without aiohttp's list of the addresses that were tried
+        return f"cannot connect to {exc.host}:{exc.port}: {os.strerror(exc.os_error.errno or 0)}"
+    return f"{type(exc).__name__}: {exc}"
 
 
 def has_proxy(url: str) -> bool:

@@ -28,7 +28,7 @@ _KIND = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+(: [a-z0-9_]+)?(?=: |$)")
 #: Counts reasons in a client's own words, which must not use up the names.
 GIVEN_UP = "given_up"
 #: Given up before anything was sampled: nothing is lost.
-_UNUSED = ("standby_unused", "claim_withdrawn")
+_UNUSED = "claim_withdrawn"
 #: Seconds over which rates are taken.
 WINDOW = 60.0
 
@@ -169,7 +169,7 @@ class Meters:
     def _ended(self, record: EndRow) -> None:
         if record.how != "ended":
             self.outcomes[record.how] += 1
-            if record.drop_reason and record.drop_reason not in _UNUSED:
+            if record.drop_reason and record.drop_reason != _UNUSED:
                 kind = _KIND.match(record.drop_reason)
                 self.dropped.add(kind[0] if kind else GIVEN_UP)
             return

@@ -1,14 +1,16 @@
 import asyncio
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from gateway.replay.prompts import Prompt
 from gateway.replay.run import Progress, ReplayConfig, replay
 from gateway.replay.senders import Outcome
 from swarm.client import AsyncSwarmClient, RetryPolicy
+from swarm.http.client import Answer, HttpClient
 
 pytestmark = pytest.mark.anyio
 
@@ -58,15 +60,17 @@ def swarm_with(*looks: int) -> AsyncSwarmClient:
     """A server that at each look has done so many steps; the last look repeats."""
     queue = list(looks)
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        count = queue.pop(0) if len(queue) > 1 else queue[0]
-        steps = [
-            {"step": n, "batch_id": "b", "seconds": 1.0, "metrics": {"swarm/reward_mean": n / 10}}
-            for n in range(1, count + 1)
-        ]
-        return httpx.Response(200, json={"engine": {"engine_status": "ENGINE.ROLLING"}, "steps": steps})
+    class Looks(HttpClient):
+        async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+            count = queue.pop(0) if len(queue) > 1 else queue[0]
+            steps = [
+                {"step": n, "batch_id": "b", "seconds": 1.0, "metrics": {"swarm/reward_mean": n / 10}}
+                for n in range(1, count + 1)
+            ]
+            answer = {"engine": {"engine_status": "ENGINE.ROLLING"}, "steps": steps}
+            return Answer(200, {}, json.dumps(answer).encode())
 
-    return AsyncSwarmClient("http://swarm", policy=RetryPolicy(attempts=1), transport=httpx.MockTransport(handler))
+    return AsyncSwarmClient("http://swarm", policy=RetryPolicy(attempts=1), http=Looks())
 
 
 async def test_every_prompt_is_sent_once_and_no_more_than_allowed_at_a_time(data: Path) -> None:

@@ -33,7 +33,10 @@ def test_a_server_that_answers_is_left_alone(server: ScriptedServer, monkeypatch
 
 @pytest.mark.parametrize("url", ["http://10.255.255.1:1", "https://127.0.0.1:1", "http://127.0.0.1:1/prefix"])
 def test_only_a_server_of_this_machine_is_started(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.client.child._answers", lambda url: False)
+    async def silent(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr("swarm.client.child._answers", silent)
     with pytest.raises(ConfigError, match="swarm-gateway swarm start"):
         SwarmClient(url, auto_start_swarm_server=True)
 

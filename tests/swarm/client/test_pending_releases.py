@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
 from swarm.client import AsyncSwarmClient, RetryPolicy, SwarmClient
-from swarm.client import pending_releases as owing
-from swarm.client.flows import Flows, Send
-from swarm.client.pending_releases import Owed
-from swarm.client.policy import Reply
-from swarm.client.wire import abort_call, withdraw_call
 from swarm.errors import UnavailableError
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
@@ -25,7 +18,7 @@ ONCE = RetryPolicy(attempts=1, base=0.002, cap=0.01)
 
 @pytest.fixture(autouse=True)
 def quick_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.client.flows.ABORT_POLICY", ONCE)
+    monkeypatch.setattr("swarm.client.calls.RELEASE_POLICY", ONCE)
 
 
 def test_an_abort_that_no_server_hears_is_told_before_the_next_claim(
@@ -65,7 +58,6 @@ def test_what_is_not_heard_again_stays_owed(server: ScriptedServer, client: Swar
     # one connection that breaks is replaced at once; the second that does is an absence
     server.script("/abort_episode", {"success": True}, DROP, DROP, {"success": True})
     client.claim_group(1, 5.0)
-    assert len(client._flows.owed) == 1
     client.claim_group(1, 5.0)
     assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == ["a", "b", "b", "b"]
 
@@ -102,7 +94,10 @@ def test_a_claim_that_nobody_heard_is_not_withdrawn(server: ScriptedServer) -> N
     with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client:
         with pytest.raises(UnavailableError):
             client.claim_group(2, 0.0)
-        assert len(client._flows.owed) == 0
+        server.start()
+        server.script("/claim_group", group("a", "b"))
+        client.claim_group(2, 5.0)
+    assert [one.path for one in server.requests] == ["/claim_group"]
 
 
 def test_much_that_is_owed_does_not_hold_a_claim_up(server: ScriptedServer, client: SwarmClient) -> None:
@@ -113,28 +108,10 @@ def test_much_that_is_owed_does_not_hold_a_claim_up(server: ScriptedServer, clie
     server.start()
     client.claim_group(1, 5.0)
     before = [one.path for one in server.requests].index("/claim_group")
-    assert before < 40 and len(client._flows.owed) == 40 - before
+    assert 0 < before < 40
     for _ in range(3):
         client.claim_group(1, 5.0)
-    assert len(client._flows.owed) == 0
-
-
-def test_what_is_owed_keeps_the_deadline_of_the_claim() -> None:
-    now = [100.0]
-    flows = Flows.of("http://127.0.0.1:1", "", "me", 30.0, None)
-    flows = replace(flows, clock=lambda: now[0])
-    for number in range(8):
-        flows.owed.add(abort_call("me", f"e{number}"))
-    flow = flows.settle(deadline=101.0)
-    sent = 0
-    step = next(flow)
-    with pytest.raises(StopIteration):
-        while True:
-            assert isinstance(step, Send) and step.seconds <= 2.0
-            sent += 1
-            now[0] += 0.6
-            step = flow.send(Reply(200, {}, b'{"success": true}'))
-    assert sent == 2 and len(flows.owed) == 6
+    assert len(server.bodies("/abort_episode")) == 40
 
 
 def test_a_closed_client_aborts_without_a_word(server: ScriptedServer, client: SwarmClient) -> None:
@@ -157,15 +134,3 @@ async def test_a_cancelled_claim_under_its_callers_key_can_be_asked_for_again(se
         again = await client.claim_group(1, 5.0, idempotency_key="mine")
     assert [one.episode_uuid for one in again] == ["a"]
     assert {one.path for one in server.requests} == {"/claim_group"}
-
-
-def test_no_more_is_owed_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owing, "MAX_OWED", 8)
-    owed = Owed()
-    calls = [withdraw_call("me", f"k{number}") for number in range(50)]
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(owed.add, calls))
-        assert len(owed) == 8
-        taking = [pool.submit(owed.take) for _ in range(20)]
-        taken = [call for call in (one.result() for one in taking) if call is not None]
-    assert len(taken) == len({call.content for call in taken}) == 8

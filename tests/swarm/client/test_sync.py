@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.client import RetryPolicy, SwarmClient
-from swarm.client.commands import differences
+from swarm.client.engine import differences
 from swarm.errors import (
     AuthenticationError,
     ConflictError,

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.client import wire
-from swarm.client.flows import Flows
-from swarm.client.policy import Reply
+from swarm.client import SwarmClient, wire
 from swarm.errors import (
     AuthenticationError,
     ConfigError,
@@ -21,11 +19,13 @@ from swarm.errors import (
     UnavailableError,
     UpstreamError,
 )
+from swarm.http.client import Answer
 from swarm.protocol import ClaimEpisodeResponse, ClaimGroupResponse, EngineStatus
+from tests.swarm.client.scripted import ScriptedServer
 
 
-def reply(body: Any, status: int = 200, **headers: str) -> Reply:
-    return Reply(
+def reply(body: Any, status: int = 200, **headers: str) -> Answer:
+    return Answer(
         status,
         {name.replace("_", "-"): value for name, value in headers.items()},
         body if isinstance(body, bytes) else json.dumps(body).encode(),
@@ -43,7 +43,7 @@ def reply(body: Any, status: int = 200, **headers: str) -> Reply:
     ],
 )
 def test_server_addresses(given: str, status_url: str) -> None:
-    assert wire.at_server(wire.parse_server_url(given), "/status") == status_url
+    assert wire.parse_server_url(given) + "/status" == status_url
 
 
 @pytest.mark.parametrize("given", ["", "ftp://host", "http://", "http://host:notaport", "zmq://127.0.0.1:1"])
@@ -117,17 +117,21 @@ def test_what_a_token_may_not_is_not_blamed_on_its_absence() -> None:
     assert "SWARM_TOKEN" not in wire.error_of(wire.STATUS, reply(body, 403)).message
 
 
-def test_a_token_from_a_file_may_end_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_TOKEN", "swt_abc\n")
-    assert Flows.of("http://x", None, None, 1.0, None).token == "swt_abc"
-    assert Flows.of("http://x", " t ", None, 1.0, None).token == "t"
-    assert Flows.of("http://x", "", None, 1.0, None).token == ""
+@pytest.mark.parametrize(("given", "sent"), [("swt_abc\n", "Bearer swt_abc"), (" t ", "Bearer t"), ("", None)])
+def test_a_token_from_a_file_may_end_its_line(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, given: str, sent: str | None
+) -> None:
+    server.script("/get_engine_status", {"engine_status": "ENGINE.ROLLING"})
+    monkeypatch.setenv("SWARM_TOKEN", given)
+    with SwarmClient(server.url) as client:
+        client.get_engine_status()
+    assert server.requests[0].headers.get("authorization") == sent
 
 
 @pytest.mark.parametrize("token", ["schlüssel", "a\nb", "a\x00b"])
-def test_a_token_that_no_header_takes_is_told_at_once(token: str) -> None:
+def test_a_token_that_no_header_takes_is_refused_at_once(token: str) -> None:
     with pytest.raises(ConfigError, match="SWARM_TOKEN") as caught:
-        Flows.of("http://x", token, None, 1.0, None)
+        SwarmClient("http://x", token)
     assert token not in caught.value.message
 
 

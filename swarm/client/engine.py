@@ -1,0 +1,356 @@
+"""The engine's part of the client: read its state, wait for it, start it, make it run a job or new code, watch it.
+
+Invariant: a change of the engine's state is learnt from a long poll that names the last change seen, so no change is
+missed between two polls; and a command whose answer was lost is not taken for one that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import TextIO
+
+from swarm.client import wire
+from swarm.client.calls import Calls
+from swarm.client.claiming import LONG_POLL
+from swarm.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConflictError,
+    EngineError,
+    RequestError,
+    SwarmGatewayError,
+    UnavailableError,
+)
+from swarm.job import TrainJob, dump_job
+from swarm.protocol import (
+    AgreeSyncWeightRequest,
+    AgreeSyncWeightResponse,
+    BufferedEpisode,
+    EngineStatus,
+    EpisodeBufferResponse,
+    PoolInformation,
+    ServerStatus,
+    StartEngineResponse,
+    SuccessResponse,
+    SyncTrainConfigRequest,
+)
+from swarm.states import EngineState
+from swarm.sync import build_archive
+
+logger = logging.getLogger(__name__)
+
+#: Seconds of one long poll of a watch.
+WATCH_POLL = 30.0
+#: Seconds that sending code may take.
+_CODE_SECONDS = 120.0
+#: Seconds that a start may take until the server has launched the engine's process.
+_START_SECONDS = 60.0
+#: Tasks named in one report; a batch may have thousands.
+_MAX_TASKS = 20
+
+
+class EngineControl:
+    """The engine's part of :class:`swarm.client.AsyncSwarmClient`."""
+
+    def __init__(self, calls: Calls, boot_timeout: float) -> None:
+        self._calls = calls
+        self._boot_timeout = boot_timeout
+
+    @property
+    def client_uuid(self) -> str:
+        """The name of this client at the server."""
+        return self._calls.client_uuid
+
+    @property
+    def server_url(self) -> str:
+        """The address of the server."""
+        return self._calls.server_url
+
+    async def get_engine_status(self) -> EngineStatus:
+        """State of the engine."""
+        return await self._calls.perform(wire.ENGINE_STATUS)
+
+    async def get_global_step(self) -> int:
+        """How many training steps are complete."""
+        return (await self.get_engine_status()).global_step
+
+    async def get_rollout_stat(self) -> PoolInformation:
+        """What the current batch has collected and still needs."""
+        return await self._calls.perform(
+            wire.Call("GET", "/get_current_batch_rollout_pool_information", PoolInformation)
+        )
+
+    async def print_rollout_stat(self, file: TextIO | None = None) -> None:
+        """Print :meth:`get_rollout_stat` to ``file`` (default stdout)."""
+        print("\n".join(_rollout_lines(await self.get_rollout_stat())), file=file or sys.stdout)
+
+    async def get_episode_buffer(self) -> list[BufferedEpisode]:
+        """The episodes that run now."""
+        return (await self._calls.perform(wire.Call("POST", "/get_episode_buffer", EpisodeBufferResponse))).buffer
+
+    async def status(self) -> ServerStatus:
+        """Everything that the server reports about itself.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        return await self._calls.perform(wire.STATUS)
+
+    async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
+        """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
+
+        Raises:
+            EngineError: the engine is OFFLINE and that is not among ``states``; carries its reason and last lines.
+            UnavailableError: the time is over.
+        """
+        deadline = monotonic() + wait_seconds
+        logged = ""
+        change: int | None = None
+        early = 0
+        while True:
+            began = monotonic()
+            poll = min(LONG_POLL, max(0.0, deadline - began))
+            status = await self._calls.perform(wire.wait_status_call(change, poll), deadline=max(deadline, began))
+            engine = status.engine
+            doing = " ".join(filter(None, (engine.engine_status, status.boot_stage, engine.engine_status_detail)))
+            if doing != logged:
+                logger.info("swarm server %s: %s", self.server_url, doing)
+                logged = doing
+            if engine.engine_status in states:
+                return status
+            if engine.engine_status is EngineState.OFFLINE:
+                raise EngineError("\n".join([f"the engine is offline: {doing}", *status.last_lines]))
+            now = monotonic()
+            if now >= deadline:
+                message = f"the engine is not {' or '.join(states)} after {wait_seconds:g} s: {doing}"
+                raise UnavailableError(message, code="not_ready")
+            changed = status.engine_changes is not None and status.engine_changes != change
+            change = status.engine_changes
+            early = early + 1 if not changed and now - began < poll / 2 else 0
+            await self._calls.pause_between_polls(early, deadline - now)
+
+    async def agree_sync_weight(self) -> AgreeSyncWeightResponse:
+        """Tell the server that this client has no more for the current batch (the ``..._agree_sync_weight`` collection
+        methods); the answer says whether that counts."""
+        body = AgreeSyncWeightRequest(client_uuid=self.client_uuid)
+        return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", AgreeSyncWeightResponse, body))
+
+    async def sync_train_config(self, job: TrainJob) -> None:
+        """Hand over the job that the next :meth:`start_engine` runs.
+
+        Raises:
+            RequestError: the engine is not OFFLINE, or the job is wrong.
+        """
+        body = SyncTrainConfigRequest(yaml_as_string=dump_job(job))
+        await self._calls.perform(wire.Call("POST", "/sync_train_config", SuccessResponse, body))
+
+    async def sync_train_code(self, archive: bytes | str | os.PathLike[str]) -> None:
+        """Hand over the training code of the next engine: the bytes of a zip, or its path. Needs the admin scope.
+
+        Raises:
+            ConfigError: there is no such file.
+            RequestError: the engine is not OFFLINE, the server takes no code, or the archive is wrong.
+        """
+        if not isinstance(archive, bytes):
+            try:
+                archive = await asyncio.to_thread(Path(archive).read_bytes)
+            except OSError as exc:
+                raise ConfigError(f"cannot read the code archive {archive}: {exc.strerror or exc}") from exc
+        call = wire.Call("POST", "/sync_train_code", SuccessResponse, archive, timeout=_CODE_SECONDS)
+        await self._calls.perform(call)
+
+    async def sync_train_code_from_dir(
+        self, directory: str | os.PathLike[str], force_restart: bool = False
+    ) -> dict[str, str]:
+        """:meth:`sync_train_code` with the files of a folder that git tracks, as they are in the work tree. With
+        ``force_restart``, a running engine is stopped before and started again after.
+
+        Returns:
+            What of the folder was not sent, and why, by name.
+
+        Raises:
+            ConfigError: the folder is in no git checkout or cannot be packed.
+            EngineError: the restarted engine does not run this code, or died while booting.
+        """
+        archive, left_out = await asyncio.to_thread(build_archive, directory)
+        running = False
+        if force_restart:
+            running = (await self.status()).engine.engine_status is not EngineState.OFFLINE
+            if running:
+                await self.stop_engine()
+                await self.wait_for_state(EngineState.OFFLINE, wait_seconds=self._boot_timeout)
+        await self.sync_train_code(archive)
+        if running:
+            await self.start_engine()
+        return left_out
+
+    async def start_engine(self, wait: bool = True) -> int | None:
+        """Start the engine and, by default, ``wait`` until it is ROLLING; returns its process id.
+
+        Raises:
+            RequestError: no job was synced, or it runs already.
+            EngineError: it died while booting; carries its reason and last lines.
+            UnavailableError: not ROLLING within ``boot_timeout``.
+        """
+        call = wire.Call("POST", "/start_engine", StartEngineResponse, timeout=_START_SECONDS)
+        retries: list[None] = []
+        try:
+            pid = (await self._calls.perform(call, on_retry=lambda: retries.append(None))).pid
+        except ConflictError:
+            # if the answer to a start was lost, its retry finds the engine that it started
+            status = await self.status() if retries else None
+            if status is None or status.engine.engine_status is EngineState.OFFLINE:
+                raise
+            pid = status.engine_pid
+        if wait:
+            await self.wait_for_state(EngineState.ROLLING, wait_seconds=self._boot_timeout)
+        return pid
+
+    async def stop_engine(self) -> None:
+        """Stop the engine from any state."""
+        await self._calls.perform(wire.STOP_ENGINE)
+
+    async def auto_sync_train_config_and_start_engine(self, job: TrainJob, force_restart: bool = False) -> None:
+        """Make the engine run ``job``: do nothing if it rolls with it, wait if it boots or syncs, else start it.
+
+        Raises:
+            ConflictError: the engine runs another job and ``force_restart`` is off; names the fields that differ.
+            EngineError: it died while booting.
+            UnavailableError: no server, or not ROLLING within ``boot_timeout``.
+        """
+        deadline = monotonic() + self._boot_timeout
+        status = await self.status()
+        if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
+            await self.stop_engine()
+            status = await self.wait_for_state(EngineState.OFFLINE, wait_seconds=deadline - monotonic())
+        if status.engine.engine_status is EngineState.OFFLINE:
+            try:
+                await self.sync_train_config(job)
+                await self.start_engine(wait=False)
+            except RequestError:
+                # another client may have started it meanwhile
+                status = await self.status()
+                if status.engine.engine_status is EngineState.OFFLINE:
+                    raise
+        if status.engine.engine_status is not EngineState.OFFLINE:
+            _refuse_other(job, status)
+        # again at the end: other clients may command the engine as well
+        status = await self.wait_for_state(EngineState.ROLLING, wait_seconds=deadline - monotonic())
+        _refuse_other(job, status)
+
+
+def _refuse_other(job: TrainJob, status: ServerStatus) -> None:
+    differing = differences(job, status.job) if status.job is not None else []
+    if differing:
+        raise ConflictError(
+            f"the engine runs another job (it differs in {', '.join(differing)}); pass force_restart=True to "
+            "replace it, or use the running one as it is",
+            code="other_job",
+        )
+
+
+def differences(job: TrainJob, running: TrainJob) -> list[str]:
+    """Fields in which two jobs differ. Models are compared by served name: the server may know a resolved path."""
+    ours, theirs = (
+        {**one.model_dump(exclude={"model", "served_model_name"}), "model": one.model_name} for one in (job, running)
+    )
+    return [name for name in ours if ours[name] != theirs[name]]
+
+
+def raise_failed_starts(outcomes: Sequence[tuple[str, BaseException | None]]) -> None:
+    """Raise the errors of starts at several servers, given by their addresses.
+
+    Raises:
+        ExceptionGroup: some failed; it names their servers.
+    """
+    failed: list[Exception] = []
+    for url, error in outcomes:
+        if isinstance(error, Exception):
+            error.add_note(f"this is the swarm server {url}")
+            failed.append(error)
+        elif error is not None:
+            raise error
+    if failed:
+        urls = ", ".join(url for url, error in outcomes if error is not None)
+        raise ExceptionGroup(f"{len(failed)} of {len(outcomes)} engines did not start: {urls}", failed)
+
+
+async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:
+    """Call ``on_status`` with each status after a change since ``first``, until cancelled.
+
+    A server that is away is waited for; one that refuses the token ends the watch (logged).
+    """
+    change = first.engine_changes
+    early = 0
+    while True:
+        began = monotonic()
+        try:
+            status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
+        except AuthenticationError as exc:
+            logger.error("the engine's state is no longer watched: %s", exc.message)
+            return
+        except SwarmGatewayError as exc:
+            logger.warning("the engine's state is unknown: %s", exc.message)
+            early += 1
+        else:
+            answered_early = monotonic() - began < WATCH_POLL / 2
+            if status.engine_changes is None or status.engine_changes != change:
+                await on_status(status)
+            early = early + 1 if answered_early and status.engine_changes == change else 0
+            change = status.engine_changes
+        await calls.pause_between_polls(early, calls.policy.cap)
+
+
+class WeightSyncCallbacks:
+    """Callbacks for each time that the engine begins to sync weights; an error of one is logged and stops no other.
+
+    A callback is called once per entry that the server counts, even one that was over before the client learnt of it.
+
+    Args:
+        first: a status from before the first entry that counts.
+    """
+
+    def __init__(self, first: ServerStatus) -> None:
+        self._syncs = first.weight_syncs
+        self._callbacks: list[Callable[[], object]] = []
+
+    def add(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` too, from the next entry on; an awaitable that it returns is awaited."""
+        self._callbacks.append(callback)
+
+    async def observe(self, status: ServerStatus) -> None:
+        """Call every callback once per entry since the last status."""
+        # the count of a restarted server is smaller
+        entries = status.weight_syncs - (self._syncs if status.weight_syncs >= self._syncs else 0)
+        self._syncs = status.weight_syncs
+        for _ in range(entries):
+            for callback in tuple(self._callbacks):
+                try:
+                    result = callback()
+                    if inspect.isawaitable(result):
+                        await result
+                except Exception:
+                    logger.exception("a callback for the weight sync failed")
+
+
+def _rollout_lines(pool: PoolInformation) -> list[str]:
+    wanted = pool.batch_size * pool.num_repeat
+    running = f"{pool.running_episodes} of {pool.slots} slots run"
+    lines = [
+        "current batch",
+        f"  tasks     {pool.completed_tasks} of {pool.batch_size} complete, with {pool.num_repeat} episodes each",
+        f"  episodes  {pool.completed_episodes} of {wanted} finished, {running}",
+        f"  lost      {pool.quarantined_episodes} quarantined, {pool.dropped_episodes} dropped",
+    ]
+    shown = list(pool.tasks.items())[:_MAX_TASKS]
+    if shown:
+        more = f" and {len(pool.tasks) - _MAX_TASKS} more" if len(pool.tasks) > _MAX_TASKS else ""
+        lines.append("  by task   " + ", ".join(f"{task}: {count}" for task, count in shown) + more)
+    return lines

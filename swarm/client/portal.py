@@ -1,0 +1,167 @@
+"""The event loop in a thread on which every :class:`swarm.client.SwarmClient` of a process runs.
+
+Invariant: an interrupted or stopped wait cancels its call, a claim that is granted all the same is not lost, and code
+of users never runs on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+
+from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.errors import StateError, UnavailableError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Call(Generic[T]):
+    """An asynchronous call that a thread waits for."""
+
+    def __init__(self, portal: BlockingPortal, work: Coroutine[Any, Any, T]) -> None:
+        self._portal = portal
+        self._task: asyncio.Task[Any] | None = None
+
+        async def run() -> T:
+            self._task = asyncio.current_task()
+            return await work
+
+        try:
+            self._future: Future[T] = portal.start_task_soon(run)
+        except RuntimeError as exc:
+            work.close()
+            raise StateError(f"this client is closed, or called from its own event loop: {exc}") from exc
+
+    def result(self) -> T:
+        """What the call returns or raises. An exception that interrupts the wait (Ctrl-C) cancels the call first.
+
+        Raises:
+            CancelledError: :meth:`cancel` was called in time.
+        """
+        try:
+            return self._future.result()
+        except BaseException:
+            if not self._future.done():
+                self.cancel()
+                wait([self._future])
+            raise
+
+    def cancel(self) -> None:
+        """Cancel the call; it may still end with a result."""
+        with suppress(RuntimeError):  # the loop has ended, and the call with it
+            self._portal.start_task_soon(lambda: self._task and self._task.cancel())
+
+
+class Stopping(threading.Event):
+    """Set to end a run of user code: its retries, the claims that its threads wait for, and those to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._claims: set[Call[Any]] = set()
+
+    def set(self) -> None:
+        """End the run."""
+        super().set()
+        with self._lock:
+            claims = tuple(self._claims)
+        for claim in claims:
+            claim.cancel()
+
+    def granted(self, claim: Call[T]) -> T:
+        """Wait for a claim.
+
+        Raises:
+            UnavailableError: ``run_stopped``.
+        """
+        with self._lock:
+            self._claims.add(claim)
+        try:
+            if self.is_set():
+                claim.cancel()
+            episodes = claim.result()
+        except CancelledError:
+            raise _run_stopped() from None
+        finally:
+            with self._lock:
+                self._claims.discard(claim)
+        if self.is_set():
+            # granted just when the run was stopped: the run aborts it
+            raise _run_stopped()
+        return episodes
+
+
+stopping_run: ContextVar[Stopping | None] = ContextVar("stopping", default=None)
+
+
+def _run_stopped() -> UnavailableError:
+    return UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
+
+
+def claimed(claim: Call[T]) -> T:
+    stopping = stopping_run.get()
+    return claim.result() if stopping is None else stopping.granted(claim)
+
+
+@functools.cache
+def _portals(pid: int) -> BlockingPortalProvider:
+    """The event loop that all clients of a process share; a forked child has a loop of its own."""
+    return BlockingPortalProvider()
+
+
+class Connection:
+    """The asynchronous client behind one :class:`SwarmClient` in one process."""
+
+    def __init__(self, make: Callable[[], AsyncSwarmClient]) -> None:
+        self.pid = os.getpid()
+        self.client = make()
+        self._provider = _portals(self.pid)
+        self.portal = self._provider.__enter__()
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the client, and end the loop if no other client uses it."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            Call(self.portal, self.client.close()).result()
+        finally:
+            self._provider.__exit__(None, None, None)
+
+    def close_soon(self) -> None:
+        """:meth:`close` without waiting, for a client that was garbage-collected: maybe by the loop's own thread."""
+        threading.Thread(target=self.close, name="swarm-close", daemon=True).start()
+
+
+def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Coroutine[Any, Any, T]]:
+    """``func`` for the event loop: in a thread, where it may block and use the client.
+
+    A cancelled call waits until ``func`` returns; with ``abandon`` it does not.
+    """
+
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def run() -> T:
+            try:
+                return func(*args, **kwargs)
+            except (SystemExit, KeyboardInterrupt) as exc:
+                # it would end the event loop
+                raise RuntimeError(f"{exc!r} was raised in a thread of the swarm client") from exc
+
+        # the caller bounds the number of threads
+        return await to_thread.run_sync(run, abandon_on_cancel=abandon, limiter=CapacityLimiter(1))
+
+    return call

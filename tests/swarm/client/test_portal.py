@@ -1,0 +1,101 @@
+"""The event loop behind ``SwarmClient``: interrupts, forks, and clients that nobody closes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from swarm.client import SwarmClient, ThrottleSchedule
+from swarm.errors import StateError
+from tests.swarm.client.conftest import QUICK
+from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_sync import claimed, engine
+from tests.swarm.client.test_watching import PATIENCE, ROLLING, SYNCING, Calls, at, loops
+
+FORGETFUL = """
+import sys
+from swarm.client import SwarmClient, ThrottleSchedule
+client = SwarmClient(sys.argv[1])
+client.add_entering_weight_sync_callback(print)
+print(client.get_global_step())
+"""
+
+
+def test_ctrl_c_ends_a_claim_that_waits_and_hands_its_episode_back(server: ScriptedServer) -> None:
+    held = threading.Event()
+    server.script("/claim_episode", Answer(claimed("late"), wait=held))
+    for path in ("/withdraw_claim", "/abort_episode"):
+        server.script(path, {"success": True})
+
+    def interrupt() -> None:
+        while not server.requests:
+            threading.Event().wait(0.002)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with SwarmClient(server.url, policy=QUICK) as client:
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.begin_episode()
+        interrupting.join()
+        held.set()
+    assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == ["late"]
+
+
+def test_a_forked_child_has_connections_of_its_own(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/get_engine_status", engine(ROLLING, step=3))
+    assert client.get_global_step() == 3
+    if (child := os.fork()) == 0:
+        os._exit(0 if client.get_global_step() == 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.get_global_step() == 3
+
+
+def test_a_client_that_nobody_closes_is_closed_at_exit_without_a_word(server: ScriptedServer) -> None:
+    server.script("/status", at(1, 0))
+    server.script("/get_engine_status", engine(ROLLING, step=3))
+    done = subprocess.run([sys.executable, "-c", FORGETFUL, server.url], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_a_client_that_is_collected_ends_its_loop(server: ScriptedServer) -> None:
+    server.script("/status", at(1, 0))
+    client = SwarmClient(server.url, policy=QUICK)
+    client.add_entering_weight_sync_callback(lambda: None)
+    [loop] = loops()
+    del client
+    gc.collect()
+    loop.join(PATIENCE)
+    assert loops() == []
+
+
+def test_a_callback_may_use_the_client_and_its_exit_ends_nothing(
+    server: ScriptedServer, client: SwarmClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script("/status", at(1, 0), at(2, 1, SYNCING), at(2, 1))
+    server.script("/get_engine_status", engine(ROLLING, step=3))
+    steps: list[int] = []
+    called = Calls()
+
+    def leave() -> None:
+        steps.append(client.get_global_step())
+        called()
+        raise SystemExit
+
+    client.add_entering_weight_sync_callback(leave)
+    client.add_entering_weight_sync_callback(called)
+    assert called.reached(2)
+    assert steps == [3] and "SystemExit" in caplog.text
+    assert client.get_global_step() == 3
+
+
+def test_code_on_the_loop_cannot_wait_for_the_loop(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/get_engine_status", engine(ROLLING))
+    with pytest.raises(StateError, match="own event loop"):
+        client.begin_episode(throttle_policy=ThrottleSchedule(lambda _: client.get_global_step()))
