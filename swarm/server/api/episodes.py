@@ -39,8 +39,7 @@ from swarm.server.auth.scopes import ControlRoute
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.endings import DELETED
-from swarm.server.episodes.episode import ClaimWish, Grant
+from swarm.server.episodes.episode import DELETED, ClaimWish, Grant
 from swarm.server.meters import Meters
 from swarm.states import EngineState
 

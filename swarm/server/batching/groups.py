@@ -1,6 +1,6 @@
 """Finished episodes, collected by task into groups and by groups into batches.
 
-Invariant: every trajectory is in exactly one place (an open group, a whole one, or the batch that is out), leaves it
+Invariant: every trajectory is in exactly one place (an open group, a whole group, or the batch that is out), leaves it
 only into a batch, by a confirmed step or as :class:`Dropped`, and is never in two batches. Counts are kept per event.
 """
 
@@ -49,7 +49,7 @@ class Failure:
 
 @dataclass(eq=False, slots=True)
 class Outstanding:
-    """A batch that was taken; ``back`` once it is to be taken again. ``client_uuids`` are of its episodes in order."""
+    """A batch that was taken; ``back``: it waits to be taken again. ``client_uuids`` are of its episodes, in order."""
 
     batch: TrainBatch
     client_uuids: Sequence[str]
@@ -62,22 +62,22 @@ class GroupStore:
 
     Args:
         job: sizes, method and bounds come from it.
-        shares: is told which clients' episodes wait.
+        shares: learns which clients' episodes wait.
     """
 
     def __init__(self, job: TrainJob, shares: Shares) -> None:
         self._job = job
         self._method = method_of(job.collection, job.batch_size, job.num_repeat)
         self._shares = shares
-        #: finished and running train episodes at most; a batch and all slots must fit, or collecting could get stuck
+        #: finished and running train episodes at most; a batch and all slots must fit, or collecting could deadlock
         self.bound = max(job.max_cached_episodes, job.batch_size * job.num_repeat + job.slots)
         self._version = 0
         self._numbers = 0
         self._open: dict[str, Group] = {}
         self._whole: dict[int, Group] = {}
-        #: groups of which nothing but losses is known: they hold no trajectory, but will be dropped once whole
+        #: groups with losses and no trajectory yet: they will be dropped once whole
         self._losses: OrderedDict[str, Group] = OrderedDict()
-        #: by task, what has become of losses since :meth:`take_losses`
+        #: changed losses by task since :meth:`take_losses`
         self._lost: dict[str, GroupRow] = {}
         self._trainable = 0
         self._cache_full = False
@@ -126,7 +126,7 @@ class GroupStore:
     # ------------------------------------------------------------------ finished episodes
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
-        """Add one finished episode; returns what was dropped by that, itself perhaps among it."""
+        """Add one finished episode; returns what was dropped because of it, perhaps itself."""
         member = Member(client_uuid, trajectory, min([t.min_policy_version for t in trajectory.timelines]))
         if self._stale(member):
             return [_dropped([member], "stale", self._stale_reason())]
@@ -142,9 +142,8 @@ class GroupStore:
     def lose(self, task_id: str) -> list[Dropped]:
         """An episode of this task ended with a result but without a trajectory.
 
-        Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: an
-        advantage over what is left would compare against a mean that the lost answer is not in. The other methods
-        train on what there is, so there it changes nothing.
+        Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: the
+        mean in the advantage would lack the lost answer. The other methods train on what there is.
         """
         if not self._method.whole_groups:
             return []
@@ -158,14 +157,14 @@ class GroupStore:
         return self._settle(group)
 
     def take_losses(self) -> list[GroupRow]:
-        """What has become of the losses of groups since this was asked last."""
+        """The losses of groups that changed since the last call."""
         if not self._lost:
             return []
         lost, self._lost = self._lost, {}
         return list(lost.values())
 
     def advance(self, policy_version: int) -> list[Dropped]:
-        """New weights are served: drop what is too old, a whole group with all of it, of others the old episodes.
+        """New weights are served: drop whole groups with an episode that is too old, and old episodes of open groups.
 
         A version from the future (the engine began anew) is not old, and the batch that is out is exempt.
         """
@@ -190,10 +189,10 @@ class GroupStore:
 
     def make_room(self, running: int, count: int, ready: bool) -> tuple[str, list[Dropped]]:
         """Why ``count`` more train episodes may not begin beside ``running`` ones (or an empty string), and what was
-        dropped so that they may.
+        dropped to make room for them.
 
-        While there is a batch (``ready``, or one is out) they wait. Else the oldest group that no batch could use goes:
-        ``bound`` is so large that there is one, unless all that waits can be trained and only an agreement is missing.
+        While there is a batch (``ready``, or one is out) they wait. Otherwise the oldest group that no batch could use
+        is dropped: ``bound`` guarantees that there is one, unless all that waits lacks only an agreement.
         """
         if self.has_room(running + count):
             return "", []
@@ -225,8 +224,8 @@ class GroupStore:
     # ------------------------------------------------------------------ batches
 
     def seal(self) -> None:
-        """The batch is decided: as with a full cache, it stays ready though another client turns up and disagrees."""
-        # one that comes back was decided when it was first taken, and says nothing about those that wait behind it
+        """The batch is decided: as with a full cache, it stays ready even if another client disagrees."""
+        # a batch that came back was decided when it was first taken, which says nothing about the groups behind it
         self._cache_full = self._cache_full or self._taken is None
 
     def take(self, any_agreed: bool = False, all_agreed: bool = False) -> TrainBatch:
@@ -266,21 +265,21 @@ class GroupStore:
         return Failure(taken.batch, taken.attempts, self._give_up())
 
     def give_back(self) -> bool:
-        """The batch that is out was not trained, without evidence against it: it is the next one."""
+        """The batch that is out was not trained, for no fault of its own: it is the next one again."""
         if self._taken is None or self._taken.back:
             return False
         self._taken.back = True
         return True
 
     def restore(self, batch: TrainBatch, attempts: int) -> list[Dropped]:
-        """The batch that was out when the server stopped comes back, or is dropped where that was still to be done."""
+        """The batch that was out when the server stopped comes back, or is dropped if that was still to be done."""
         clients = [""] * sum(len(group.trajectories) for group in batch.groups)
         self._taken = Outstanding(batch, clients, attempts, back=True)
         dropped = self._give_up()
         return [dropped] if dropped else []
 
     def restore_losses(self, losses: GroupRow) -> list[Dropped]:
-        """Take up, after a restart, what a group lacks whose members, if any, are here again."""
+        """Restore the losses of a group after a restart; its members, if any, are here already."""
         group = self._open.get(losses.task_id)
         if group is None:
             group = self._losses[losses.task_id] = self._new_group(losses.task_id)
@@ -313,7 +312,7 @@ class GroupStore:
         return []
 
     def _remove(self, group: Group) -> list[Member]:
-        """Take the group out of wherever it waits."""
+        """Take the group out of the place where it waits."""
         if self._whole.pop(group.number, None) is not None:
             self._shares.left(group.clients)
         else:

@@ -15,8 +15,7 @@ from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
 from swarm.server.concurrency import Interruptible, Once
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.endings import DELETED
-from swarm.server.episodes.episode import Episode
+from swarm.server.episodes.episode import DELETED, Episode
 from swarm.states import EngineState
 from swarm.tokens import ModelCall
 

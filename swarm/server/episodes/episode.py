@@ -1,8 +1,9 @@
-"""One episode as the server keeps it, groups of episodes, and what claims ask for and get.
+"""One episode as the server keeps it, groups of episodes, what claims ask for and get, and how episodes end.
 
 Invariant: a key opens nothing once its episode is over (a group's key: once the first of its episodes is). Only digests
 of keys are written anywhere; the key of a claim that may be repeated stays in memory while the episode runs. What is
-trained of an episode are exactly its recorded tokens, or nothing and a reason says why.
+trained of an episode are exactly its recorded tokens, or nothing and a reason says why. The first end of an episode
+stands: its repetition gets the same answer, anything else a conflict.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from swarm.credentials import digest
-from swarm.errors import SwarmGatewayError
-from swarm.protocol import EpisodeType, SwarmThrottlePolicy
+from swarm.errors import ConflictError, NotFoundError, RequestError, SwarmGatewayError
+from swarm.protocol import EpisodeEnd, EpisodeType, SwarmThrottlePolicy
 from swarm.server.concurrency import Once
-from swarm.server.journal.rows import EpisodeRow
+from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Trajectory
 from swarm.tracker.timelines import merge_calls
@@ -171,3 +173,64 @@ def new_uuid() -> str:
 def group_uuid_of(key: str) -> str:
     """The uuid of the group that ``key`` opens."""
     return digest(key).hex()
+
+
+#: endings kept in memory, so that most repeated ends need no look-up in the journal
+MAX_REMEMBERED = 20_000
+
+#: the code of an episode that the engine's next phase deleted
+DELETED = "episode_deleted"
+
+#: how -> code and words for a result that comes after it
+TOO_LATE: dict[EndedHow, tuple[str, str]] = {
+    "aborted": ("episode_aborted", "was aborted by its client"),
+    "idle": ("episode_timed_out", "was idle for longer than its discard_episode_timeout and was taken back"),
+    "capped": ("episode_expired", "ran for longer than its max_episode_seconds and was taken back"),
+    "engine": (DELETED, "was deleted, because its batch left without it or another training run began"),
+}
+
+
+class Endings:
+    """The last :data:`MAX_REMEMBERED` endings by episode."""
+
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._limit = limit
+        self._endings: OrderedDict[str, Ending] = OrderedDict()
+
+    def remember(self, episode_uuid: str, ending: Ending) -> None:
+        self._endings[episode_uuid] = ending
+        while len(self._endings) > self._limit:
+            self._endings.popitem(last=False)
+
+    def get(self, episode_uuid: str) -> Ending | None:
+        return self._endings.get(episode_uuid)
+
+
+def check_unique(ends: Sequence[EpisodeEnd]) -> None:
+    """Raise :class:`RequestError` if an episode is named twice."""
+    if len({end.episode_uuid for end in ends}) != len(ends):
+        raise RequestError("an episode is named twice", param="ends")
+
+
+def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:
+    """The earlier ending of an episode, if this end repeats it.
+
+    Raises:
+        NotFoundError: the episode is unknown or another client's.
+        ConflictError: it ended otherwise; says precisely what happened.
+    """
+    if ending is None or ending.client_uuid != client_uuid:
+        raise unknown_error(episode_uuid)
+    if ending.how == "ended":
+        if end_key and ending.end_key and end_key != ending.end_key:
+            raise ConflictError(
+                f"episode {episode_uuid} was ended by another call: this result comes too late and is not counted",
+                code="episode_ended",
+            )
+        return ending
+    code, words = TOO_LATE[ending.how]
+    raise ConflictError(f"episode {episode_uuid} {words}: its result came too late and is not counted", code=code)
+
+
+def unknown_error(episode_uuid: str) -> NotFoundError:
+    return NotFoundError(f"episode {episode_uuid} does not exist or is not yours", code="episode_not_found")

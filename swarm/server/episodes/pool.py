@@ -17,15 +17,19 @@ from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
 from swarm.server.batching.collection import Collection
-from swarm.server.episodes.endings import (
+from swarm.server.episodes.episode import (
     DELETED,
     TOO_LATE,
+    ClaimWish,
     Endings,
+    Episode,
+    EpisodeGroup,
+    Grant,
+    Refusal,
     check_unique,
     earlier_end,
     unknown_error,
 )
-from swarm.server.episodes.episode import ClaimWish, Episode, EpisodeGroup, Grant, Refusal
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.codec import is_of
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
