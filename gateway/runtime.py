@@ -89,12 +89,8 @@ class Gateway:
         return self.routes.plan.config
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request.
-
-        Raises:
-            PayloadTooLargeError: it is longer than ``max_body_bytes``.
-        """
-        return bytes(await read_body(scope, receive, self.config.max_body_bytes))
+        """The body of a request; raises like :func:`swarm.http.asgi.read_body`."""
+        return bytes(await read_body(receive))
 
     def count_error(self, error: SwarmGatewayError) -> None:
         """Count an error that a caller sees."""

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.runtime import ConfigSource
-from swarm.http.serve import bind, run_app
-from swarm.http.tls import TLSFiles
+from swarm.http.serve import TLSFiles, bind, run_app
 
 
 def serve(

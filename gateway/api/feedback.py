@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.requests import Request
 
 from gateway.api.endpoint import caller_of
-from gateway.sessions.sessions import Sessions
+from gateway.runtime import Gateway
 from reward_hooks import Feedback
 from swarm.errors import NotFoundError, RequestError
 from swarm.types import Model
@@ -86,11 +86,9 @@ class SessionEnded(BaseModel):
 
 
 async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken:
-    """What the user says of an answer.
-
-    ``trains`` in the response says whether the answer's group is still open for it.
-    """
-    sessions = _sessions(request)
+    """The user's feedback to an answer."""
+    gateway: Gateway = request.state.gateway
+    sessions = gateway.sessions
     turn = sessions.turn(given.completion_id, caller_of(request.scope).key_id)
     if turn is None:
         raise NotFoundError(
@@ -106,16 +104,13 @@ async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken
     return FeedbackTaken(completion_id=given.completion_id, trains=turn.open, replaced=replaced)
 
 
-async def end_session(request: Request, id: str, said: SessionFeedback | None = None) -> SessionEnded:
-    """A conversation is over.
+async def end_session(request: Request, id: str, given: SessionFeedback) -> SessionEnded:
+    """End a conversation.
 
-    It ends on all routes; its hook runs after the response. The body, which may be left out, rates the session.
+    It ends on all routes; its hook runs after the response. The body is optional feedback.
     """
-    feedback = said.feedback() if said is not None and said.model_fields_set else None
-    if not _sessions(request).end(id, caller_of(request.scope).key_id, feedback):
+    gateway: Gateway = request.state.gateway
+    feedback = given.feedback() if given.model_fields_set else None
+    if not gateway.sessions.end(id, caller_of(request.scope).key_id, feedback):
         raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
     return SessionEnded(session_id=id, ended=True)
-
-
-def _sessions(request: Request) -> Sessions:
-    return request.state.gateway.sessions

@@ -6,7 +6,6 @@ Invariant: every response carries ``x-request-id``, and every error is OpenAI-sh
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import re
@@ -39,7 +38,6 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 BODY_SECONDS = 300.0
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MOST_ENCODING_SHOWN = 64
 
 
@@ -107,12 +105,12 @@ class RequestIdMiddleware:
 class BodyLimits:
     """Bound the bytes of a request's body and the time that it takes to arrive.
 
-    Whoever reads a body beyond its limits gets the error, so that each endpoint refuses in its own format; the
+    Whoever reads a body beyond its bounds gets the error, so that each endpoint refuses in its own format; the
     connection is closed after the response, because the rest of the body may never end.
 
     Args:
         limit: the most bytes that the body of a request with this scope may have.
-        seconds: from the first read to the end of the body.
+        seconds: from the end of the head to the end of the body.
     """
 
     def __init__(self, app: ASGIApp, limit: Callable[[Scope], int], seconds: float = BODY_SECONDS) -> None:
@@ -121,26 +119,23 @@ class BodyLimits:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not has_body(scope["headers"]):
-            await self.app(scope, receive, send)
-            return
-        body = _BoundedBody(receive, send, scope["headers"], self._limit(scope), self._seconds)
-        await self.app(scope, body.receive, body.send)
+        if scope["type"] == "http" and has_body(scope["headers"]):
+            body = _BoundedBody(scope["headers"], receive, send, self._limit(scope), self._seconds)
+            receive, send = body.receive, body.send
+        await self.app(scope, receive, send)
 
 
 class _BoundedBody:
-    """One request's body."""
+    """The body of one request."""
 
-    def __init__(self, receive: Receive, send: Send, headers: RawHeaders, limit: int, seconds: float) -> None:
-        self._receive = receive
-        self._send = send
-        self._limit = limit
-        self._seconds = seconds
+    def __init__(self, headers: RawHeaders, receive: Receive, send: Send, limit: int, seconds: float) -> None:
+        self._receive, self._send = receive, send
+        self._limit, self._seconds = limit, seconds
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._complete = self._refused = False
-        self._received = 0
-        declared = header(headers, b"content-length")
-        self._declared = int(declared) if declared is not None and declared.isdigit() else 0
+        declared = header(headers, b"content-length") or b""
+        #: what has arrived, or more if the head declares it
+        self._size = int(declared) if declared.isdigit() and int(declared) > limit else 0
 
     async def receive(self) -> Message:
         """The next message.
@@ -151,20 +146,21 @@ class _BoundedBody:
         """
         if self._complete:
             return await self._receive()
-        if self._declared > self._limit:
-            raise self._refusal(_too_large(self._limit))
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            error = RequestError(f"the request body did not arrive within {self._seconds:g} s", code="body_timeout")
-            error.status = 408
-            raise self._refusal(error) from None
-        if message["type"] == "http.request":
-            self._received += len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
-        if self._received > self._limit:
-            raise self._refusal(_too_large(self._limit))
+        message: Message = {}
+        if self._size <= self._limit:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    message = await self._receive()
+            except TimeoutError:
+                self._refused = True
+                error = RequestError(f"the request body did not arrive within {self._seconds:g} s", code="body_timeout")
+                error.status = 408
+                raise error from None
+            self._size += len(message.get("body", b""))
+        if self._size > self._limit:
+            self._refused = True
+            raise PayloadTooLargeError(f"the request body is larger than the limit of {self._limit} bytes")
+        self._complete = not message.get("more_body", False)
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -172,28 +168,20 @@ class _BoundedBody:
             message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
         return self._send(message)
 
-    def _refusal(self, error: RequestError) -> RequestError:
-        self._refused = True
-        return error
-
-
-def _too_large(limit: int) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"the request body is larger than the limit of {limit} bytes")
-
 
 # ---------------------------------------------------------------------- bodies
 
 
-async def read_json(request: Request, limit: int | None = None) -> dict[str, Any]:
-    """The request body as a JSON object; ``limit`` as for :func:`read_body`.
+async def read_json(request: Request) -> dict[str, Any]:
+    """The request body as a JSON object.
 
     Raises:
-        PayloadTooLargeError: the body is too large; raised before the rest is read.
         UnsupportedEncodingError: it is compressed.
         RequestError: it is not JSON (NaN, infinities and lone surrogates are not), or not an object.
+        PayloadTooLargeError, ClientDisconnect: see :func:`read_body`.
     """
     check_encoding(request.scope["headers"])
-    return parse_json(await read_body(request.scope, request.receive, limit))
+    return parse_json(await read_body(request.receive))
 
 
 def check_encoding(headers: RawHeaders) -> None:
@@ -204,27 +192,19 @@ def check_encoding(headers: RawHeaders) -> None:
         raise UnsupportedEncodingError(f"content-encoding: {name} is not supported; send the body uncompressed")
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int | None = None) -> bytes | bytearray:
+async def read_body(receive: Receive) -> bytes | bytearray:
     """The whole body.
 
-    Args:
-        limit: in bytes, where it is smaller than what :class:`BodyLimits` allows.
-
     Raises:
-        PayloadTooLargeError: it is longer; raised before the rest is read.
+        PayloadTooLargeError, RequestError: it is beyond the bounds of :class:`BodyLimits`.
         ClientDisconnect: the caller left before its end.
     """
-    declared = header(scope["headers"], b"content-length")
-    if limit is not None and declared is not None and declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
-        if limit is not None and len(body) + len(chunk) > limit:
-            raise _too_large(limit)
         if not message.get("more_body", False):
             return body + chunk if body else chunk
         body += chunk
@@ -233,35 +213,12 @@ async def read_body(scope: Scope, receive: Receive, limit: int | None = None) ->
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     """``body`` as a JSON object; raises like :func:`read_json`."""
     try:
-        quick: Any = orjson.loads(body)
-    except ValueError:
-        quick = None
-    if isinstance(quick, dict):
-        return cast("dict[str, Any]", quick)
-    # the slow parser says in words what is wrong, and takes what only orjson refuses
-    try:
-        text = body.decode("utf-8-sig" if body.startswith(BOM_UTF8) else "utf-8")
-        data = _DECODER.decode(text)
-        if "\\u" in text and _SURROGATE.search(text):
-            # half a surrogate pair is a string to Python, and an error to whoever encodes it later
-            json.dumps(data, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as exc:
+        data: Any = orjson.loads(body.removeprefix(BOM_UTF8))
+    except ValueError as exc:
         raise RequestError(f"the request body is not valid JSON: {exc}", code="malformed_json") from exc
     if not isinstance(data, dict):
         raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}", code="malformed_json")
     return cast("dict[str, Any]", data)
-
-
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 # ---------------------------------------------------------------------- errors

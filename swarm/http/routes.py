@@ -11,22 +11,19 @@ import functools
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, request_response
 
 from swarm.errors import RequestError
 from swarm.http.asgi import has_body, read_json
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: OpenAPI's alternatives of what opens a route: scheme -> scopes
 Security = Sequence[Mapping[str, Sequence[str]]]
@@ -60,9 +57,9 @@ class OpenAIBody(BaseModel):
 class JsonRoute(APIRoute):
     """A route whose endpoint takes and returns wire models.
 
-    Parameters of the endpoint are the request, path parameters (strings), and a model or ``Model | None`` for the body.
-    Such endpoints are called directly, because FastAPI's own handler takes several times as long as all else that a
-    claim costs; one that has other parameters (a query) goes through it, and has no body.
+    The endpoint takes ``request``, path parameters (strings), and a model for the body; a missing body is read as
+    ``{}``. It is called directly, because FastAPI's handler would take longer than everything else that a claim costs.
+    Only endpoints with other parameters (queries) go through FastAPI's handler; they have no body.
 
     Args:
         security: what opens the route, as OpenAPI states it; empty: nothing is needed.
@@ -95,52 +92,35 @@ class JsonRoute(APIRoute):
             **options,
         )
         self.description = description
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        hints = get_type_hints(self.endpoint)
-        sources = {name: _source(name, hints[name], self) for name in inspect.signature(self.endpoint).parameters}
-        if None in sources.values():
-            return super().get_route_handler()
-        readers = {name: source for name, source in sources.items() if source is not None}
-
-        async def handle(request: Request) -> Response:
-            result = await self.endpoint(**{name: await read(request) for name, read in readers.items()})
-            if isinstance(result, Response):
-                return result
-            return Response(result.model_dump_json(), media_type="application/json")
-
-        return handle
+        if (handler := _direct_handler(endpoint, self.param_convertors.keys())) is not None:
+            self.app = request_response(handler)
 
 
-def _source(name: str, hint: Any, route: APIRoute) -> Callable[[Request], Awaitable[Any]] | None:
-    """What reads one argument of an endpoint from a request; ``None``: FastAPI does."""
-    optional = NoneType in get_args(hint)
-    model: Any = get_args(hint)[0] if optional else hint
+def _direct_handler(
+    endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]
+) -> Callable[[Request], Awaitable[Response]] | None:
+    """What answers a request by calling ``endpoint``; ``None`` if it has parameters that only FastAPI can fill."""
+    hints = {name: hint for name, hint in get_type_hints(endpoint).items() if name != "return"}
+    models = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
+    if hints.keys() - models.keys() - path_parameters - {"request"}:
+        return None
 
-    async def the_request(request: Request) -> Request:
-        return request
+    async def handle(request: Request) -> Response:
+        arguments: dict[str, Any] = {**request.path_params}
+        if "request" in hints:
+            arguments["request"] = request
+        for name, model in models.items():
+            data = await read_json(request) if has_body(request.scope["headers"]) else {}
+            arguments[name] = _validated(model, data)
+        result = await endpoint(**arguments)
+        if isinstance(result, Response):
+            return result
+        return Response(result.model_dump_json(), media_type="application/json")
 
-    async def path_parameter(request: Request) -> str:
-        return request.path_params[name]
-
-    async def body(request: Request) -> Any:
-        if optional and not has_body(request.scope["headers"]):
-            return None
-        return validated(model, await read_json(request))
-
-    if hint is Request:
-        return the_request
-    if name in route.param_convertors:
-        return path_parameter
-    return body if isinstance(model, type) and issubclass(model, BaseModel) else None
+    return handle
 
 
-def validated(model: type[ModelT], data: Mapping[str, Any]) -> ModelT:
-    """``data`` as ``model``.
-
-    Raises:
-        RequestError: it does not fit; the first wrong field is in ``param``.
-    """
+def _validated(model: type[BaseModel], data: dict[str, Any]) -> BaseModel:
     try:
         return model.model_validate(data)
     except ValidationError as exc:

@@ -12,18 +12,59 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError
-from swarm.http.tls import TLSFiles
 
 logger = logging.getLogger(__name__)
 
 #: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
 KEEP_ALIVE_SECONDS = 75
+
+
+@dataclass(frozen=True, slots=True)
+class TLSFiles:
+    """Files in PEM form that a server speaks TLS with: the certificate with its chain, and its key, not encrypted.
+
+    Raises:
+        ConfigError: a file is missing, no PEM, encrypted, or the key is another certificate's.
+    """
+
+    certificate: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        for what, path in (("certificate", self.certificate), ("key", self.key)):
+            try:
+                with path.open("rb"):
+                    pass
+            except OSError as exc:
+                raise ConfigError(f"tls.{what}: cannot read {path}: {exc.strerror or exc}", code="tls") from exc
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # without a password OpenSSL would ask the terminal for it
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except (ssl.SSLError, ValueError) as exc:
+            raise ConfigError(f"tls: {self._wrong(exc)}", code="tls") from exc
+
+    def _wrong(self, error: Exception) -> str:
+        reason = getattr(error, "reason", None) or ""
+        if reason == "KEY_VALUES_MISMATCH":
+            return f"{self.key} is not the key of the certificate {self.certificate}"
+        if b"ENCRYPTED" in self.key.read_bytes():
+            return f"the key {self.key} is encrypted: give it decrypted, readable by the gateway alone"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(self.certificate)
+        except (ssl.SSLError, ValueError):
+            return f"{self.certificate} holds no certificate in PEM form"
+        return f"{self.key} holds no private key in PEM form ({reason or error})"
 
 
 def bind(host: str, port: int) -> socket.socket:

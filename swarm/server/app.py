@@ -23,13 +23,10 @@ from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware
 from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
-from swarm.server.api.code import PATH as CODE_PATH
-from swarm.server.api.code import CodeRoutes
-from swarm.server.api.engine import EngineRoutes
+from swarm.server.api.engine import CODE_PATH, CODE_TYPE, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
-from swarm.server.auth.callers import ClientNames
 from swarm.server.auth.middleware import AuthMiddleware
 from swarm.server.auth.ring import TokenRing
 from swarm.server.auth.scopes import WITHOUT_TOKEN, ControlRoute, Scopes
@@ -110,12 +107,11 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
 
     snapshots = Snapshots(config.run_dir)
     routes: list[BaseRoute] = [
-        *EpisodeRoutes(config, controller, meters, ClientNames()).routes(),
+        *EpisodeRoutes(config, controller, meters).routes(),
         *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
-        *EngineRoutes(controller, supervisor, StateShown(controller), monitor).routes(),
+        *EngineRoutes(config, controller, supervisor, snapshots, StateShown(controller), monitor).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
-        *CodeRoutes(config, controller, snapshots).routes(),
         *MetricsRoutes(monitor).routes(),
         Route("/health", health, methods=["GET"]),
     ]
@@ -134,7 +130,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             Middleware(RequestMeter, meters=meters),
             Middleware(RequestIdMiddleware),
             Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous, scopes=Scopes(routes)),
-            Middleware(JsonBodies, other_types=CodeRoutes.BODY_TYPES, exempt=WITHOUT_TOKEN),
+            Middleware(JsonBodies, other_types={CODE_PATH: CODE_TYPE}, exempt=WITHOUT_TOKEN),
             Middleware(BodyLimits, limit=body_limit),
         ],
         exception_handlers=EXCEPTION_HANDLERS,

@@ -1,7 +1,7 @@
 """Serve the swarm server with uvicorn.
 
-Invariant: the port is bound before anything else happens, so a port in use is one clear error, port 0 works, and the
-server leaves only after the engine has.
+Invariant: the port is bound first, so a port in use is one clear error and port 0 works; the server ends after the
+engine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from swarm.server.app import create_app
 from swarm.server.auth.middleware import check_exposure
 from swarm.server.config import ServerConfig
 
-#: how long answers in progress may take once the server is told to stop
+#: how long requests in flight may take once the server stops
 _DRAIN_SECONDS = 5
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which says that it is ready, and lets long polls go before it waits for connections to end."""
+    """uvicorn's server, with a call when it is ready, and one that releases long polls before it waits for them."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], release: Callable[[], None]) -> None:
         super().__init__(config)
@@ -38,7 +38,7 @@ class _Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit as exc:
-            # uvicorn's way to say that the app did not start; out of a task it would tear the event loop down
+            # so uvicorn reports that the app did not start; leaving a task, it would end the event loop
             raise ConfigError("the server did not start; the log above says why") from exc
         if self.started:
             self._ready()
@@ -71,7 +71,7 @@ async def serve(
     def ready() -> None:
         # modules loaded by now stay: garbage collection need not scan them again and again
         gc.freeze()
-        # not before the journal is open: that may fail, and takes its time where it is large
+        # the journal is open by now: opening it may fail, and takes long if it is large
         if on_ready is not None:
             on_ready(url_of(config.host, listener))
 
@@ -94,7 +94,7 @@ async def serve(
 
 @contextlib.contextmanager
 def _without_traceback(app: Starlette) -> Generator[None]:
-    """A start that fails for a reason of ours is told by the error alone; uvicorn would log its traceback as well."""
+    """Keep uvicorn from logging the traceback of a start that fails with an error of ours, which says it all."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return app.state.startup_error is None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
+import jsonschema
 import openai
 import pytest
+from starlette.routing import Route
 
+from gateway.api.routes import ANY_OTHER
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.gateway.stand_in import Swarm
+from tests.swarm.http.references import references
 
 pytestmark = pytest.mark.anyio
 
@@ -154,6 +159,27 @@ async def test_an_alias_is_the_model(swarm: Swarm, open_gateway: OpenGateway) ->
         unknown = await http.post(CHAT, json={**BODY, "model": "gpt-5"})
     assert unknown.status_code == 404
     assert "add `gpt-5` to the gateway's model_aliases" in unknown.json()["error"]["message"]
+
+
+async def test_every_route_is_documented(tmp_path: Path, swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    document = (await gateway.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+    assert {reference.rpartition("/")[2] for reference in references(document)} <= schemas.keys()
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    app = create_app(GatewayConfig(hooks=str(write_hooks(tmp_path / "hooks"))))
+    served = {
+        (method.lower(), route.path_format)
+        for route in app.routes
+        if isinstance(route, Route) and route.path != ANY_OTHER
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    paths = document["paths"]
+    assert {(method, path) for path, methods in paths.items() for method in methods} == served
+    assert "security" not in paths["/health"]["get"]
+    assert paths["/v1/chat/completions"]["post"]["security"] == [{"key": []}, {}]
+    assert paths["/v1/feedback"]["post"]["requestBody"]["required"]
+    assert not paths["/v1/sessions/{id}/end"]["post"]["requestBody"]["required"]
 
 
 async def test_health_tells_the_engine_state(swarm: Swarm, gateway: httpx.AsyncClient) -> None:

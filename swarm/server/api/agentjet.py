@@ -35,7 +35,7 @@ from swarm.protocol import (
     SwarmClientInstruction,
     VerboseLogsResponse,
 )
-from swarm.server.auth.callers import Caller
+from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller

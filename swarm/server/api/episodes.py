@@ -7,14 +7,14 @@ left while it waited leaves nothing behind.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.errors import ConflictError, NotFoundError
+from swarm.errors import ConflictError, ForbiddenError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
     AbortEpisodeRequest,
@@ -34,7 +34,7 @@ from swarm.protocol import (
     WithdrawClaimRequest,
 )
 from swarm.server.api.engine import BACKLOG
-from swarm.server.auth.callers import ClientNames
+from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
@@ -44,7 +44,40 @@ from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.server.meters import Meters
 from swarm.states import EngineState
 
+#: client names remembered; the oldest is forgotten first, and then free again
+MAX_NAMES = 100_000
+
 _GONE = "the caller is gone"
+
+
+class ClientNames:
+    """The token that each client name (``client_uuid``) belongs to.
+
+    Invariant: a name is used by the token that used it first and by admins only, as long as this server remembers it;
+    all callers without a token count as one. A rotated token keeps its name, and so its clients.
+    """
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        self._limit = limit
+        self._owners: dict[str, str] = {}
+
+    def check(self, caller: Caller, client_uuid: str) -> None:
+        """Let ``caller`` act for this client.
+
+        Raises:
+            ForbiddenError: the client is another token's (``client_of_another_token``).
+        """
+        owner = self._owners.get(client_uuid)
+        if owner is None:
+            self._owners[client_uuid] = caller.name
+            if len(self._owners) > self._limit:
+                del self._owners[next(iter(self._owners))]
+        elif owner != caller.name and "admin" not in caller.scopes:
+            raise ForbiddenError(
+                f"client_uuid {client_uuid[:100]!r} is used with another token than {caller.name!r}: choose another "
+                "client_uuid, or use the token with which this client began",
+                code="client_of_another_token",
+            )
 
 
 class _OfClient(Protocol):
@@ -60,7 +93,7 @@ class EpisodeRoutes:
     config: ServerConfig
     controller: Controller
     meters: Meters
-    names: ClientNames
+    names: ClientNames = field(default_factory=ClientNames)
 
     def routes(self) -> list[BaseRoute]:
         claims = {409: "an idempotency key of another claim", 503: BACKLOG}

@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
 from swarm.http.guard import foreign, is_loopback
-from swarm.server.auth.callers import Caller
-from swarm.server.auth.ring import TokenRing
+from swarm.server.auth.ring import Caller, TokenRing
 from swarm.server.auth.scopes import WITHOUT_TOKEN, Scopes
 from swarm.server.config import ServerConfig
 

@@ -1,18 +1,33 @@
-"""The tokens of a running server: its own, and those that ``tokens.json`` holds now."""
+"""The tokens of a running server, its own and those that ``tokens.json`` holds now, and the callers that they name."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from swarm.credentials import Ring, Token, TokenFile, digest, matching
+from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
 from swarm.errors import AuthenticationError
-from swarm.server.auth.callers import Caller
 
 #: the name of the caller whose token is the server's own (``ServerConfig.token``)
 CONFIGURED = "SWARM_TOKEN"
 #: the same for processes started together with the server (``ServerConfig.private_token``)
 PRIVATE = "up"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of its token, for people and for the log, and what the token allows.
+
+    :class:`~swarm.server.auth.middleware.AuthMiddleware` puts it in ``scope["caller"]``.
+    """
+
+    name: str
+    scopes: frozenset[TokenScope]
+
+    def may(self, needed: TokenScope) -> bool:
+        """Whether a route that needs ``needed`` is open to this caller."""
+        return "admin" in self.scopes or needed in self.scopes or (needed == "read" and bool(self.scopes))
 
 
 class TokenRing(Ring[Token]):

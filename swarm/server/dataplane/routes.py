@@ -136,7 +136,7 @@ class DataPlane:
             return wire.refusal(exc)
 
     async def _chat(self, request: Request, members: Party, wire: Wire, group_size: int | None = None) -> Response:
-        body = wire.request(await read_json(request, self.config.max_body_bytes))
+        body = wire.request(await read_json(request))
         # reading the body took time: an episode may be over by now
         members.check()
         controller = self.controller

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from swarm.http.tls import TLSFiles
+from swarm.http.serve import TLSFiles
 
 
 def make_certificate(folder: Path, name: str = "server", password: str | None = None) -> tuple[Path, Path]:

@@ -38,7 +38,7 @@ async def echo(request: Request, body: Body) -> Echoed:
 
 
 async def raw(request: Request) -> Response:
-    return Response(bytes(await read_body(request.scope, request.receive)))
+    return Response(bytes(await read_body(request.receive)))
 
 
 async def later(request: Request) -> Response:
@@ -218,7 +218,13 @@ async def test_a_caller_that_leaves_while_it_sends_is_no_fault(caplog: pytest.Lo
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/echo", "headers": [], "query_string": b""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/echo",
+        "headers": [(b"transfer-encoding", b"chunked")],
+        "query_string": b"",
+    }
     await app(scope, receive, send)
     assert sent[0]["status"] == 499
     assert not caplog.records

@@ -13,8 +13,7 @@ from starlette.responses import PlainTextResponse
 
 from swarm.errors import ConfigError
 from swarm.http.client import ConnectionBrokenError, HttpClient
-from swarm.http.serve import bind, uvicorn_config
-from swarm.http.tls import TLSFiles
+from swarm.http.serve import TLSFiles, bind, uvicorn_config
 from tests.swarm.http.certificates import make_certificate, make_tls
 
 

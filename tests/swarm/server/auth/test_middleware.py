@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from swarm.credentials import TokenFile, TokenScope
 from swarm.errors import ConfigError
 from swarm.server.app import create_app
-from swarm.server.auth.callers import Caller
 from swarm.server.auth.middleware import check_exposure
+from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
 from tests.swarm.server.vllm import serving

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import ForbiddenError
-from swarm.server.auth.callers import Caller, ClientNames
+from swarm.server.api.episodes import ClientNames
+from swarm.server.auth.ring import Caller
 
 ANN, BOB = Caller("ann", frozenset({"claim"})), Caller("bob", frozenset({"claim"}))
 ROOT = Caller("root", frozenset({"admin"}))
