@@ -1,7 +1,7 @@
 """Child processes with a log file each; a stopped child leaves no descendant behind, and stopping is bounded.
 
-A child runs in its own session, so that the terminal's Ctrl-C reaches only us and the order of stopping is ours. Its
-stdin is a pipe that we hold: when we are killed it closes, which is how a child learns that it is alone.
+A child runs in its own session, so that Ctrl-C reaches the parent alone, which decides the order of stopping. Its stdin
+is a pipe that the parent holds open: when the parent is killed, it closes, and the child ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL = 0.05
 
 
 class Child:
-    """One running child process; ``name`` is what people read, ``log`` holds everything it prints."""
+    """One running child process; ``name`` is for people, ``log`` holds its output."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.name = name

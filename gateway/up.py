@@ -1,8 +1,8 @@
-"""``up``: swarm server, gateway and engine of one machine from one file; whatever happens, all of it is stopped again.
+"""``up``: swarm server, gateway and engine of one machine from one file; however it ends, all of it is stopped.
 
 The file has three mappings: ``job`` (``TrainJob``), ``swarm`` (``ServerConfig``) and ``gateway`` (``GatewayConfig``).
-Relative paths in it start from its own folder. Signals set a flag that every wait looks at, so no moment exists in
-which one could leave a half-started child behind.
+Relative paths in it start from its own folder. Signals set a flag that every wait checks, so a signal never leaves a
+half-started child behind.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
 
 @dataclass(frozen=True)
 class UpPlan:
-    """Everything ``up`` starts, validated. The sections are as their servers read them from a file.
+    """Everything ``up`` starts, validated; sections have the form that their servers read from a file.
 
-    ``gateway_section`` has no ``swarm_url`` unless the file gives one: then it is the server's own address.
-    ``addresses`` are the hosts and ports that the servers will listen on, and hooks may be modules of
-    ``module_folder``, where the user's file lies. With ``private_token`` the processes know each other, whatever tokens
-    are made or revoked while they run.
+    Attributes:
+        gateway_section: without a ``swarm_url`` it gets the address of the server that ``up`` starts.
+        addresses: hosts and ports that the servers will listen on.
+        module_folder: the folder of the user's file; hooks may be modules in it.
+        private_token: authenticates the processes to each other, whatever tokens are created or revoked meanwhile.
     """
 
     job: TrainJob
@@ -87,9 +88,8 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
 
     Args:
         plan: what to run.
-        on_event: told ``listening``, ``continued``, ``boot``, ``config``, ``ready``, ``state``, ``step``,
-            ``restarting``, ``recovered``, ``engine_stopped``, ``finished``, ``stopping`` and ``stopped`` with their
-            values.
+        on_event: called with ``listening``, ``starting``, ``stopping``, ``stopped`` and the events of
+            :class:`EngineWatch`, and their values.
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.
@@ -120,7 +120,7 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
 
 
 def _check_place(plan: UpPlan) -> None:
-    """Find out what would make a child fail, while it still is the user's one line."""
+    """Find early what would make a child fail, for a one-line error."""
     try:
         plan.run_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=plan.run_dir).close()
@@ -128,7 +128,7 @@ def _check_place(plan: UpPlan) -> None:
         reason = exc.strerror or exc
         raise ConfigError(f"the run folder {plan.run_dir} cannot be written ({reason}); set swarm.run_dir") from exc
     with ExitStack() as bound:
-        # all at once, so that one port given twice is found as well
+        # bound together, so that a port given twice is found as well
         for host, port in plan.addresses:
             if port:
                 bound.enter_context(closing(bind(host, port)))
@@ -143,12 +143,12 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     if swarm_url is None:
         return
     on_event("listening", {"name": server.name, "url": swarm_url, "log": str(server.log)})
-    # one try per call: the loops here try again anyway, and a signal must not wait for retries
+    # one attempt per call: the loops here repeat it, and a signal must not wait for retries
     started.client = SwarmClient(
         swarm_url, token=plan.private_token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
     )
     gateway_section = {"swarm_url": swarm_url, **plan.gateway_section}
-    # a file that names another server means the token in its own environment for it
+    # for another server, named in the file, the gateway uses the token of the environment
     own = {} if "swarm_url" in plan.gateway_section else {TOKEN_VARIABLE: plan.private_token}
     gateway_env = own | _python_path(plan)
     gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", gateway_env)
@@ -164,7 +164,7 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
 
 
 def _python_path(plan: UpPlan) -> dict[str, str]:
-    """The environment in which hooks are found that are modules beside the user's file."""
+    """The environment in which hooks may be modules beside the user's file."""
     return {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
 
 
@@ -189,7 +189,7 @@ def _spawn(
 
 
 def _listening(child: Child, started: _Started, stopping: threading.Event) -> str | None:
-    """The address that the child prints once its port is bound; None if we are told to stop meanwhile."""
+    """The address that the child prints once its port is bound; None if a signal arrives first."""
     deadline = time.monotonic() + _START_DEADLINE
     while not stopping.wait(0.1):
         _check(started)
@@ -210,7 +210,7 @@ def _check(started: _Started) -> None:
 
 
 def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
-    """Tell what happens, and start an engine that died, until the flag is set or the job is done."""
+    """Report events, and restart an engine that died, until a signal or the end of the job."""
     watch = EngineWatch(
         plan.job.total_training_steps, plan.boot_timeout, plan.run_dir, on_event, restart_pause=plan.restart_pause
     )
@@ -221,7 +221,7 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
         try:
             status = started.client.status()
         except UnavailableError:
-            # a busy server answers late; a dead one is found by _check
+            # a busy server answers late; _check finds a dead one
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > _START_DEADLINE:
                 server = started.children[0]
@@ -235,21 +235,21 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
 
 
 def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> None:
-    """Start the engine again; the swarm server first waits until nothing is left of the one that died.
+    """Start the engine again; the swarm server first waits until all processes of the dead one are gone.
 
     Raises:
-        UpFailedError: the job cannot be started any more.
+        UpFailedError: the job can no longer be started.
     """
     try:
         client.start_engine(wait=False)
     except (ConflictError, UnavailableError, UpstreamError):
-        pass  # the next status says what became of it
+        pass  # the next status shows the outcome
     except RequestError as exc:
         watch.give_up(status, f"it cannot be started again: {exc.message}")
 
 
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
-    """Gateway first, so that applications' requests end while there is an engine; then the engine; then the server."""
+    """Stop the gateway first, so that requests end while there is an engine; then the engine; then the server."""
     server, gateway = (*started.children, None, None)[:2]
     if gateway is not None:
         on_event("stopping", {"name": gateway.name})
@@ -259,7 +259,7 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
         _stop_engine(started.client, hurry)
     if server is not None:
         on_event("stopping", {"name": server.name})
-        # its own shutdown stops the engine too, should the command have failed
+        # its shutdown stops the engine too, in case the command failed
         server.stop(_SERVER_GRACE, hurry)
     if started.client is not None:
         started.client.close()
@@ -267,14 +267,14 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
 
 
 def _stop_engine(client: SwarmClient, hurry: threading.Event) -> None:
-    """Ask for it in a thread, so that a second signal need not wait for the answer."""
+    """Request it in a thread, so that a second signal need not wait for the response."""
     done = threading.Event()
 
     def ask() -> None:
         try:
             client.stop_engine()
         except SwarmGatewayError:
-            pass  # the server's shutdown does it, or kills it
+            pass  # the server's shutdown stops or kills it
         finally:
             done.set()
 

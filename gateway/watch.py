@@ -1,7 +1,7 @@
 """From successive statuses of a swarm server to the events of its engine: boot, ready, steps, deaths, end.
 
-Invariant: every event is told once. An engine that dies after it was ready is to be started again, with a pause that
-doubles; one that never was ready, or dies too often in a row, raises with the reason and its last lines.
+Invariant: every event is reported once. An engine that dies after it was ready is restarted, after a pause that
+doubles; one that was never ready, or dies too often in a row, raises with the reason and its last lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 60.0
 
 
 class UpFailedError(SwarmGatewayError):
-    """Something that ``up`` runs has ended by itself; ``last_lines`` are the last it said, ``log`` holds the rest."""
+    """A process of ``up`` ended by itself; ``last_lines`` are the end of its output, ``log`` holds all of it."""
 
     def __init__(self, message: str, last_lines: list[str], log: Path) -> None:
         super().__init__(message)
@@ -36,14 +36,15 @@ class UpFailedError(SwarmGatewayError):
 
 
 class EngineWatch:
-    """Sees statuses, tells events.
+    """Turns statuses into events.
 
     Args:
-        total_steps: the job's last step; an engine that goes offline after it has finished, before it has died.
-        boot_timeout: seconds from the start to the first ROLLING. Slow restarts are left to the server, whose own limit
-            ends them: each is one more death.
-        run_dir: where the engine's resolved configuration is written and its log lies.
-        on_event: told ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``restarting``,
+        total_steps: the job's last step; an engine that goes offline after it has finished, one that does so before
+            it has died.
+        boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends slow restarts; each
+            counts as a death.
+        run_dir: folder of the engine's log; its resolved configuration is written there.
+        on_event: called with ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``restarting``,
             ``recovered``, ``engine_stopped`` and ``finished`` with their values.
         restart_pause: seconds before the first restart; each further one in a row waits twice as long, up to a minute.
         clock: monotonic seconds.
@@ -73,7 +74,7 @@ class EngineWatch:
         self._deaths = 0
         self._last_step = 0
         # by batch: an engine that goes on without a checkpoint counts its steps from one again
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.finished = False
 
     @property
@@ -82,11 +83,11 @@ class EngineWatch:
 
     @property
     def restart_due(self) -> bool:
-        """Whether the engine is dead and is to be started now."""
+        """Whether the engine is dead and must be started now."""
         return self._restart_at is not None and self._clock() >= self._restart_at
 
     def see(self, status: ServerStatus) -> None:
-        """Tell what is new in ``status``.
+        """Report what is new in ``status``.
 
         Raises:
             UpFailedError: the engine never became ready, not in time, or died for good.
@@ -94,14 +95,14 @@ class EngineWatch:
         self._see_config(status)
         entered = status.engine.engine_status is not self._state
         if self._state is None and status.engine.engine_status is EngineState.BOOTING and status.steps:
-            # a run that a crash cut off goes on: its steps were told in its earlier life
-            self._told.update(step.batch_id for step in status.steps)
+            # a run continues after a crash: its earlier steps were reported then
+            self._reported.update(step.batch_id for step in status.steps)
             self._last_step = status.steps[-1].step
             self._on_event("continued", {"step": self._last_step})
         self._see_state(status)
         for step in status.steps:
-            if step.batch_id not in self._told:
-                self._told.add(step.batch_id)
+            if step.batch_id not in self._reported:
+                self._reported.add(step.batch_id)
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
         if status.engine.engine_status is not EngineState.OFFLINE:
@@ -115,14 +116,14 @@ class EngineWatch:
             self._see_death(status, entered)
 
     def give_up(self, status: ServerStatus, why: str = "") -> NoReturn:
-        """Raise what is known of the engine's end, and ``why`` it is not started again."""
+        """Raise with the reason of the engine's end, and ``why`` it is not restarted."""
         failure = status.engine_failure
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
         raise UpFailedError(message, status.last_lines, self._log)
 
     def _see_death(self, status: ServerStatus, entered: bool) -> None:
-        """Plan a restart, unless somebody stopped the engine on purpose: then it is theirs to start."""
+        """Plan a restart, unless the engine was stopped on purpose."""
         failure = status.engine_failure
         if failure is None:
             if entered or self._restart_at is not None:
@@ -164,7 +165,7 @@ class EngineWatch:
             values = {"model": status.model, "seconds": seconds}
             if self._deaths:
                 self._deaths = 0
-                new = [step.step for step in status.steps if step.batch_id not in self._told]
+                new = [step.step for step in status.steps if step.batch_id not in self._reported]
                 self._on_event("recovered", {**values, "step": new[0] - 1 if new else status.engine.global_step})
             else:
                 self._on_event("ready", values)

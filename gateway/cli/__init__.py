@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 def main(command: str = "gateway.cli.root:app") -> None:
     """Run the command line ``command`` and leave the process with its exit code."""
-    from gateway.cli.imports import import_from
+    from gateway.cli.output import import_from
     from swarm.importer import load_attribute
 
     try:

@@ -31,8 +31,8 @@ def start(
     swarm_port: Annotated[int, typer.Option("--swarm-port", help="port to listen on, 0: any free one")] = 10086,
 ) -> None:
     """Run the swarm server on this machine's loopback; its run folder is ``runs/default``."""
-    from gateway.cli.logs import log_to_stderr
     from gateway.cli.sections import parse_server
+    from gateway.cli.serve import log_to_stderr
     from swarm.errors import ConfigError
     from swarm.importer import load_attribute
 

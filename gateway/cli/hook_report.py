@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.cli.progress import OnProgress
+from gateway.cli.output import OnProgress
 from reward_hooks import HookRunner, load_hooks
 from reward_hooks.offline import GroupReport, HookReport, OfflineConfig, run_offline
 from reward_hooks.recorded import read_groups

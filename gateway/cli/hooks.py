@@ -32,8 +32,7 @@ def test_hooks(
 ) -> None:
     """Rank recorded answers offline: ranking with reasons, Kendall's tau, order-flip rate, cost and time."""
     from gateway.cli.hook_report import print_hook_report, try_hooks
-    from gateway.cli.output import print_json
-    from gateway.cli.progress import stage_bars
+    from gateway.cli.output import print_json, stage_bars
     from reward_hooks.offline import OfflineConfig
 
     config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout, seed=seed)

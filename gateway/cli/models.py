@@ -20,8 +20,7 @@ def pull(
     as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
 ) -> None:
     """Download a model, check and convert it, and keep it in the cache ($SWARM_GATEWAY_HOME or ~/.cache)."""
-    from gateway.cli.output import print_json
-    from gateway.cli.progress import stage_bars
+    from gateway.cli.output import print_json, stage_bars
     from swarm.importer import load_attribute
 
     with stage_bars(visible=not as_json) as on_progress:

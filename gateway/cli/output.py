@@ -1,10 +1,11 @@
-"""What the commands share: JSON lines for scripts, and YAML files with an error that names the file."""
+"""What the commands share: JSON lines, files that the user named, progress bars, and the user's own modules."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,10 @@ from swarm.errors import ConfigError
 
 #: In front of a server's address, on its own line of output, once its port is bound.
 LISTENING = "listening on"
+
+
+#: ``(stage, done, total, unit)``; ``total`` is None where the amount of work is unknown.
+OnProgress = Callable[[str, int, int | None, str], None]
 
 
 def print_json(value: Any) -> None:
@@ -54,3 +59,50 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"the {what} {path} must be a mapping, got {type(data).__name__}")
     return cast("dict[str, Any]", data)
+
+
+def import_from(folder: Path) -> None:
+    """Let modules in ``folder`` be imported, as ``python -m`` lets those of the working directory."""
+    path = str(folder.resolve())
+    # "" stands for the working directory
+    if path not in (str(Path(entry).resolve()) for entry in sys.path):
+        sys.path.insert(0, path)
+
+
+@contextmanager
+def stage_bars(visible: bool = True) -> Generator[OnProgress]:
+    """A callback that draws one bar per stage on stderr; nothing at all unless ``visible``."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    live = visible and console.is_terminal
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not live) as progress:
+
+        def on_progress(stage: str, done: int, total: int | None, unit: str) -> None:
+            if not visible:
+                return
+            if stage not in tasks:
+                for task in tasks.values():
+                    if not progress.tasks[task].finished:
+                        progress.update(task, total=1, completed=1)
+                tasks[stage] = progress.add_task(stage, total=total, amount="")
+                if not live:
+                    console.print(f"{stage} ...")
+            progress.update(tasks[stage], completed=done, total=total, amount=amount(done, total, unit))
+
+        yield on_progress
+        for task in tasks.values():
+            if not progress.tasks[task].finished:
+                progress.update(task, total=1, completed=1)
+
+
+def amount(done: int, total: int | None, unit: str) -> str:
+    """``"12/93 MB"`` for bytes, ``"12/272 tensors"`` for counts, empty where the total is unknown."""
+    if total is None:
+        return ""
+    if unit == "B":
+        return f"{done / 1e6:.0f}/{total / 1e6:.0f} MB"
+    return f"{done}/{total} {unit}"

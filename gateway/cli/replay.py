@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    import httpx
 
 
 def replay(
@@ -40,19 +43,32 @@ def replay(
 ) -> None:
     """Send a dataset through an application and report reward by step, latency and failures."""
     import asyncio
+    from urllib.parse import urlsplit
+
+    import httpx
 
     from gateway.cli.output import print_json
-    from gateway.cli.replaying import Target, run
-    from gateway.replay.bar import ReplayBar
-    from gateway.replay.report import read_report, write_report
-    from gateway.replay.run import make_config
-    from gateway.replay.table import print_report
+    from gateway.replay import (
+        CommandSender,
+        HttpSender,
+        ReplayBar,
+        Report,
+        Sender,
+        make_config,
+        print_report,
+        read_report,
+        write_report,
+    )
+    from gateway.replay import replay as send
+    from gateway.replay.plot import check_plots
+    from swarm.client import AsyncSwarmClient, RetryPolicy
     from swarm.errors import ConfigError
 
     if until_step is not None and swarm_url is None:
         raise ConfigError("--until-step needs --swarm-url to see the steps")
+    if report is not None:
+        check_plots()
     others = [read_report(path) for path in compare or []]
-    target = Target(base_url, api_key, command, model, max_tokens, request_timeout, swarm_url, swarm_token)
     config = make_config(
         data=data,
         target=command or base_url,
@@ -64,8 +80,31 @@ def replay(
         time_limit=time_limit,
         seed=seed,
     )
+    url = urlsplit(base_url)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"--base-url {base_url!r} must look like http://127.0.0.1:8000/v1")
+
+    async def send_all(bar: ReplayBar) -> Report:
+        limits = httpx.Limits(max_connections=config.concurrency + 2)
+        async with httpx.AsyncClient(timeout=request_timeout, limits=limits, trust_env=False) as http:
+            sender: Sender
+            asked = model
+            if command is not None:
+                env = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+                sender = CommandSender(command, env, request_timeout)
+            else:
+                asked = model or await _first_model(http, base_url, api_key)
+                body = {"model": asked} | ({} if max_tokens is None else {"max_tokens": max_tokens})
+                sender = HttpSender(http, base_url, api_key, body)
+            of_model = config.model_copy(update={"model": asked})
+            if swarm_url is None:
+                return await send(of_model, sender, None, bar)
+            # the next poll is the retry
+            async with AsyncSwarmClient(swarm_url, token=swarm_token, policy=RetryPolicy(attempts=1)) as swarm:
+                return await send(of_model, sender, swarm, bar)
+
     with ReplayBar(visible=not as_json) as bar:
-        result = asyncio.run(run(config, target, bar))
+        result = asyncio.run(send_all(bar))
     if report is not None:
         write_report(result, report, others)
     if as_json:
@@ -78,3 +117,24 @@ def replay(
         raise typer.Exit(130)
     if result.requests and not result.answered and result.failed:
         raise typer.Exit(1)
+
+
+async def _first_model(http: httpx.AsyncClient, base_url: str, api_key: str) -> str:
+    """The first model that ``{base_url}/models`` lists.
+
+    Raises:
+        ConfigError: nobody answers there, or with no model.
+    """
+    import httpx
+
+    from swarm.errors import ConfigError
+
+    url = f"{base_url.rstrip('/')}/models"
+    try:
+        answer = await http.get(url, headers={"authorization": f"Bearer {api_key}"}, timeout=10.0)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPError as exc:
+        raise ConfigError(f"{url} does not answer ({exc}); check --base-url") from exc
+    except (ValueError, LookupError, TypeError) as exc:
+        raise ConfigError(f"{url} lists no model; give --model") from exc

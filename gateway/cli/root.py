@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from gateway.cli.credentials import keys
 from gateway.cli.hooks import app as hooks_app
 from gateway.cli.models import app as models_app
 from gateway.cli.monitor import monitor
-from gateway.cli.new import new
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
@@ -27,11 +29,24 @@ app.command()(up)
 app.command()(serve)
 app.command()(replay)
 app.command()(monitor)
-app.command()(new)
 app.add_typer(keys, name="keys")
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="what the agent is to become, e.g. polite_agent")],
+    into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path("tutorial"),
+) -> None:
+    """Make a folder with the two hook files, mock users, data and a configuration; all of it runs as it is."""
+    from gateway.scaffold import scaffold
+
+    made = scaffold(name, into)
+    typer.echo(f"{made}: edit on_compute_relative_reward.py, then")
+    typer.echo(f"  swarm-gateway hooks test {made} --data {made / 'groups.jsonl'}")
+    typer.echo(f"  swarm-gateway up {made / 'config.yaml'}")
 
 
 def _version(asked: bool) -> None:

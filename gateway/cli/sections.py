@@ -12,8 +12,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from gateway.cli.imports import import_from
-from gateway.cli.output import read_mapping
+from gateway.cli.output import import_from, read_mapping
 from gateway.config import parse_config
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, UpPlan
 from swarm.errors import ConfigError

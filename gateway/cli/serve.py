@@ -1,16 +1,25 @@
-"""``swarm-gateway serve``: the gateway alone."""
+"""``swarm-gateway serve``: the gateway alone; and what every server process needs: logs, an end with its parent."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gateway.cli.logs import LogFormat, log_to_stderr
-
 if TYPE_CHECKING:
     from gateway.config import GatewayConfig
+
+
+_OURS = ("gateway", "swarm", "reward_hooks", "adapters")
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option(help="json: one object a line, with the request it is about")
+]
 
 
 def serve(
@@ -25,16 +34,14 @@ def serve(
     ] = None,
     log_format: LogFormat = "text",
     log_texts: Annotated[
-        bool, typer.Option("--log-texts", help="tell errors in their own words, which may quote a prompt")
+        bool, typer.Option("--log-texts", help="log messages of errors, which may quote a prompt")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="only say whether the configuration is right")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --check: print one line of JSON")] = False,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
-    from gateway.cli.imports import import_from
-    from gateway.cli.output import announce
-    from gateway.cli.parent import stop_with_parent
+    from gateway.cli.output import announce, import_from
     from swarm.importer import load_attribute
 
     flags = {
@@ -87,3 +94,35 @@ def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:
         print_json({"ok": True, "routes": routes})
     else:
         typer.echo(f"{config or 'the flags'}: right, routes {', '.join(routes)}")
+
+
+def log_to_stderr(form: Literal["text", "json"] = "text", *, texts: bool = False) -> None:
+    """Log this process to stderr, ours from INFO on, libraries from WARNING on; called once, before serving.
+
+    Args:
+        form: lines of text, or one JSON object a line.
+        texts: whether messages of errors are logged, which may quote a prompt.
+    """
+    from uvicorn.config import LOGGING_CONFIG
+
+    from gateway.observability.logs import JsonFormatter, TextFormatter
+
+    kind = JsonFormatter if form == "json" else TextFormatter
+    handler = logging.StreamHandler()
+    handler.setFormatter(kind(texts=texts))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(logging.INFO)
+    # uvicorn installs handlers of its own, from this, in every server it runs
+    LOGGING_CONFIG["formatters"]["default"] = {"()": kind, "texts": texts}
+
+
+def stop_with_parent() -> None:
+    """Send this process SIGTERM when its parent ends, even by SIGKILL: stdin is a pipe that the parent holds open."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()

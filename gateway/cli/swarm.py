@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gateway.cli.credentials import tokens
-from gateway.cli.export import export
-from gateway.cli.logs import LogFormat, log_to_stderr
+from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -20,7 +19,6 @@ app = typer.Typer(help="The swarm server and its engine.", no_args_is_help=True)
 engine = typer.Typer(help="Start and stop the engine of a running swarm server.", no_args_is_help=True)
 app.add_typer(engine, name="engine")
 app.add_typer(tokens, name="tokens")
-app.command()(export)
 
 Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")]
@@ -45,7 +43,6 @@ def start(
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
     from gateway.cli.output import announce, read_mapping
-    from gateway.cli.parent import stop_with_parent
     from gateway.cli.sections import parse_server
     from swarm.importer import load_attribute
 
@@ -107,3 +104,53 @@ def engine_stop(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = F
     with connect(url, token) as client:
         client.stop_engine()
     print_json({"success": True}) if as_json else typer.echo("the engine is stopped")
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option("--out", "-o", help="file to write, .parquet or .jsonl; replaced if it exists")],
+    run_dir: Annotated[Path, typer.Option(help="run folder of the swarm server, which may be running")] = Path(
+        "runs/default"
+    ),
+    state: Annotated[
+        Literal["trained", "waiting", "dropped", "all"],
+        typer.Option(help="which episodes; all: also eval episodes and those that were aborted or timed out"),
+    ] = "trained",
+    run: Annotated[str | None, typer.Option(help="only episodes of this run_id; default: all runs")] = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="one line per group, in words: what `hooks test --data` reads")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="with --groups: model whose tokenizer reads the tokens; default: the run's own")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one row per episode (task, reward, output, policy versions, how it ended, timelines), or one per group."""
+    from gateway.cli.output import print_json, stage_bars
+    from swarm.errors import ConfigError
+    from swarm.importer import load_attribute
+
+    if tokenizer and not groups:
+        raise ConfigError("--tokenizer goes with --groups: episodes are exported as tokens")
+    journal = run_dir / "journal.db"
+    decode = None
+    if groups:
+        model = tokenizer or load_attribute("swarm.server.journal.groups:model_of")(journal, run)
+        decode = load_attribute("adapters.models:decoder")(model)
+    with stage_bars(visible=not as_json) as on_progress:
+        report = load_attribute("swarm.server.journal.export:export")(
+            journal, out, state=state, run_id=run, progress=on_progress, decode=decode
+        )
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    if groups:
+        left_out = (
+            f"; {report.left_out} left out, which lack tokens or are no single answers" if report.left_out else ""
+        )
+        typer.echo(f"{report.path}: {report.groups} groups of {report.rows} episodes{left_out}")
+        return
+    typer.echo(
+        f"{report.path}: {report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens,"
+        f" {report.bytes / 1e6:.1f} MB"
+    )

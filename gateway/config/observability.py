@@ -1,6 +1,6 @@
-"""What of a gateway's requests is told to others, and where it is written.
+"""Traces and the request log of a gateway.
 
-Invariant: what holds the words of users is written nowhere unless it is asked for here.
+Invariant: words of users are written nowhere unless it is configured here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class TracingConfig(Model):
 
 
 class RequestLogConfig(Model):
-    """Every request and its answer as one line of JSON; it holds what users said."""
+    """Every request and its response as one line of JSON; it holds what users said."""
 
     path: Path
-    max_bytes: int = Field(default=100 * 1024 * 1024, ge=1024, description="of one file, then it is put aside")
-    files: int = Field(default=5, ge=1, le=1000, description="that are kept, this one included")
+    max_bytes: int = Field(default=100 * 1024 * 1024, ge=1024, description="of one file, then it is rotated")
+    files: int = Field(default=5, ge=1, le=1000, description="that are kept, the current one included")
     max_text_bytes: int = Field(
         default=256 * 1024, ge=1024, description="of each request and each answer; the rest is cut"
     )

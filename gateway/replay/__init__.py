@@ -1,11 +1,9 @@
 """Replay a dataset through an application or an OpenAI-compatible address, and report what it did to the rewards."""
 
-from gateway.replay.bar import ReplayBar
-from gateway.replay.prompts import Prompt
+from gateway.replay.output import ReplayBar, print_report
 from gateway.replay.report import Report, read_report, write_report
 from gateway.replay.run import ReplayConfig, make_config, replay
-from gateway.replay.senders import CommandSender, HttpSender, Outcome, Sender
-from gateway.replay.table import print_report
+from gateway.replay.senders import CommandSender, HttpSender, Outcome, Prompt, Sender
 
 __all__ = [
     "CommandSender",

@@ -1,7 +1,6 @@
-"""The replay itself: a bounded number of requests at once, until the prompts, the steps, the time or hope run out.
+"""The replay: a bounded number of requests at once, until the prompts, the steps, the time or the failures end it.
 
-Invariant: every request that was begun is in the report as answered, failed or cancelled; whatever ends the replay,
-the report of what was done so far is returned.
+Invariant: every request is in the report as answered, failed or cancelled, whatever ends the replay.
 """
 
 from __future__ import annotations
@@ -9,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from gateway.replay.prompts import Prompt, ordered, read_prompts
 from gateway.replay.report import Report, failures_of, latency_of, points_of_answers, points_of_steps
-from gateway.replay.senders import Outcome, Sender
+from gateway.replay.senders import Outcome, Prompt, Sender
 from swarm.client import AsyncSwarmClient
-from swarm.errors import SwarmGatewayError
+from swarm.data import read_tasks
+from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import describe_validation
 from swarm.protocol import ServerStatus
 from swarm.types import Model, StepResult
@@ -230,3 +230,28 @@ async def _watch(
 
 async def _look(swarm: AsyncSwarmClient, progress: Progress) -> None:
     progress.see(await swarm.status())
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Every row of a ``.jsonl`` or ``.parquet`` file as a prompt.
+
+    Raises:
+        ConfigError: no such file, a row that asks nothing, or no row at all.
+    """
+    prompts = [
+        Prompt(text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}])
+        for task in read_tasks(path)
+    ]
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompt")
+    return prompts
+
+
+def ordered(prompts: Sequence[Prompt], seed: int, epochs: int | None) -> Iterator[Prompt]:
+    """Every prompt once per epoch, each epoch in an order of its own; without end where ``epochs`` is None."""
+    epoch = 0
+    while epochs is None or epoch < epochs:
+        order = list(prompts)
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        yield from order
+        epoch += 1

@@ -1,6 +1,6 @@
-"""Two ways to send one prompt: the OpenAI wire over HTTP, or an application's own command; both only report.
+"""Two ways to send one prompt: the OpenAI wire over HTTP, or an application's own command.
 
-Invariant: whatever goes wrong becomes an ``Outcome`` with the kind of failure; a cancelled command leaves no process.
+Invariant: every failure becomes an ``Outcome`` with its kind; a cancelled command leaves no process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from typing import Any, Protocol
 
 import httpx
 
-from gateway.replay.prompts import Prompt
 from swarm.errors import ConfigError
+from swarm.types import Model
 
 _PLACEHOLDER = "{question}"
 _MAX_PAUSE = 10.0
+
+
+class Prompt(Model):
+    """One user request: its chat messages, and what is asked as plain text for a command line."""
+
+    text: str
+    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)

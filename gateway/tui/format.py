@@ -87,6 +87,19 @@ def counts_table(heads: tuple[str, str], counts: Mapping[str, Mapping[str, int]]
     return Table((f">{heads[0]}", heads[1]), rows, "" if rows else empty)
 
 
+def text_lines(table: Table, most: int) -> list[str]:
+    """The first ``most`` rows of ``table`` under its titles, as text."""
+    rows = [[title.removeprefix(">") for title in table.columns], *(row.cells for row in table.rows[:most])]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        sides = zip(row, widths, table.columns, strict=True)
+        cells = (cell.rjust(width) if title.startswith(">") else cell.ljust(width) for cell, width, title in sides)
+        lines.append("  ".join(cells).rstrip())
+    more = len(table.rows) - most
+    return [*lines, f"... and {more} more"] if more > 0 else lines
+
+
 def printable(text: str) -> str:
     """``text`` on one line without control characters, which could command the operator's terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -98,7 +98,7 @@ class Panel(Vertical):
 
     DEFAULT_CSS = """
     Panel { border: round $surface-lighten-2; }
-    Panel > VerticalScroll { padding: 0 1; }
+    Panel > VerticalScroll { padding: 0 1; scrollbar-size: 1 1; }
     Panel:focus-within { border: round $accent; }
     """
 
@@ -117,13 +117,16 @@ class TablePanel(Panel):
     """A table; its note stands in the lower border."""
 
     def __init__(self, key: str, title: str, *, long: bool = False) -> None:
-        self._grid = Grid()
-        super().__init__(key, title, self._grid, long=long)
+        self.grid = Grid()
+        super().__init__(key, title, self._make_body(), long=long)
+
+    def _make_body(self) -> Widget:
+        return self.grid
 
     def show(self, table: Table) -> None:
         """Show ``table``."""
         self.border_subtitle = Content(table.note)
-        self._grid.show(table)
+        self.grid.show(table)
 
 
 class LogPanel(Panel):
@@ -142,7 +145,7 @@ class Trend(Horizontal):
     """One line: a title, the last value, a sparkline, and its lowest and highest values."""
 
     DEFAULT_CSS = """
-    Trend { height: 1; width: 1fr; padding: 0 1; }
+    Trend { height: 1; width: 1fr; }
     Trend > .name { width: 24; text-wrap: nowrap; }
     Trend > Sparkline { width: 1fr; height: 1; margin: 0 1; }
     Trend > .range { width: 18; text-wrap: nowrap; color: $text-muted; }
@@ -176,15 +179,16 @@ class Trend(Horizontal):
 
 
 class StepsPanel(TablePanel):
-    """Sparklines above the table of steps."""
+    """Sparklines above the table of steps; both scroll together."""
+
+    DEFAULT_CSS = "StepsPanel Grid { height: auto; }"
 
     def __init__(self) -> None:
-        super().__init__("s", "Steps")
         self._trends = {name: Trend(name) for name in (*METRICS, "episodes/min", "tokens/s")}
+        super().__init__("s", "Steps")
 
-    def compose(self) -> ComposeResult:
-        yield from self._trends.values()
-        yield self.body
+    def _make_body(self) -> Widget:
+        return VerticalScroll(*self._trends.values(), self.grid)
 
     def show_trends(self, steps: Sequence[StepResult], rates: Mapping[str, Sequence[float]]) -> None:
         """Show the metrics of ``steps``, oldest first, and ``rates`` by their titles."""

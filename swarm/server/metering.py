@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.server.journal.journal import Journal, OnDisk
+from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.meters import Meters
 
@@ -23,7 +23,7 @@ _CALLER_GONE = 499
 
 
 class MeteredJournal:
-    """A journal whose rows are counted as they are appended."""
+    """A journal that counts its rows as they are appended."""
 
     def __init__(self, journal: Journal, meters: Meters) -> None:
         self._journal = journal
@@ -36,7 +36,7 @@ class MeteredJournal:
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
         if recovered.outstanding is not None:
-            # it will be trained in this life of the server, though it was taken in an earlier one
+            # this server will train it, though an earlier one took it
             self._meters.observe(recovered.outstanding)
         return recovered
 
@@ -44,9 +44,6 @@ class MeteredJournal:
         self._journal.append(*rows)
         for row in rows:
             self._meters.observe(row)
-
-    def on_disk(self, told: OnDisk) -> None:
-        self._journal.on_disk(told)
 
     async def synced(self) -> None:
         await self._journal.synced()

@@ -1,33 +1,62 @@
-"""What a monitor shows of the server, put together from all its parts.
+"""What a monitor shows of the server, collected from all its parts, and the lines that are pushed for it.
 
-Invariant: looking changes nothing, and costs at most as much as there are running episodes.
+Invariant: looking changes nothing, and costs no more than there are running episodes. A pushed line is gone after
+:data:`KEPT_SECONDS`, and there are at most :data:`MAX_LINES`, however many are pushed.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from swarm.protocol import JournalStatus, ReplicaStatus, RunningEpisode, ServerStatus
+from swarm.protocol import JournalStatus, LogEntry, ReplicaStatus, RunningEpisode, ServerStatus
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
-from swarm.server.engine.verbose import VerboseLog
 from swarm.server.episodes.episode import Episode
 from swarm.server.journal.journal import JournalStats
 from swarm.server.meters import Meters
 
-#: running episodes that a status tells of unless it is asked for another number
+#: seconds for which a pushed line is kept, and how many lines at most
+KEPT_SECONDS = 30.0
+MAX_LINES = 200
+#: characters of a line and of its tag
+MAX_MESSAGE, MAX_TAG = 2000, 100
+#: running episodes that a status lists by default
 EPISODES = 100
-#: How much of an episode's name is shown to callers that might end it: enough to tell episodes apart. Of its end: it
-#: begins with the time, which those of the same minute share.
+#: How many characters of an episode's name are shown to callers that could end it: the last ones, which tell episodes
+#: apart (the first ones are the time).
 SHORT_UUID = 8
+
+
+class VerboseLog:
+    """The latest lines that a trainer or an operator pushed, oldest first.
+
+    Args:
+        wall: Unix seconds.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._lines: deque[LogEntry] = deque(maxlen=MAX_LINES)
+
+    def push(self, tag: str, message: str) -> None:
+        """Keep a line for a while, cut to :data:`MAX_MESSAGE` characters."""
+        self._lines.append(LogEntry(timestamp=self._wall(), tag=tag[:MAX_TAG], message=message[:MAX_MESSAGE]))
+
+    def entries(self) -> list[LogEntry]:
+        """The lines that are still kept."""
+        oldest = self._wall() - KEPT_SECONDS
+        while self._lines and self._lines[0].timestamp < oldest:
+            self._lines.popleft()
+        return list(self._lines)
 
 
 @dataclass
 class Monitor:
-    """The parts of one server, as far as a monitor looks at them; ``journal`` is set once it is open."""
+    """The parts of one server that a monitor shows; ``journal`` is set once it is open."""
 
     controller: Controller
     meters: Meters
@@ -36,7 +65,7 @@ class Monitor:
     journal: Callable[[], JournalStats] | None = None
 
     def status(self, *, steps: int = MAX_STEPS, episodes: int = EPISODES, whole_uuids: bool = True) -> ServerStatus:
-        """Everything, with at most so many recent ``steps`` and running ``episodes`` (those idle for longest)."""
+        """Everything, with at most ``steps`` recent steps and ``episodes`` running ones (the longest idle first)."""
         controller, meters = self.controller, self.meters
         pool = controller.pool if controller.has_job else None
         return controller.status(steps).model_copy(
@@ -56,7 +85,7 @@ class Monitor:
 
 
 def running_rows(episodes: Iterable[Episode], most: int, whole_uuids: bool) -> list[RunningEpisode]:
-    """Rows of the ``most`` episodes that have been idle for longest."""
+    """Rows of at most ``most`` episodes, the longest idle first."""
     now, wall = time.monotonic(), time.time()
     chosen = heapq.nlargest(most, episodes, key=lambda episode: idle_seconds(episode, now))
     return [
@@ -78,10 +107,10 @@ def running_rows(episodes: Iterable[Episode], most: int, whole_uuids: bool) -> l
 
 
 def idle_seconds(episode: Episode, now: float) -> float:
-    """How long the episode has had no LLM call, at ``now`` of the monotonic clock."""
+    """For how long the episode has had no LLM call, at monotonic time ``now``."""
     return 0.0 if episode.in_flight else max(0.0, now - episode.last_active)
 
 
 def shown_uuid(episode_uuid: str, whole: bool) -> str:
-    """The name of an episode as a caller may see it: whoever knows all of it, and its client's, may end it."""
+    """The name of an episode as a caller may see it: who knows all of it, and its client's, may end the episode."""
     return episode_uuid if whole else episode_uuid[-SHORT_UUID:]

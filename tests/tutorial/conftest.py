@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from adapters.models.cache import Manifest, install, record_files, staging
 
 ROOT = Path(__file__).parents[2]
+# the tutorials import their shared `study` package from there
+sys.path.append(str(ROOT / "tutorial"))
 
 
 @pytest.fixture

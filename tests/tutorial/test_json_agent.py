@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from study.experiment import ExperimentError
+from study.held_out import HeldOutConfig, HeldOutScore
 
 from gateway.config import parse_config
-from gateway.replay.experiment import ExperimentError
-from gateway.replay.held_out import HeldOutConfig, HeldOutScore
 from reward_hooks import HookRunner, load_hooks
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from swarm.data import read_tasks

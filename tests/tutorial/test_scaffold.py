@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from study.experiment import free_ports
 
-from gateway.replay.experiment import free_ports
 from gateway.replay.report import read_report
 from gateway.scaffold import scaffold
 

@@ -18,9 +18,12 @@ from types import FrameType
 from rich.console import Console
 
 from gateway.replay import Report, print_report, write_report
-from gateway.replay.experiment import ExperimentError, ask_until, change, pull, run_config, running
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from study.experiment import ExperimentError, ask_until, change, pull, run_config, running  # noqa: E402
+
 MODEL = "smollm2-135m"
 
 

@@ -17,9 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gateway.replay import Report, experiment
-from gateway.replay.held_out import HeldOutConfig, HeldOutScore, evaluate
-from gateway.replay.plot import draw_experiment
+from gateway.replay import Report
 from reward_hooks import HookRunner, load_hooks
 from swarm.client import AsyncSwarmClient
 from swarm.data import read_tasks
@@ -27,6 +25,12 @@ from swarm.errors import SwarmGatewayError
 from swarm.types import Model
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from study import experiment  # noqa: E402
+from study.held_out import HeldOutConfig, HeldOutScore, evaluate  # noqa: E402
+from study.plot import draw_experiment  # noqa: E402
+
 REPORT_FILE, PLOT_FILE = "experiment.json", "experiment.png"
 
 

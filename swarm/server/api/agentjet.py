@@ -39,9 +39,8 @@ from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.engine.verbose import VerboseLog
 from swarm.server.episodes.episode import Episode
-from swarm.server.monitor import idle_seconds, shown_uuid
+from swarm.server.monitor import VerboseLog, idle_seconds, shown_uuid
 from swarm.states import EngineState
 
 #: Its clients of March and April 2026 cache the engine's state for 0.5 s.

@@ -1,8 +1,8 @@
 """The clients: who is active, who agrees, and what each of them has done.
 
-Invariant: a batch that all agree on waits for those who take part in it (they ended or aborted a train episode since
-the batch before left) and for nobody who gave no sign of life for ``timeout`` seconds; at most ``limit`` clients are
-remembered, the longest unseen are forgotten first.
+Invariant: a batch that all must agree on waits for the clients that take part in it (they ended or aborted a train
+episode since the last batch left), but not for those that gave no sign of life for ``timeout`` seconds. At most
+``limit`` clients are remembered; the longest silent are forgotten first.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RollingClock:
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """What is known of one client; ``last_seen`` is on the wall clock, the counts are of episodes."""
+    """What is known about one client; ``last_seen`` is on the wall clock, the counts are of episodes."""
 
     last_seen: float = 0.0
     in_flight: int = 0
@@ -71,9 +71,8 @@ class Client:
 class Clients:
     """Activity, agreements and counts by client.
 
-    A client is active until ``timeout`` seconds after its last sign of life, and while an LLM call of it is in flight;
-    it is training likewise, by signs that have to do with train episodes. ``clock`` may stand still for a while,
-    ``wall_clock`` never does.
+    A client is active until ``timeout`` seconds after its last sign of life, and while one of its LLM calls is in
+    flight; it is training likewise, judged by its train episodes only. ``clock`` may stand still, ``wall_clock`` never.
     """
 
     def __init__(
@@ -84,14 +83,14 @@ class Clients:
         self._wall_clock = wall_clock
         self._limit = limit
         self._clients: dict[str, Client] = {}
-        # each in the order of the last sign of life, so that whoever lapses next is first
+        # in the order of the last sign of life, so that the client that lapses next is first
         self._active: OrderedDict[str, float] = OrderedDict()
         self._training: OrderedDict[str, float] = OrderedDict()
         self._lapsed: OrderedDict[str, None] = OrderedDict()
-        #: before that nobody lapses
+        #: no client lapses before
         self._next_lapse = -math.inf
         self._agreements = 0
-        #: who is active, takes part and has yet to agree
+        #: clients that are active, take part and have yet to agree
         self._awaited: set[str] = set()
 
     # ------------------------------------------------------------------ what happens
@@ -118,7 +117,7 @@ class Clients:
         return client
 
     def remember(self, client_uuid: str) -> None:
-        """The client is known from before a restart; that is no sign of life."""
+        """The client was known before a restart; that is no sign of life."""
         if client_uuid and client_uuid not in self._clients:
             self._clients[client_uuid] = Client(self._wall_clock())
             self._lapsed[client_uuid] = None
@@ -157,14 +156,14 @@ class Clients:
             self._awaited.discard(client_uuid)
 
     def end_agreements(self) -> None:
-        """Another batch begins: who takes part in it, and who agrees on it, is counted anew."""
+        """Another batch begins: participation and agreement are counted anew."""
         for client in self._clients.values():
             client.agreed = client.takes_part = False
         self._agreements = 0
         self._awaited.clear()
 
     def count(self, client_uuids: Iterable[str], what: Count) -> None:
-        """Count one episode for each of ``client_uuids`` that is remembered."""
+        """Count one episode for each of ``client_uuids`` that is still remembered."""
         for client_uuid in client_uuids:
             if client := self._clients.get(client_uuid):
                 setattr(client, what, getattr(client, what) + 1)
@@ -182,12 +181,12 @@ class Clients:
 
     @property
     def any_agreed(self) -> bool:
-        """Whether a client agreed, be it active still or not."""
+        """Whether any client agreed, whether it is still active or not."""
         return self._agreements > 0
 
     @property
     def all_agreed(self) -> bool:
-        """Whether a client agreed, and no active one that takes part has yet to."""
+        """Whether a client agreed, and every active client that takes part did."""
         self._lapse(self._clock())
         return self._agreements > 0 and not self._awaited
 
@@ -197,13 +196,13 @@ class Clients:
         return len(self._training) > (client_uuid in self._training)
 
     def next_lapse(self) -> float | None:
-        """When the next client will have been silent for too long to be waited for."""
+        """When the next client will have been silent for ``timeout`` seconds."""
         self._lapse(self._clock())
         firsts = [next(iter(signs.values())) for signs in (self._active, self._training) if signs]
         return min(firsts) + self._timeout if firsts else None
 
     def rows(self) -> list[tuple[str, Client]]:
-        """Everyone who is remembered, last seen first."""
+        """All clients that are remembered, last seen first."""
         self._lapse(self._clock())
         return [(name, self._clients[name]) for name in (*reversed(self._active), *reversed(self._lapsed))]
 
@@ -212,12 +211,12 @@ class Clients:
     def _lapse(self, now: float) -> None:
         if now < self._next_lapse:
             return
-        # of signs that are yet to come none is earlier
+        # later signs of life cannot lapse earlier
         self._next_lapse = now + self._timeout
         for signs in (self._active, self._training):
             while signs:
                 name, since = next(iter(signs.items()))
-                # the same sum as in next_lapse: a difference may round so that the time told there is too early
+                # the same sum as in next_lapse: a difference could round so that next_lapse is too early
                 if since + self._timeout > now:
                     self._next_lapse = min(self._next_lapse, since + self._timeout)
                     break
@@ -239,5 +238,5 @@ class Clients:
         self._awaited.discard(name)
         self._training.pop(name, None)
         self._lapsed.pop(name, None)
-        # its agreement, if it gave one, stands: the count of agreements is not touched
+        # its agreement, if any, stands: the count of agreements is not changed
         del self._clients[name]

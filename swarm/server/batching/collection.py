@@ -1,44 +1,38 @@
-"""``Collection``: what the pool asks about finished episodes, the clients they come from, and the next batch.
+"""``Collection``: finished episodes from their end to the recorded step, and the clients that they come from.
 
-Invariant: as in the parts it puts together, :mod:`~swarm.server.batching.groups` (every trajectory in one place),
-:mod:`~swarm.server.batching.clients` and :mod:`~swarm.server.batching.throttle`. Pure logic on one event loop:
-nothing here waits, writes or logs; whatever is dropped is returned, so that the caller can record and count it.
+Invariant: each train episode that ended with a result is in exactly one count: waiting, in the batch that is out,
+trained, dropped or quarantined; exactly one step consumes a batch. Each decision is appended to the journal as rows, in
+the same turn of the event loop. Nothing here waits.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from swarm.job import TrainJob
 from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
 from swarm.server.batching.clients import Client, Clients, RollingClock
 from swarm.server.batching.groups import Dropped, Failure, GroupStore
 from swarm.server.batching.methods import Group
-from swarm.server.batching.shares import Shares
-from swarm.server.batching.throttle import Throttle
-from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow
+from swarm.server.batching.shares import Shares, Throttle
+from swarm.server.journal.rows import (
+    AgreementRow,
+    BatchRow,
+    CountsRow,
+    EndedHow,
+    GroupRow,
+    NoAgreementsRow,
+    StateRow,
+)
+from swarm.states import EpisodeEvent, EpisodeState, next_episode
 from swarm.tokens import TrainBatch, Trajectory
+
+logger = logging.getLogger(__name__)
 
 #: seconds without a sign of life after which nobody waits for a client
 CLIENT_TIMEOUT = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Whether a claim may go on now (``reason`` is empty) or has to wait, and which finished episodes had to go to
-    make room for it."""
-
-    reason: str = ""
-    dropped: tuple[Dropped, ...] = ()
-
-    @property
-    def granted(self) -> bool:
-        return not self.reason
-
-
-_GRANTED = Admission()
 
 
 class Collection:
@@ -46,9 +40,11 @@ class Collection:
 
     Args:
         job: sizes, collection method, staleness and cache bounds come from it.
-        client_timeout: seconds without a sign of life after which nobody waits for a client; only those count in which
-            the engine rolls, see :meth:`follow`.
-        clock: seconds, monotonic; of all times here.
+        client_timeout: seconds without a sign of life after which nobody waits for a client; only time in which the
+            engine rolls counts, see :meth:`follow`.
+        clock: seconds, monotonic; all times here are on it.
+        append: takes rows for the journal.
+        run_id: the run that the counts are of.
     """
 
     def __init__(
@@ -56,8 +52,14 @@ class Collection:
         job: TrainJob,
         client_timeout: float = CLIENT_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
+        append: Callable[..., None] = lambda *rows: None,
+        run_id: str = "",
     ) -> None:
         self._job = job
+        self._append = append
+        self.run_id = run_id
+        #: episodes of the run so far
+        self.trained = self.dropped = self.quarantined = 0
         self._clock = clock
         self._rolling = rolling = RollingClock(clock)
         self._clients = Clients(client_timeout, rolling, clock)
@@ -68,7 +70,7 @@ class Collection:
         self._someone_throttled = False
 
     def follow(self, rolling: bool) -> None:
-        """Whether the engine rolls (claims can be granted) from now on; it does at first."""
+        """Whether the engine rolls from now on, so that claims can be granted; it does at first."""
         self._rolling.follow(rolling)
 
     # ------------------------------------------------------------------ clients
@@ -76,28 +78,29 @@ class Collection:
     def seen(self, client_uuid: str, *, train: bool = False) -> None:
         """A sign of life: the client polled, ended or agreed; ``train``: it asks for train episodes or ends one.
 
-        Call it when a request of the client arrives, not when a waiting claim is tried again.
+        Call it when a request of the client arrives, not when a waiting claim is retried.
         """
         self._clients.seen(client_uuid, train=train)
 
     def begin_call(self, client_uuid: str) -> None:
-        """An LLM call of the client starts; the client counts as active until :meth:`end_call` and a while after."""
+        """An LLM call of the client starts; the client is active until :meth:`end_call` and for a while after."""
         self._clients.begin_call(client_uuid, train=self._shares.running_of(client_uuid) > 0)
 
     def end_call(self, client_uuid: str) -> None:
-        """An LLM call of the client is over, whatever came of it."""
+        """An LLM call of the client is over, whatever its result."""
         self._clients.end_call(client_uuid, train=self._shares.running_of(client_uuid) > 0)
 
     def agree(self, client_uuid: str) -> str:
         """The client has no more for the current batch; returns why that does not count, or an empty string.
 
-        It does not count when the job collects by another method. While no task has two finished episodes it counts
-        and waits; see :attr:`in_vain`.
+        It does not count if the job collects by another method. While no task has two finished episodes it counts, and
+        waits: see :attr:`in_vain`.
         """
         if not self._by_agreement:
             self._clients.seen(client_uuid, train=True)
             return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
         self._clients.agree(client_uuid)
+        self._append(AgreementRow(client_uuid))
         return ""
 
     @property
@@ -107,15 +110,16 @@ class Collection:
 
     @property
     def in_vain(self) -> bool:
-        """Whether the clients agree on a batch of nothing: no task has two finished episodes, and none runs."""
+        """Whether the clients agree on an empty batch: no task has two finished episodes, and none runs."""
         if not self._by_agreement or self._groups.trainable or self._shares.running or self._groups.outstanding:
             return False
         everyone = self._job.collection == "all_clients_agree_sync_weight"
         return self._clients.all_agreed if everyone else self._clients.any_agreed
 
     def end_agreements(self) -> None:
-        """Who takes part in the next batch, and who agrees on it, is counted anew; what waits stays."""
+        """Count anew who takes part in the next batch and who agrees on it; what waits stays."""
         self._clients.end_agreements()
+        self._append(NoAgreementsRow())
 
     def rows(self) -> list[ClientRow]:
         """One row per client that is remembered, last seen first."""
@@ -124,36 +128,31 @@ class Collection:
 
     # ------------------------------------------------------------------ claims
 
-    def admit(
-        self, client_uuid: str, episode_type: EpisodeType, count: int, policy: SwarmThrottlePolicy | None
-    ) -> Admission:
-        """Whether a claim of ``count`` episodes may be granted now; ask only once ``count`` slots are free.
+    def admit(self, client_uuid: str, episode_type: EpisodeType, count: int, policy: SwarmThrottlePolicy | None) -> str:
+        """Why a claim of ``count`` episodes must wait, or an empty string; ask only once ``count`` slots are free.
 
         It waits while its client has its share of the batch (the policy), or while the cache of finished episodes is
-        full and a batch is ready or out. A full cache with no batch in sight loses its oldest incomplete group, or,
-        where clients agree on the batch, makes one of what there is: :attr:`ready` may be true afterwards. A claim that
-        was refused must be tried again at :meth:`next_change` at the latest.
+        full and a batch is ready or out. A full cache with no batch in sight drops its oldest incomplete group, or,
+        where clients agree on the batch, makes a batch of what there is: :attr:`ready` may be true afterwards. A claim
+        that was refused must be retried at :meth:`next_change` at the latest.
         """
         if episode_type == "eval":
-            return _GRANTED
+            return ""
         refusal = self._throttle.refusal(client_uuid, count, policy) if policy else ""
         self._clients.throttled(client_uuid, bool(refusal))
         if refusal:
             self._someone_throttled = True
-            return Admission(refusal)
+            return refusal
         if self._groups.has_room(self._shares.running + count):
-            return _GRANTED
+            return ""
         reason, dropped = self._groups.make_room(self._shares.running, count, self.ready)
-        return Admission(reason, tuple(self._counted(dropped)))
-
-    def has_room(self, count: int) -> bool:
-        """Whether ``count`` more train episodes may begin without anything being dropped for them."""
-        return self._groups.has_room(self._shares.running + count)
+        self._drop(dropped)
+        return reason
 
     def claimed(self, client_uuid: str, episode_type: EpisodeType, task_hint: str = "", count: int = 1) -> None:
-        """``count`` episodes were given to the client, at the claim or (once each) in recovery.
+        """The client got ``count`` episodes; ``task_hint`` is the policy's ``current_task_id``, or empty.
 
-        ``task_hint`` is the policy's ``current_task_id``, or empty.
+        After a restart, call it once for each running episode.
         """
         train = episode_type == "train"
         self._clients.seen(client_uuid, train=train).claimed += count
@@ -161,7 +160,7 @@ class Collection:
             self._shares.claimed(client_uuid, task_hint, count)
 
     def released(self, client_uuid: str, episode_type: EpisodeType, task_hint: str, how: EndedHow) -> None:
-        """One episode that :meth:`claimed` told of is over; call it before :meth:`add` or :meth:`lose`."""
+        """One episode that was :meth:`claimed` is over; call it before :meth:`add` or :meth:`lose`."""
         train = episode_type == "train"
         if how == "ended":
             self._clients.seen(client_uuid, train=train).ended += 1
@@ -177,25 +176,36 @@ class Collection:
     # ------------------------------------------------------------------ finished episodes
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
-        """Add one finished episode; returns what was dropped by that, itself perhaps among it."""
-        return self._counted(self._groups.add(client_uuid, trajectory))
+        """Add one finished episode; returns what was dropped because of it, perhaps itself."""
+        return self._drop(self._groups.add(client_uuid, trajectory))
 
-    def lose(self, task_id: str) -> list[Dropped]:
-        """Tell that an episode of this task ended with a result but without a trajectory.
+    def lose(self, task_id: str, *, quarantined: bool = False, alone: bool = True) -> list[Dropped]:
+        """An episode of this task ended with a result but without a trajectory; ``alone``: its group may continue.
 
-        Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: an
-        advantage over what is left would compare against a mean that the lost answer is not in.
+        Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: the
+        mean in the advantage would lack the lost answer.
         """
-        return self._counted(self._groups.lose(task_id))
+        if quarantined:
+            self.quarantined += 1
+        else:
+            self.dropped += 1
+        self._count()
+        return self._drop(self._groups.lose(task_id)) if alone else []
 
     def advance(self, policy_version: int) -> list[Dropped]:
         """New weights are served: drop what waits and was sampled more than ``max_staleness`` versions before."""
-        return self._counted(self._groups.advance(policy_version))
+        return self._drop(self._groups.advance(policy_version))
 
-    def clear(self, reason: str) -> list[Dropped]:
-        """Drop everything that waits and the batch that is out; running episodes and clients stay."""
-        self._clients.end_agreements()
-        return self._counted(self._groups.clear(reason))
+    def begin_run(self, run_id: str, reason: str) -> int:
+        """Drop everything that waits and the batch that is out, and count anew; running episodes and clients stay.
+
+        Returns how many episodes were dropped.
+        """
+        self.end_agreements()
+        dropped = self._drop(self._groups.clear(reason))
+        self.run_id = run_id
+        self.trained = self.dropped = self.quarantined = 0
+        return sum(len(one.episode_uuids) for one in dropped)
 
     def restore(
         self,
@@ -206,12 +216,12 @@ class Collection:
     ) -> list[Dropped]:
         """Fill an empty collection after a restart, with (client, trajectory) oldest first.
 
-        Returns what is dropped by that: decisions that the restart came in between of.
+        Returns what is dropped by decisions that were still to be made when the server stopped.
         """
         dropped = self._groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
         for client_uuid, trajectory in finished:
             if self._by_agreement:
-                # it may be about to go on, and a batch that waits for all must not leave in the moment of the restart
+                # it may be about to continue: a batch that waits for all must not leave at the moment of the restart
                 self._clients.take_part(client_uuid)
             else:
                 self._clients.remember(client_uuid)
@@ -220,28 +230,24 @@ class Collection:
             dropped += self._groups.restore_losses(one)
         for client_uuid in agreed:
             self._clients.restore_agreement(client_uuid)
-        return self._counted(dropped)
-
-    def take_losses(self) -> list[GroupRow]:
-        """What has become, since this was asked last, of groups that lack members which can never come."""
-        return self._groups.take_losses()
+        return self._drop(dropped)
 
     # ------------------------------------------------------------------ batches
 
     @property
     def ready(self) -> bool:
         """Whether :meth:`take` gives a batch now."""
-        # asked several times per claim and end, mostly by methods for which it does not matter who agrees
+        # it is read several times per claim and end, mostly for methods without agreement
         if not self._by_agreement:
             return self._groups.ready()
         return self._groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
     def seal(self) -> None:
-        """The batch is decided: it stays :attr:`ready` until it is taken, whoever else turns up meanwhile."""
+        """The batch is decided: it stays :attr:`ready` until it is taken, even if another client turns up."""
         self._groups.seal()
 
     def next_change(self) -> float | None:
-        """When, on the clock, :attr:`ready` or a refused :meth:`admit` may turn by the passing of time alone."""
+        """When, on the clock, :attr:`ready` or a refused :meth:`admit` may change as time passes."""
         if not (self._by_agreement or self._someone_throttled):
             return None
         lapse = self._clients.next_lapse() if self._by_agreement else None
@@ -260,28 +266,39 @@ class Collection:
         fresh = self._groups.outstanding is None
         batch = self._groups.take(self._clients.any_agreed, self._clients.all_agreed)
         if fresh:
-            self._clients.end_agreements()
+            state = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
+            self._append(BatchRow(batch), StateRow(_uuids(batch), state, batch.batch_id))
+            self.end_agreements()
             self._someone_throttled = False
         return batch
 
-    def confirm(self, batch_id: str) -> TrainBatch | None:
-        """The batch that ``batch_id`` names, now trained and gone, whether out or back; ``None`` if it is another."""
+    def confirm(self, batch_id: str, step: int = 0) -> TrainBatch | None:
+        """Training step ``step`` of this batch is done: it is consumed, whether it is out or back.
+
+        Returns the batch; ``None`` if ``batch_id`` names another.
+        """
         taken = self._groups.confirm(batch_id)
         if taken is None:
             return None
         self._clients.count(taken.client_uuids, "trained")
+        uuids = _uuids(taken.batch)
+        self.trained += len(uuids)
+        self._append(StateRow(uuids, next_episode(EpisodeState.BATCHED, EpisodeEvent.STEP), step=step))
+        self._count()
         return taken.batch
 
     def fail(self, batch_id: str) -> Failure | None:
         """The trainer reported an error while it had this batch: it comes back, or is dropped after ``batch_attempts``
-        failures; ``None`` if it is not the one that was taken."""
+        failures; ``None`` if it is not the batch that was taken."""
         failure = self._groups.fail(batch_id)
-        if failure is not None and failure.dropped is not None:
-            self._counted([failure.dropped])
+        if failure is not None:
+            self._append(BatchRow(failure.batch, failure.attempts))
+            if failure.dropped is not None:
+                self._drop([failure.dropped])
         return failure
 
     def give_back(self) -> bool:
-        """The batch that is out was not trained, without evidence against it: it comes back; False if none is out."""
+        """The batch that is out was not trained, for no fault of its own: it comes back; False if none is out."""
         return self._groups.give_back()
 
     # ------------------------------------------------------------------ counts
@@ -316,10 +333,22 @@ class Collection:
 
     # ------------------------------------------------------------------ inside
 
-    def _counted(self, dropped: list[Dropped]) -> list[Dropped]:
+    def _drop(self, dropped: list[Dropped]) -> list[Dropped]:
+        """Count and record what will never be trained, and how the losses of groups changed."""
         for one in dropped:
+            logger.warning("%d finished episodes are not trained: %s", len(one.episode_uuids), one.reason)
             self._clients.count(one.client_uuids, "dropped")
+            state = next_episode(one.state, EpisodeEvent.DROP)
+            self._append(StateRow(one.episode_uuids, state, reason=one.reason, cause=one.cause))
+            self.dropped += len(one.episode_uuids)
+        if dropped:
+            self._count()
+        if losses := self._groups.take_losses():
+            self._append(*losses)
         return dropped
+
+    def _count(self) -> None:
+        self._append(CountsRow(self.run_id, self.trained, self.dropped, self.quarantined))
 
     def _row(self, client_uuid: str, client: Client, now: float) -> ClientRow:
         return ClientRow(
@@ -339,3 +368,7 @@ class Collection:
             takes_part=client.takes_part,
             agreed=client.agreed,
         )
+
+
+def _uuids(batch: TrainBatch) -> list[str]:
+    return [trajectory.episode_uuid for group in batch.groups for trajectory in group.trajectories]

@@ -1,4 +1,4 @@
-"""What is known of the engine, and those who wait for it to change.
+"""What is known about the engine, and waiting for it to change.
 
 Invariant: the state changes only in :meth:`EngineBoard._enter`, along the table of :mod:`swarm.states`, and each change
 wakes everyone who waits.
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class Serving:
     """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
 
-    ``gone`` happens when the engine that serves it goes OFFLINE; new weights of the same engine keep it.
-    ``stays_awake`` tells that vLLM serves while the trainer computes.
+    ``gone`` happens when the engine that serves goes OFFLINE; new weights of the same engine keep it. With
+    ``stays_awake`` vLLM serves while the trainer computes.
     """
 
     addresses: tuple[str, ...]
@@ -36,14 +36,14 @@ class Serving:
 
 
 class EngineBoard:
-    """The engine's state, what it tells of itself, and what it serves."""
+    """The engine's state, what it reports about itself, and what it serves."""
 
     def __init__(self) -> None:
         self._state = EngineState.OFFLINE
         self._detail = "no training job yet"
         self._entered = time.monotonic()
         self._changed = Signal()
-        # starts beyond every number that an earlier server life can have told
+        # starts beyond every number that an earlier server process can have reported
         self._changes = time.time_ns() // 1000
         self._weight_syncs = 0
         self._closing = False
@@ -82,14 +82,14 @@ class EngineBoard:
 
     @property
     def global_step(self) -> int:
-        """The step whose weights vLLM serves; while it serves none, the last one that the run has done."""
+        """The step whose weights vLLM serves; while it serves none, the last step of the run."""
         return self.policy_version
 
     def engine_status(self) -> EngineStatus:
         return EngineStatus(engine_status=self._state, engine_status_detail=self._detail, global_step=self.global_step)
 
     def progress(self, stage: str, detail: str) -> None:
-        """The engine tells what it is doing."""
+        """The engine reports what it is doing."""
         self.boot_stage = stage
         if self._state is EngineState.BOOTING:
             self._detail = f"{stage}: {detail}" if detail else stage

@@ -1,21 +1,27 @@
 """The training run: its job, its pool and the steps it has done, from start to start of the engine.
 
-Invariant: a run goes on through every crash, of the engine or of this server; only a stop on purpose, its last step or
-another job ends it. What a run collected is never trained by another one that does not resume it.
+Invariant: a run survives every crash, of the engine or of this server; only a stop on purpose, its last step or another
+job ends it. What a run collected is never trained by another one that does not resume it. After a restart the pool is
+as it was: waiting and outstanding episodes, claimed ones with their keys and calls, counts, and the memory of ends.
+Idle time begins anew, wall-clock time continues.
 """
 
 from __future__ import annotations
 
 import logging
+import statistics
+import time
 from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
 
-from swarm.errors import ConflictError
-from swarm.job import TrainJob, dump_job
-from swarm.server.episodes.episode import new_uuid
+from swarm.errors import ConfigError, ConflictError
+from swarm.job import TrainJob, dump_job, parse_job
+from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import RunRow
-from swarm.server.metrics import batch_metrics
-from swarm.server.recovery import JournalPort, recover
+from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow, StepRow
+from swarm.states import EpisodeState
+from swarm.tokens import TrainBatch
 from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
@@ -24,11 +30,26 @@ logger = logging.getLogger(__name__)
 MAX_STEPS = 1000
 
 
+class JournalPort(Protocol):
+    """See :class:`swarm.server.journal.journal.Journal`."""
+
+    @property
+    def pending(self) -> int: ...
+
+    def recover(self) -> Recovered: ...
+
+    def append(self, *rows: Row) -> None: ...
+
+    async def synced(self) -> None: ...
+
+    async def past_ending(self, episode_uuid: str) -> Ending | None: ...
+
+
 class TrainingRun:
     """The current run; there is none until a job was synced.
 
     Args:
-        journal: what it holds is taken up, and it is told what changes.
+        journal: where the run is read from, and where its changes go; nothing has been appended to it yet.
         client_timeout: see :class:`EpisodePool`.
 
     Raises:
@@ -36,16 +57,19 @@ class TrainingRun:
     """
 
     def __init__(self, journal: JournalPort, client_timeout: float) -> None:
-        before = recover(journal, client_timeout)
         self._journal = journal
         self._client_timeout = client_timeout
-        self._run_id = before.run_id
-        self._stopped = before.stopped
-        self._job = before.job
-        self._pool = before.pool
-        self.steps: deque[StepResult] = deque(before.steps, maxlen=MAX_STEPS)
-        #: what claims with a key got, by client and key
-        self.claims = before.claims
+        recovered = journal.recover()
+        self._run_id = recovered.run_id
+        self._stopped = recovered.stopped
+        self._job: TrainJob | None = None
+        self._pool: EpisodePool | None = None
+        self.steps: deque[StepResult] = deque(recovered.steps, maxlen=MAX_STEPS)
+        #: the episodes of claims with a key, by client and key
+        self.claims = recovered.claims
+        if recovered.job_yaml:
+            self._job = _recovered_job(recovered.job_yaml)
+            self._pool = _recovered_pool(self._job, recovered, journal, client_timeout)
 
     @property
     def has_job(self) -> bool:
@@ -76,7 +100,7 @@ class TrainingRun:
         return self._pool
 
     def sync(self, job: TrainJob) -> bool:
-        """Take ``job`` for the next start; whether another run began, because it differs in more than ``resume``."""
+        """Use ``job`` from the next start on; returns whether another run began: it differs in more than ``resume``."""
         another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
         if self._pool is None:
             self._pool = EpisodePool(job, self._journal.append, self._client_timeout)
@@ -89,11 +113,11 @@ class TrainingRun:
         return another
 
     def start(self) -> TrainJob:
-        """The engine starts: the job as it is to run it.
+        """The engine starts; returns the job for it.
 
-        A run that did not end on purpose goes on, from its last checkpoint if it has one. After one that was stopped or
-        is finished, unless the job resumes, training starts from its first weights: what was collected was sampled by
-        weights of another lineage, so it is dropped and the history of steps begins anew.
+        A run that did not end on purpose continues, from its last checkpoint if it has one. After a run that was
+        stopped or is finished, training starts from the first weights unless the job resumes: what was collected was
+        sampled by weights of another lineage, so it is dropped and the history of steps begins anew.
 
         Raises:
             ConflictError: there is no job.
@@ -102,12 +126,12 @@ class TrainingRun:
         if self._stopped:
             if job.resume:
                 # other processes than before may use it, and nobody waits for the earlier ones
-                self.pool.batches.end_agreements()
+                self.pool.collection.end_agreements()
             else:
                 self._begin(job, "another training run began")
             self._stopped = False
             self._append_run()
-        # a checkpoint in the folder may be of an earlier run: only one that this run must have written counts
+        # only a checkpoint that this run must have written counts: one in the folder may be of an earlier run
         save_freq = job.overrides.get("trainer.save_freq", job.save_freq)
         if isinstance(save_freq, int) and 0 < save_freq <= max((step.step for step in self.steps), default=0):
             return job.model_copy(update={"resume": True})
@@ -120,7 +144,7 @@ class TrainingRun:
             self._append_run()
 
     def step_done(self, result: StepResult) -> bool:
-        """Record a finished step, with our own metrics of its batch, which is consumed; False: nothing is counted."""
+        """Record a finished step, which consumes its batch, with our own metrics; False if it names another batch."""
         batch = self.pool.collection.outstanding
         if batch is None or batch.batch_id != result.batch_id:
             known = any(step.batch_id == result.batch_id for step in self.steps)
@@ -128,7 +152,8 @@ class TrainingRun:
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
-        self.pool.batches.confirm(result)
+        self.pool.collection.confirm(result.batch_id, result.step)
+        self._journal.append(StepRow(self._run_id, result))
         self.steps.append(result)
         return True
 
@@ -145,3 +170,60 @@ class TrainingRun:
 
 def _no_job() -> ConflictError:
     return ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
+
+
+def batch_metrics(batch: TrainBatch) -> dict[str, float]:
+    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
+    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    rewards = [trajectory.reward for trajectory in trajectories]
+    tokens = [trajectory.sampled_tokens for trajectory in trajectories]
+    return {
+        "swarm/reward_mean": statistics.fmean(rewards),
+        "swarm/reward_std": statistics.pstdev(rewards),
+        "swarm/episodes": float(len(trajectories)),
+        "swarm/tasks": float(len(batch.groups)),
+        "swarm/response_tokens_mean": statistics.fmean(tokens),
+    }
+
+
+def _recovered_job(job_yaml: str) -> TrainJob:
+    try:
+        return parse_job(job_yaml, "the job in the journal")
+    except ConfigError as exc:
+        raise ConfigError(f"{exc.message}; go back to the version that wrote it, or use another run_dir") from exc
+
+
+def _recovered_pool(job: TrainJob, recovered: Recovered, journal: JournalPort, client_timeout: float) -> EpisodePool:
+    pool = EpisodePool(job, journal.append, client_timeout)
+    now, wall = time.monotonic(), time.time()
+    episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
+    pool.restore(recovered, episodes, _groups(episodes))
+    return pool
+
+
+def _revived(claimed: ClaimedEpisode, now: float, wall: float) -> Episode:
+    claim = claimed.claim
+    # if the clock was set back, the episode must not get more than its time
+    used = max(0.0, wall - claim.claimed_at)
+    return Episode(
+        claim,
+        last_active=now,
+        cap=now + claim.max_seconds - used,
+        key_digests=list(claimed.key_digests),
+        state=EpisodeState.CLAIMED,
+        calls=list(claimed.calls),
+        quarantine_reason=claimed.quarantine_reason,
+    )
+
+
+def _groups(episodes: Iterable[Episode]) -> list[EpisodeGroup]:
+    """The groups whose members all still run."""
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.claim.group_uuid:
+            members.setdefault(episode.claim.group_uuid, []).append(episode)
+    return [
+        EpisodeGroup(tuple(group), [group_uuid])
+        for group_uuid, group in members.items()
+        if len(group) == group[0].claim.group_size
+    ]

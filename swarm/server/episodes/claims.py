@@ -1,7 +1,7 @@
-"""Claims that wait, and what claims that may be repeated have got.
+"""Claims that wait, and the grants of claims that may be repeated.
 
-Invariant: claims are served in the order in which they came, past those that only their own client's share or the cache
-holds back; of claims with one client and key there is one grant, which goes back if nobody is left to take it.
+Invariant: claims are served in the order in which they arrived, except that they pass those which only their client's
+share or the cache holds back; all claims with one client and key share one grant, which goes back if nobody takes it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from swarm.server.concurrency import until_gone
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 
-#: the key of a claim that was granted, or withdrawn, is remembered for at least so long, while there are not more than
-#: MAX_KEYS
+#: seconds for which the key of a granted or withdrawn claim is remembered, unless there are more than MAX_KEYS
 KEY_SECONDS = 120.0
 MAX_KEYS = 100_000
 
@@ -29,7 +28,7 @@ Name = tuple[str, str]
 
 @dataclass(eq=False)
 class WaitingClaim:
-    """A claim in the queue: ``callers`` wait until it is ``granted``, and ``reason`` says why it was not, last time."""
+    """A claim in the queue: ``callers`` wait until it is ``granted``; ``reason`` says why not at the last try."""
 
     wish: ClaimWish
     reason: str = ""
@@ -47,7 +46,7 @@ class ClaimQueue:
     """The queue of one server.
 
     Args:
-        pool: who has the episodes, once there is a job.
+        pool: the pool, once there is a job.
     """
 
     def __init__(self, pool: Callable[[], EpisodePool | None]) -> None:
@@ -55,7 +54,7 @@ class ClaimQueue:
         self._waiting: dict[WaitingClaim, None] = {}
         self._joinable: dict[Name, WaitingClaim] = {}
         self._granted: OrderedDict[Name, tuple[float, tuple[str, ...]]] = OrderedDict()
-        #: when, of claims that nobody waits for: what overtakes a claim must hold for it, too
+        #: when each claim was withdrawn: a withdrawal may overtake its claim on the network
         self._withdrawn: OrderedDict[Name, float] = OrderedDict()
         self._closed = False
 
@@ -64,7 +63,7 @@ class ClaimQueue:
         return len(self._waiting)
 
     def longest_wait(self) -> float:
-        """For how many seconds the first in the queue has been waiting."""
+        """For how many seconds the first claim in the queue has been waiting."""
         return time.monotonic() - next(iter(self._waiting)).since if self._waiting else 0.0
 
     def claim(self, wish: ClaimWish, *, wait: bool) -> Grant | WaitingClaim | Refusal:
@@ -100,7 +99,7 @@ class ClaimQueue:
         if wish.claim_key:
             self._joinable[name] = waiting
         if len(self._waiting) > 1:
-            # those before it may all be held back by what does not concern it
+            # all claims before it may be held back for reasons of their own
             self.serve()
         if waiting.granted.done():
             return waiting.granted.result()
@@ -109,18 +108,10 @@ class ClaimQueue:
             return Refusal(waiting.reason)
         return waiting
 
-    def claim_at_once(self, wish: ClaimWish) -> Grant | None:
-        """Grant ``wish`` if none waits, it repeats nothing and can be granted now; else :meth:`claim` has the word."""
-        name = (wish.client_uuid, wish.claim_key)
-        if self._waiting or name in self._withdrawn or (wish.claim_key and name in self._granted):
-            return None
-        outcome = self._try(wish)
-        return outcome if isinstance(outcome, Grant) else None
-
     async def wait(
         self, waiting: WaitingClaim, within: float, receive: Callable[[], Awaitable[Any]] | None = None
     ) -> Grant | Refusal:
-        """What became of a claim within so many seconds.
+        """The outcome of a claim after at most ``within`` seconds.
 
         Raises:
             ClientGoneError: the caller, whose ASGI ``receive`` this is, left.
@@ -136,8 +127,7 @@ class ClaimQueue:
             self._leave(waiting)
 
     def withdraw(self, client_uuid: str, claim_key: str) -> None:
-        """Let everyone go who waits for the claim with this key, abort what it was granted, and refuse it from now on:
-        the network may yet bring it."""
+        """Cancel the claim with this key, abort what it was granted, and reject it from now on: it may arrive later."""
         if not claim_key:
             return
         name = (client_uuid, claim_key)
@@ -152,7 +142,7 @@ class ClaimQueue:
         elif (known := self._granted.get(name)) is not None and (pool := self._pool()) is not None:
             for episode_uuid in known[1]:
                 pool.abort(client_uuid, episode_uuid, "claim_withdrawn")
-        # it may have held up those behind it
+        # it may have held up the claims behind it
         self.serve()
 
     def serve(self) -> None:
@@ -169,10 +159,10 @@ class ClaimQueue:
                 return
 
     def give_back(self, wish: ClaimWish, grant: Grant) -> None:
-        """Abort the episodes of a grant that nobody has taken, and forget that there was one."""
+        """Abort the episodes of a grant that nobody took, and forget it."""
         self._granted.pop((wish.client_uuid, wish.claim_key), None)
         pool = self._pool()
-        assert pool is not None, "who has granted has episodes"
+        assert pool is not None, "a grant implies a pool"
         for claim in grant.claims:
             pool.abort(wish.client_uuid, claim.episode_uuid)
         self.serve()
@@ -183,7 +173,7 @@ class ClaimQueue:
             self._remember(name, tuple(episode_uuids))
 
     def close(self) -> None:
-        """Let everyone who waits go, and make nobody wait again."""
+        """Answer everyone who waits, and let nobody wait again."""
         self._closed = True
         for waiting in self._waiting:
             waiting.granted.cancel()
@@ -208,7 +198,7 @@ class ClaimQueue:
             return
         if not waiting.granted.done() or waiting.granted.cancelled():
             self._unqueue(waiting)
-            # it may have held up those behind it
+            # it may have held up the claims behind it
             self.serve()
         elif not waiting.taken:
             self.give_back(waiting.wish, waiting.granted.result())

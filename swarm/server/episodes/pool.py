@@ -16,7 +16,6 @@ from typing import Any
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
-from swarm.server.batching.batches import Batches
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.endings import (
     DELETED,
@@ -67,12 +66,9 @@ class EpisodePool:
         self._engine = EngineState.OFFLINE
         self._running = RunningEpisodes()
         self._endings = Endings()
-        self.batches = Batches(job, append, client_timeout, clock)
-
-    @property
-    def collection(self) -> Collection:
-        """Finished episodes and clients, under the current job."""
-        return self.batches.collection
+        self._client_timeout = client_timeout
+        #: finished episodes and clients, under the current job
+        self.collection = self._new_collection("")
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -86,8 +82,11 @@ class EpisodePool:
     def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
-        other_job, self._job = job != self._job, job
-        return self.batches.begin_run(run_id, job, reason, other_job=other_job)
+        dropped = self.collection.begin_run(run_id, reason)
+        if job != self._job:
+            self._job = job
+            self.collection = self._new_collection(run_id)
+        return dropped
 
     def continue_run(self, job: TrainJob) -> None:
         """Continue under ``job``, which must collect exactly as the one before."""
@@ -100,7 +99,11 @@ class EpisodePool:
         self._running.add(episodes, groups)
         for episode in self._running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
-        self.batches.restore(recovered)
+        collection = self.collection
+        collection.run_id = recovered.run_id
+        collection.trained, collection.dropped = recovered.trained, recovered.dropped
+        collection.quarantined = recovered.quarantined
+        collection.restore(recovered.finished, recovered.outstanding, recovered.losses, recovered.agreed)
 
     # ------------------------------------------------------------------ claims
 
@@ -121,18 +124,16 @@ class EpisodePool:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
-        collection = self.batches.collection
+        collection = self.collection
         if collection.ready:
             # it is about to leave, and the weight sync would cut off what begins now
             return Refusal(POST_ROLLING)
         if slots - len(self._running) < wish.episodes:
             return Refusal(NO_EPISODES)
-        admission = collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle)
-        self.batches.drop(admission.dropped)
-        if admission.reason:
+        if reason := collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle):
             # AgentJet's client pauses for 15 s unless it finds this phrase
-            return Refusal(f"{NO_EPISODES} {admission.reason}", holds_place=False)
-        grant, rows = self._running.begin(wish, self.batches.run_id, self._engine, self._clock(), self._wall())
+            return Refusal(f"{NO_EPISODES} {reason}", holds_place=False)
+        grant, rows = self._running.begin(wish, collection.run_id, self._engine, self._clock(), self._wall())
         self._append(*rows)
         collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
         return grant
@@ -256,10 +257,10 @@ class EpisodePool:
             elif isinstance(outcome, str) or (as_group and failures):
                 quarantined = bool(episode.quarantine_reason)
                 self._finish(episode, task_id, end, end_key, outcome if isinstance(outcome, str) else failures[0])
-                self.batches.lose(task_id, quarantined=quarantined, alone=not as_group)
+                self.collection.lose(task_id, quarantined=quarantined, alone=not as_group)
             else:
                 self._finish(episode, task_id, end, end_key, outcome)
-                self.batches.add(client_uuid, outcome)
+                self.collection.add(client_uuid, outcome)
         return failures[0] if failures else ""
 
     def abort(
@@ -321,9 +322,9 @@ class EpisodePool:
             completed_tasks=self.collection.completed_groups,
             completed_episodes=self.collection.episodes,
             running_episodes=self.running,
-            quarantined_episodes=self.batches.quarantined,
-            dropped_episodes=self.batches.dropped,
-            trained_episodes=self.batches.trained,
+            quarantined_episodes=self.collection.quarantined,
+            dropped_episodes=self.collection.dropped,
+            trained_episodes=self.collection.trained,
             tasks=self.collection.tasks(),
         )
 
@@ -376,3 +377,9 @@ class EpisodePool:
         error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self._running.values()):
             self._free(episode, EpisodeEvent.ENGINE, "engine", error)
+
+    def _new_collection(self, run_id: str) -> Collection:
+        collection = Collection(self._job, self._client_timeout, self._clock, self._append, run_id)
+        # a run begins before its engine rolls
+        collection.follow(False)
+        return collection

@@ -12,7 +12,6 @@ import math
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -30,9 +29,6 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 #: seconds that a row may take to the disk before those who wait for it get an error
 SYNC_SECONDS = 10.0
-
-#: is called with ``None``, or with why it is not known to be on disk
-OnDisk = Callable[[UnavailableError | None], None]
 
 
 class JournalStats(Model):
@@ -57,8 +53,8 @@ class Journal:
         #: what this turn of the event loop has appended
         self._gathered: list[Row] = []
         self._oldest = 0.0
-        #: how many rows must be committed, until when (on the event loop's clock), and whom to tell
-        self._waiting: deque[tuple[int, float, OnDisk]] = deque()
+        #: how many rows must be committed, until when (on the event loop's clock), and who waits
+        self._waiting: deque[tuple[int, float, asyncio.Future[None]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._writer = Writer(connection, retention, self._committed)
@@ -120,40 +116,23 @@ class Journal:
                 return
         self._gathered += rows
 
-    def on_disk(self, told: OnDisk) -> None:
-        """Call ``told`` once everything appended so far is on disk, perhaps at once.
-
-        It gets an :class:`UnavailableError` (``journal_unavailable``) if that takes more than :data:`SYNC_SECONDS`;
-        the writer goes on trying.
-        """
-        if self._writer.committed >= self._appended:
-            told(None)
-            return
-        loop = self._loop = asyncio.get_running_loop()
-        self._waiting.append((self._appended, loop.time() + SYNC_SECONDS, told))
-        if self._deadline is None:
-            self._deadline = loop.call_later(SYNC_SECONDS, self._expire)
-        # the writer looks for waiting callers after it has committed: one of the two sees the other
-        self._wake()
-
     async def synced(self) -> None:
         """Wait until everything appended so far is on disk.
 
         Raises:
-            UnavailableError: see :meth:`on_disk`.
+            UnavailableError: it takes more than :data:`SYNC_SECONDS` (``journal_unavailable``); the writer goes on
+                trying.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def told(error: UnavailableError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.on_disk(told)
-        await future
+        if self._writer.committed >= self._appended:
+            return
+        loop = self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((self._appended, loop.time() + SYNC_SECONDS, waiter))
+        if self._deadline is None:
+            self._deadline = loop.call_later(SYNC_SECONDS, self._expire)
+        # the writer looks for waiting callers after it has committed: one of the two sees the other
+        self._wake()
+        await waiter
 
     async def past_ending(self, episode_uuid: str) -> Ending | None:
         """How an episode ended that memory has forgotten; ``None`` if it is unknown.
@@ -221,13 +200,15 @@ class Journal:
     def _wake(self) -> None:
         committed = self._writer.committed
         while self._waiting and self._waiting[0][0] <= committed:
-            _tell(self._waiting.popleft()[2], None)
+            waiter = self._waiting.popleft()[2]
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _expire(self) -> None:
         """Give up for those who have waited too long, and look again when the next one will have."""
         self._deadline = None
         loop = self._loop
-        assert loop is not None, "on_disk sets it before anyone waits"
+        assert loop is not None, "synced sets it before anyone waits"
         # after this process stood still, the writer's latest commits may not have been noticed yet
         self._wake()
         now = loop.time()
@@ -241,15 +222,9 @@ class Journal:
         why = f": {self._writer.error}" if self._writer.error else ""
         handed_over = self._appended - len(self._gathered)
         while self._waiting and self._waiting[0][1] <= until and self._waiting[0][0] <= handed_over:
-            _tell(self._waiting.popleft()[2], _unavailable(f"did not reach the disk {when}{why}; repeat the request"))
-
-
-def _tell(told: OnDisk, error: UnavailableError | None) -> None:
-    try:
-        told(error)
-    except Exception:
-        # one caller's failure must not hurt the others
-        logger.exception("an answer to what the journal has written failed")
+            waiter = self._waiting.popleft()[2]
+            if not waiter.done():
+                waiter.set_exception(_unavailable(f"did not reach the disk {when}{why}; repeat the request"))
 
 
 def _unavailable(why: str) -> UnavailableError:

@@ -64,6 +64,7 @@ async def test_the_token_comes_from_the_environment(
 
 @pytest.mark.slow
 def test_only_this_command_imports_what_draws() -> None:
-    probe = "import sys, gateway.cli.root, gateway.tui.once; print(sorted({'textual', 'torch'} & set(sys.modules)))"
+    imported = "gateway.cli.root, gateway.cli.status, gateway.tui.client"
+    probe = f"import sys, {imported}; print(sorted({{'textual', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

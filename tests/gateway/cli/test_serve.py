@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,53 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(config: Path, old: str, new: 
     as_json = run(config, "--json")
     assert as_json.exit_code == 2
     assert json.loads(as_json.stdout) == {"ok": False, "error": result.exception.message}
+
+
+CODE = """
+import logging, uvicorn
+from gateway.cli.serve import log_to_stderr
+log_to_stderr()
+uvicorn.Config(None, log_level="warning")
+for name in ("swarm.server.engine.controller", "uvicorn.error", "httpx"):
+    logging.getLogger(name).info("news")
+    logging.getLogger(name).warning("trouble")
+"""
+
+
+def test_servers_log_with_time_level_and_name() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, check=True)
+    # the first two words are the date and the time
+    assert [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()] == [
+        "INFO swarm.server.engine.controller: news",
+        "WARNING swarm.server.engine.controller: trouble",
+        "WARNING uvicorn.error: trouble",
+        "WARNING httpx: trouble",
+    ]
+    assert all(line[:2] == "20" for line in done.stderr.splitlines())
+
+
+AS_JSON = """
+import logging, uvicorn
+from gateway.cli.serve import log_to_stderr
+log_to_stderr("json")
+uvicorn.Config(None, log_level="warning")
+for name in ("gateway.x", "uvicorn.error"):
+    logging.getLogger(name).warning("trouble: %s", ValueError("what a user said"))
+"""
+
+
+def test_servers_log_objects_without_what_users_say() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_JSON], capture_output=True, text=True, timeout=60, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [
+        ("warning", "gateway.x", "trouble: ValueError"),
+        ("warning", "uvicorn.error", "trouble: ValueError"),
+    ]
+
+
+def test_a_server_ends_when_its_parents_end_of_the_pipe_closes() -> None:
+    code = "import signal\nfrom gateway.cli.serve import stop_with_parent\nstop_with_parent()\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(30) == -signal.SIGTERM

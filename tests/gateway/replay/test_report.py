@@ -1,8 +1,10 @@
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from gateway.replay.output import bar, print_report
 from gateway.replay.plot import smooth
 from gateway.replay.report import (
     Report,
@@ -15,7 +17,6 @@ from gateway.replay.report import (
     write_report,
 )
 from gateway.replay.senders import Outcome
-from gateway.replay.table import bar, print_report
 from swarm.errors import ConfigError
 from swarm.types import StepResult
 
@@ -127,3 +128,10 @@ def test_smoothing_keeps_length_and_constants() -> None:
 
 def test_a_bar_is_as_long_as_its_value() -> None:
     assert (bar(0.5, 0.0, 1.0, width=4), bar(0.0, 0.0, 1.0), bar(1.0, 1.0, 1.0)) == ("██", "", "")
+
+
+def test_a_plot_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[plots\]'"):
+        write_report(report(), tmp_path / "out")
+    assert read_report(tmp_path / "out") == report()

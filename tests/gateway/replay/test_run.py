@@ -1,15 +1,17 @@
 import asyncio
 import json
+import sys
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.replay.prompts import Prompt
-from gateway.replay.run import Progress, ReplayConfig, replay
-from gateway.replay.senders import Outcome
+from gateway.replay.run import Progress, ReplayConfig, ordered, read_prompts, replay
+from gateway.replay.senders import Outcome, Prompt
 from swarm.client import AsyncSwarmClient, RetryPolicy
+from swarm.errors import ConfigError
 from swarm.http.client import Answer, HttpClient
 
 pytestmark = pytest.mark.anyio
@@ -155,3 +157,43 @@ async def test_progress_knows_its_total_and_the_reward(data: Path) -> None:
 def test_a_replay_that_could_not_end_is_refused(data: Path) -> None:
     with pytest.raises(ValueError, match="never end"):
         config(data, epochs=None)
+
+
+def test_a_question_becomes_a_user_message(data: Path) -> None:
+    first = read_prompts(data)[0]
+    assert (first.text, first.messages) == ("q0?", [{"role": "user", "content": "q0?"}])
+
+
+def test_messages_are_sent_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}\n')
+    [prompt] = read_prompts(path)
+    assert prompt.text == "u"
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+
+
+def test_no_prompts_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="holds no prompt"):
+        read_prompts(tmp_path / "q.jsonl")
+
+
+def test_each_epoch_has_every_prompt_in_an_order_of_its_own(data: Path) -> None:
+    prompts = read_prompts(data)
+    texts = [prompt.text for prompt in ordered(prompts, seed=1, epochs=2)]
+    half = len(prompts)
+    assert sorted(texts[:half]) == sorted(texts[half:]) == sorted(prompt.text for prompt in prompts)
+    assert texts[:half] != texts[half:]
+
+
+def test_the_seed_fixes_the_order(data: Path) -> None:
+    prompts = read_prompts(data)
+    endless = [list(islice(ordered(prompts, seed, None), 50)) for seed in (1, 1, 2)]
+    assert endless[0] == endless[1] != endless[2]
+
+
+def test_a_parquet_file_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "q.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[parquet\]'"):
+        read_prompts(tmp_path / "q.parquet")

@@ -6,8 +6,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.replay.prompts import Prompt
-from gateway.replay.senders import CommandSender, HttpSender, Outcome
+from gateway.replay.senders import CommandSender, HttpSender, Outcome, Prompt
 from swarm.errors import ConfigError
 
 PROMPT = Prompt(text="why; rm -rf 'x' $HOME?", messages=[{"role": "user", "content": "why?"}])

@@ -6,9 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from textual.app import App, ComposeResult
 
 from gateway.app import create_app as create_gateway
 from gateway.config import GatewayConfig
+from gateway.tui.format import Row, Table
+from gateway.tui.widgets import Grid
 from swarm.protocol import PushVerboseLogRequest
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
@@ -153,6 +156,22 @@ async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: 
         await screen.shows("1 all", "2 of 3 servers answer", "heard")
 
 
+async def test_a_table_stays_where_it_is_scrolled_to() -> None:
+    class Alone(App[None]):
+        def compose(self) -> ComposeResult:
+            yield Grid()
+
+    async with Alone().run_test(size=(40, 10)) as pilot:
+        grid = pilot.app.query_one(Grid)
+        grid.focus()
+        for word in ("first", "second"):
+            grid.show(Table(("word", ">count"), [Row((word, str(number))) for number in range(50)]))
+            await pilot.pause()
+            if word == "first":
+                await pilot.press(*["down"] * 7)
+        assert grid.row_count == 50 and grid.scroll_offset.y == 7
+
+
 @pytest.mark.parametrize("size", [(80, 24), (60, 16), (200, 60), (30, 8)])
 async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> None:
     await finish(rig, "a task with a name that is longer than any column has room for " * 3, 1.0)
@@ -170,19 +189,3 @@ async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> 
         assert all(len(line) <= 80 for line in screen.text.splitlines())
         await screen.pilot.resize_terminal(180, 50)
         await screen.shows("╭─ Steps (s)", "╭─ Log (l)", "╭─ Tasks (t)")
-
-
-@pytest.mark.parametrize("overrides", [{"token": "secret-of-the-server"}])
-async def test_a_token_that_is_refused_and_one_that_opens(rig: server.Rig, overrides: dict[str, str]) -> None:
-    async with watching([url(rig)], tokens=["wrong"]) as screen:
-        await screen.shows("! REFUSED", "asked again in", "refuses the secret that it was given")
-        assert "wrong" not in await screen.says("--token or SWARM_TOKEN")
-    async with watching([url(rig)], tokens=[overrides["token"]]) as screen:
-        await screen.shows("● ROLLING")
-
-
-async def test_q_leaves(rig: server.Rig) -> None:
-    async with watching([url(rig)]) as screen:
-        await screen.shows("● ROLLING")
-        await screen.press("q")
-    assert screen.app.return_code == 0

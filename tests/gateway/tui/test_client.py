@@ -51,14 +51,6 @@ def answering(response: Response) -> Starlette:
     return Starlette(routes=[Route("/status", status)])
 
 
-async def test_the_status_of_a_real_server_and_of_a_real_gateway(rig: server.Rig, open_gateway: OpenGateway) -> None:
-    told = await ask(Kind.SWARM, str(rig.client.base_url))
-    assert isinstance(told, ServerStatus) and told.model == "tiny"
-    async with open_gateway() as http:
-        answer = await ask(Kind.GATEWAY, str(http.base_url))
-        assert isinstance(answer, GatewayStatus) and answer.model == "tiny" and list(answer.routes) == ["default"]
-
-
 async def test_nobody(nobody: str) -> None:
     for kind, words in ((Kind.SWARM, "`swarm-gateway swarm start`"), (Kind.GATEWAY, "`swarm-gateway serve`")):
         told = await trouble(kind, nobody)

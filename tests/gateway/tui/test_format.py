@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gateway.tui import format
+from swarm.types import StepResult
 
 SIZES = st.floats(min_value=0, max_value=1e12)
 
@@ -69,3 +70,14 @@ def test_short_keeps_what_fits_and_marks_what_is_cut() -> None:
     assert format.short("abcdef", 6) == "abcdef"
     assert format.short("abcdefg", 6) == "abcde…"
     assert format.short("日本語の名前", 5) == "日本…"
+
+
+def test_a_step_line_leaves_out_what_the_engine_did_not_report() -> None:
+    step = StepResult(step=1, batch_id="b", metrics={}, seconds=2.0)
+    assert format.step_line(step) == "step    1  2.0 s"
+
+
+def test_a_table_as_text_aligns_its_columns() -> None:
+    rows = [format.Row(("7", "a")), format.Row(("12", "bcd")), format.Row(("1", "e"))]
+    text = format.text_lines(format.Table((">count", "name"), rows), 2)
+    assert text == ["count  name", "    7  a", "   12  bcd", "... and 1 more"]

@@ -111,11 +111,6 @@ def test_what_stands_in_the_way_is_told_also_where_there_is_little_room() -> Non
     assert "records" not in head(well, brief=True) and "3 records wait" in head(well)
 
 
-def test_a_reason_commands_no_terminal() -> None:
-    text = head(status(EngineState.OFFLINE, "\x1b]0;owned\x07 gone"))
-    assert "why" in text and "owned" in text and "\x1b" not in text
-
-
 def test_episodes_are_chosen_by_all_words_and_sorted() -> None:
     one = episode(client_uuid="Alpha", task_id="t1", idle_seconds=60, calls=3)
     two = episode(client_uuid="beta", task_id="t1", seconds=500)

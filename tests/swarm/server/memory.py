@@ -6,7 +6,6 @@ import asyncio
 from typing import TypeVar
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.journal import OnDisk
 from swarm.server.journal.rows import BatchRow, Ending, Recovered, Row, RunRow
 
 RowT = TypeVar("RowT")
@@ -33,11 +32,6 @@ class MemoryJournal:
 
     def append(self, *rows: Row) -> None:
         self.records += rows
-
-    def on_disk(self, told: OnDisk) -> None:
-        assert self.gate.is_set(), "who must wait for the gate awaits synced()"
-        self.synced_records = len(self.records) if not self.failing else self.synced_records
-        told(UnavailableError("the disk is full", code="journal_unavailable") if self.failing else None)
 
     async def synced(self) -> None:
         count = len(self.records)

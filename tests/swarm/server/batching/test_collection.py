@@ -6,7 +6,7 @@ import pytest
 
 from swarm.job import CollectionMethod
 from swarm.protocol import SwarmThrottlePolicy
-from swarm.server.batching.collection import Admission, Collection
+from swarm.server.batching.collection import Collection
 from swarm.server.journal.rows import BatchRow
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
@@ -30,7 +30,7 @@ def test_a_row_tells_what_became_of_a_client(clock: Clock) -> None:
         collection.released("me", "train", "c", how)
     collection.claimed("me", "train", "c", 2)
     assert collection.confirm(collection.take().batch_id) is not None
-    collection.clear("another run")
+    collection.begin_run("r", "another run")
     clock.now += 5
     (row,) = collection.rows()
     assert (row.client_uuid, row.active, row.idle_seconds) == ("me", True, 5.0)
@@ -44,21 +44,21 @@ def test_a_claim_beyond_its_share_waits_until_the_batch_is_taken_or_the_other_is
     run(collection, "me", "a", "a")
     collection.claimed("other", "train", "theirs", 2)
     refusal = collection.admit("me", "train", 1, THIRD)
-    assert refusal.reason.startswith("throttled: ")
+    assert refusal.startswith("throttled: ")
     assert [row.throttled for row in collection.rows()] == [False, True]
-    assert collection.admit("me", "eval", 1, THIRD) == Admission()
-    assert collection.admit("me", "train", 1, None) == Admission()
+    assert collection.admit("me", "eval", 1, THIRD) == ""
+    assert collection.admit("me", "train", 1, None) == ""
     change = collection.next_change()
     assert change is not None
     clock.now = change
-    assert collection.admit("me", "train", 1, THIRD).granted, "the other is gone"
+    assert collection.admit("me", "train", 1, THIRD) == "", "the other is gone"
     collection.seen("other", train=True)
-    assert not collection.admit("me", "train", 1, THIRD).granted
+    assert collection.admit("me", "train", 1, THIRD)
     for _ in range(2):
         collection.released("other", "train", "theirs", "ended")
         collection.add("other", trajectory("theirs"))
     collection.take()
-    assert collection.admit("me", "train", 1, THIRD).granted
+    assert collection.admit("me", "train", 1, THIRD) == ""
     assert collection.next_change() is None
 
 

@@ -132,7 +132,7 @@ class Swarm:
             if len(self.running) + claim.count > self.job.slots:
                 return
             policy = SwarmThrottlePolicy(ratio=claim.client.ratio, current_task_id=claim.task)
-            if not self.collection.admit(claim.client.name, "train", claim.count, policy).granted:
+            if self.collection.admit(claim.client.name, "train", claim.count, policy):
                 continue
             self.queue.remove(claim)
             self.collection.claimed(claim.client.name, "train", claim.task, claim.count)

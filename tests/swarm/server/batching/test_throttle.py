@@ -6,8 +6,7 @@ import pytest
 
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.batching.clients import Clients
-from swarm.server.batching.shares import Shares
-from swarm.server.batching.throttle import Throttle
+from swarm.server.batching.shares import Shares, Throttle
 from tests.swarm.server.batching.conftest import Clock, job
 
 

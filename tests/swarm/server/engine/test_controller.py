@@ -12,7 +12,8 @@ from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, AgreeSyncWeightResponse
 from swarm.server.config import ServerConfig
-from swarm.server.engine.controller import MAX_PENDING, Controller
+from swarm.server.engine.controller import Controller
+from swarm.server.engine.requests import MAX_PENDING
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.rows import (
     BatchRow,

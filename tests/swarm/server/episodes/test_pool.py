@@ -14,7 +14,7 @@ from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import CallRow, CountsRow, Ending, EndRow, EpisodeRow, Row, StateRow
 from swarm.states import EngineState, EpisodeState
 from swarm.tokens import ModelCall
-from swarm.types import StepResult, WorkflowOutput
+from swarm.types import WorkflowOutput
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
@@ -130,11 +130,11 @@ def test_groups_make_a_batch() -> None:
     pool.end("me", "b", ends(b[1]))
     assert pool.batch_ready
     assert refused(pool).holds_place, "what began now would be cut off by the weight sync"
-    batch = pool.batches.take()
+    batch = pool.collection.take()
     assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.25, 0.25], [1.0, 1.0]]
     assert batch.groups[0].trajectories[0].timelines[0].response_ids.tolist() == [1]
-    assert pool.batches.confirm(StepResult(step=1, batch_id="another", metrics={}, seconds=1.0)) is None
-    assert pool.batches.confirm(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=1.0)) is batch
+    assert pool.collection.confirm("another", 1) is None
+    assert pool.collection.confirm(batch.batch_id, 1) is batch
     assert pool.information().completed_episodes == 0
 
 
@@ -281,7 +281,7 @@ def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
     pool = rolling_pool(records=records)
     pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
     pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
-    pool.batches.take()
+    pool.collection.take()
     pool.enter(SYNCING)
     pool.enter(EngineState.OFFLINE)
     pool.collection.give_back()
@@ -387,8 +387,8 @@ def test_stale_episodes_are_dropped_with_new_weights() -> None:
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
     pool.end("me", "a", ends(one))
-    assert pool.batches.advance(1) == 0
-    assert pool.batches.advance(2) == 1
+    assert pool.collection.advance(1) == []
+    assert len(pool.collection.advance(2)) == 1
     *_, dropped, counts = records
     assert isinstance(dropped, StateRow) and list(dropped.episode_uuids) == [one.episode_uuid]
     assert isinstance(counts, CountsRow) and counts.dropped == 1
@@ -400,13 +400,13 @@ def test_a_batch_comes_again_until_its_step_is_recorded_and_is_dropped_after_its
     pool = rolling_pool(job)
     for task in "ab":
         pool.end("me", task, ends(*sampled(pool, 2)), as_group=True)
-    batch = pool.batches.take()
+    batch = pool.collection.take()
     pool.collection.give_back()
-    assert pool.batches.take() is batch, "a kill is no evidence against it"
-    first = pool.batches.fail(batch.batch_id)
+    assert pool.collection.take() is batch, "a kill is no evidence against it"
+    first = pool.collection.fail(batch.batch_id)
     assert first is not None and first.dropped is None
-    assert pool.batches.take() is batch
-    second = pool.batches.fail(batch.batch_id)
+    assert pool.collection.take() is batch
+    second = pool.collection.fail(batch.batch_id)
     assert second is not None and second.dropped is not None
     assert pool.information().dropped_episodes == 4
     assert not pool.batch_ready

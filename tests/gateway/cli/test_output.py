@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.cli.progress import amount, stage_bars
+from gateway.cli.output import amount, stage_bars
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Runs of ``swarm-gateway up`` as an experiment drives them: started, waited for, asked, and gone in the end.
+"""Runs of ``swarm-gateway up`` for a study: start, wait until ready, send the users' requests, stop.
 
-Invariant: everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
+Invariant: everything runs under a deadline, and a failure leaves no process behind and names the log to read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from gateway.replay.report import Report, read_report
+from gateway.replay import Report, read_report
 from swarm.importer import python_path
 
 CLI = [sys.executable, "-P", "-m", "gateway.cli"]

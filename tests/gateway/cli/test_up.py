@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.cli.events import EventPrinter
+from gateway.cli.up import EventPrinter
 
 STEP = {"step": 3, "batch_id": "b", "metrics": {"swarm/reward_mean": 0.4123}, "seconds": 9.81}
 

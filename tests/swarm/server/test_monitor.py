@@ -1,6 +1,6 @@
-"""The monitor's pushed lines."""
+"""What a monitor shows: the pushed lines."""
 
-from swarm.server.engine.verbose import MAX_LINES, MAX_MESSAGE, VerboseLog
+from swarm.server.monitor import MAX_LINES, MAX_MESSAGE, VerboseLog
 
 
 def test_lines_expire_and_are_bounded() -> None:

@@ -1,15 +1,49 @@
-"""Held-out scores: their interval, and their picture."""
+"""The tutorials' shared study: runs with scripts in place of the command line, held-out intervals, and the plot."""
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
+from study import experiment
+from study.held_out import HeldOutConfig, HeldOutScore, interval
+from study.plot import draw_experiment
 
-from gateway.replay.held_out import HeldOutConfig, HeldOutScore, interval
-from gateway.replay.plot import draw_experiment
 from gateway.replay.report import Report, StepPoint
+
+BASE = Path(__file__).parents[2] / "tutorial" / "opencode_build_concise_agent" / "config.yaml"
+
+
+def test_runs_differ_in_the_control_only(tmp_path: Path) -> None:
+    configs = [
+        experiment.run_config(BASE, tmp_path / name, control=control)[1]
+        for name, control in (("a", False), ("b", True))
+    ]
+    assert [config["gateway"]["control"] for config in configs] == ["none", "shuffle"]
+    assert configs[0]["job"] == configs[1]["job"]
+    assert configs[0]["swarm"]["port"] != configs[0]["gateway"]["port"]
+    assert Path(configs[0]["gateway"]["hooks"]) == BASE.parent
+
+
+@pytest.mark.slow
+def test_an_up_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = json.dumps({"event": "failed", "at": 1, "message": "no", "last_lines": ["boom"], "log": "/x/engine.log"})
+    script = f"print({event!r}, flush=True); import sys; sys.exit(1)"
+    monkeypatch.setattr(experiment, "CLI", [sys.executable, "-c", script])
+    with (
+        pytest.raises(experiment.ExperimentError, match=r"(?s)no.*boom.*full log: /x/engine.log"),
+        experiment.running(tmp_path / "config.yaml", tmp_path / "up.log"),
+    ):
+        pytest.fail("it is not ready")
+
+
+@pytest.mark.slow
+def test_a_call_that_takes_too_long_is_killed() -> None:
+    with pytest.raises(experiment.ExperimentError, match="waiting took longer than"):
+        experiment.call([sys.executable, "-c", "import time; time.sleep(60)"], 0.2, "waiting")
 
 
 def test_equal_values_have_no_interval() -> None:
@@ -23,11 +57,6 @@ def test_the_interval_is_the_normal_one_of_many_values() -> None:
     # 1.96 standard errors of 0.1 / sqrt(400) each way
     assert high - low == pytest.approx(2 * 1.96 * 0.1 / 20, rel=0.15)
     assert low < sum(values) / len(values) < high
-
-
-def test_the_same_seed_gives_the_same_interval() -> None:
-    values = [0.1, 0.9, 0.4, 0.3]
-    assert interval(values, 500, 3) == interval(values, 500, 3)
 
 
 @pytest.mark.parametrize("steps", [3, 16])

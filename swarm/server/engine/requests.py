@@ -1,0 +1,246 @@
+"""Requests about episodes in any state of the engine, and what becomes due as time passes.
+
+Invariant: what an ``async`` method answers is on disk; every change of the pool serves the waiting claims and wakes
+whoever waits for a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from swarm.errors import RequestError, UnavailableError
+from swarm.job import TrainJob
+from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, AgreeSyncWeightResponse, EpisodeEnd
+from swarm.server.concurrency import Signal
+from swarm.server.engine.board import EngineBoard
+from swarm.server.engine.runs import JournalPort, TrainingRun
+from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
+from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
+from swarm.server.episodes.pool import EpisodePool
+from swarm.server.journal.rows import Ending
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+#: rows that wait for the disk, beyond which claims are refused; running episodes may still end
+MAX_PENDING = 20_000
+#: seconds between two looks at the clock, at the least
+_SHORTEST_PAUSE = 0.02
+_IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
+
+
+class EpisodeRequests(EngineBoard):
+    """Requests about episodes, on top of the engine's state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: JournalPort | None = None
+        self._run: TrainingRun | None = None
+        self._collected = Signal()
+        self._watching = math.inf
+        self._look_again = asyncio.Event()
+        #: when (monotonic) the last sync that clients agreed to ended, or they agreed in vain
+        self.agreement_over = -math.inf
+        self.claims = ClaimQueue(lambda: self._pool)
+
+    @property
+    def has_job(self) -> bool:
+        """Whether a job was synced, so that there are :attr:`job` and :attr:`pool`."""
+        return self._run is not None and self._run.has_job
+
+    @property
+    def job(self) -> TrainJob:
+        """The synced job.
+
+        Raises:
+            ConflictError: there is none yet.
+        """
+        return self._training.job
+
+    @property
+    def pool(self) -> EpisodePool:
+        """The pool; raises like :attr:`job`."""
+        return self._training.pool
+
+    async def synced(self) -> None:
+        """Return when everything that has happened so far is on disk.
+
+        Raises:
+            UnavailableError: the disk did not take it in time (``journal_unavailable``); it happened nevertheless.
+        """
+        await self._journal.synced()
+
+    # ------------------------------------------------------------------ episodes
+
+    async def claim(
+        self, wish: ClaimWish, wait: float = 0.0, receive: Callable[[], Awaitable[Any]] | None = None
+    ) -> Grant | str:
+        """What ``wish`` gets within ``wait`` seconds, or why it gets nothing; ``receive`` is its caller's (ASGI).
+
+        Raises:
+            RequestError: more episodes than the job has slots.
+            ConflictError: its key was used for another claim.
+            ClientGoneError: the caller left while it waited.
+            UnavailableError: see :meth:`synced`; a claim with a key may be repeated, without one its episodes go back.
+        """
+        if self._pool is not None:
+            if wish.episodes > self.job.slots:
+                raise RequestError(
+                    f"{wish.episodes} episodes cannot run at once: the job has {self.job.slots} slots "
+                    "(raise max_parallel_episodes or batch_size)",
+                    param="count",
+                )
+            self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+        if self._journal.pending > MAX_PENDING:
+            return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
+        outcome = self.claims.claim(wish, wait=wait > 0)
+        self._watch()
+        if isinstance(outcome, WaitingClaim):
+            try:
+                outcome = await self.claims.wait(outcome, wait, receive)
+            finally:
+                # a claim that leaves may let others begin
+                self._watch()
+        if isinstance(outcome, Refusal):
+            return self._why_not(outcome)
+        try:
+            await self.synced()
+        except UnavailableError:
+            if not wish.claim_key:
+                self.claims.give_back(wish, outcome)
+            raise
+        return outcome
+
+    async def end(
+        self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], *, as_group: bool, end_key: str = ""
+    ) -> str:
+        """End episodes, see :meth:`EpisodePool.end`, also ones that only the journal remembers."""
+        pool = self.pool
+        past: dict[str, Ending] = {}
+        for end in ends:
+            if not pool.remembers(end.episode_uuid):
+                ending = await self._journal.past_ending(end.episode_uuid)
+                if ending is not None:
+                    past[end.episode_uuid] = ending
+        try:
+            return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past)
+        finally:
+            # a conflict too is answered only once its cause is on disk
+            self.pool_changed()
+            await self.synced()
+
+    async def abort(
+        self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> str:
+        """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
+        if self._pool is None:
+            return ""
+        note = self._pool.abort(client_uuid, episode_uuid, reason, metadata)
+        self.pool_changed()
+        await self.synced()
+        return note
+
+    async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
+        """Cancel the claim with this key, see :meth:`ClaimQueue.withdraw`."""
+        self.claims.withdraw(client_uuid, claim_key)
+        self._watch()
+        await self.synced()
+
+    async def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
+        """Whether the episode is still this client's to run."""
+        self.pool.collection.seen(client_uuid)
+        mine = self.pool.can_continue(client_uuid, episode_uuid)
+        await self.synced()
+        return mine
+
+    async def agree(self, client_uuid: str) -> AgreeSyncWeightResponse:
+        """The client has no more for the current batch."""
+        if self._pool is None:
+            return AgreeSyncWeightResponse(success=False, failure_reason="there is no training job yet")
+        reason = self._pool.collection.agree(client_uuid)
+        in_vain = self._pool.collection.in_vain
+        self._watch()
+        await self.synced()
+        if in_vain:
+            return AgreeSyncWeightResponse(success=True, failure_reason=_IN_VAIN)
+        return AgreeSyncWeightResponse(success=not reason, failure_reason=reason)
+
+    def pool_changed(self) -> None:
+        """Call it when episodes ended, or when slots or the engine's state may let others begin."""
+        if len(self.claims):
+            self.claims.serve()
+        # new grants have deadlines, and the clock that stands still outside ROLLING may run again
+        self._watch()
+
+    async def expire(self) -> None:
+        """Take back episodes at their deadlines, and do whatever else becomes due as time passes; never returns."""
+        while True:
+            self._look_again.clear()
+            self._watching = self._next_due()
+            pause = None if self._watching == math.inf else max(_SHORTEST_PAUSE, self._watching - time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._look_again.wait()
+            if self._pool is not None and self._watching <= time.monotonic():
+                self._pool.expire()
+                self.pool_changed()
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _journal(self) -> JournalPort:
+        assert self._opened is not None, "open() comes first"
+        return self._opened
+
+    @property
+    def _training(self) -> TrainingRun:
+        assert self._run is not None, "open() comes first"
+        return self._run
+
+    @property
+    def _pool(self) -> EpisodePool | None:
+        return self._run.found_pool if self._run is not None else None
+
+    def _tell_collected(self) -> None:
+        if (pool := self._pool) is None:
+            return
+        if self._state is EngineState.ROLLING and pool.collection.in_vain:
+            logger.warning("the clients agree to a weight sync, but %s", _IN_VAIN)
+            pool.collection.end_agreements()
+            self.agreement_over = time.monotonic()
+        if self._state is EngineState.ROLLING_POST or pool.batch_ready:
+            self._collected.notify()
+
+    def _next_due(self) -> float:
+        if (pool := self._pool) is None:
+            return math.inf
+        deadline, change = pool.next_deadline(), pool.collection.next_change()
+        if change is None:
+            return math.inf if deadline is None else deadline
+        return change if deadline is None else min(deadline, change)
+
+    def _watch(self) -> None:
+        if self._next_due() < self._watching:
+            self._look_again.set()
+        self._tell_collected()
+
+    def _why_not(self, refusal: Refusal) -> str:
+        if self._closing:
+            return "The swarm server is shutting down"
+        match self._state:
+            case EngineState.ROLLING:
+                return refusal.reason or NO_EPISODES
+            case EngineState.ROLLING_POST:
+                return POST_ROLLING
+            case EngineState.WEIGHT_SYNCING:
+                return SYNCING
+            case EngineState.BOOTING:
+                return f"Engine is booting ({self._detail})"
+            case EngineState.OFFLINE:
+                return f"Engine is offline ({self._detail})"
