@@ -110,6 +110,11 @@ def _run_stopped() -> UnavailableError:
 
 
 def claimed(claim: Call[T]) -> T:
+    """Wait for a claim; in a run of user code, until the run is stopped.
+
+    Raises:
+        UnavailableError: ``run_stopped``.
+    """
     stopping = stopping_run.get()
     return claim.result() if stopping is None else stopping.granted(claim)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from swarm.client import AsyncSwarmClient
-from swarm.errors import EngineError, RequestError, UnavailableError
+from swarm.errors import RequestError, UnavailableError
 from swarm.protocol import NO_EPISODES, POST_ROLLING
 from swarm.states import EngineState
 from swarm.types import WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
-from tests.swarm.client.test_sync import engine, not_yet, status
+from tests.swarm.client.test_sync import engine, not_yet
 
 pytestmark = pytest.mark.anyio
 
@@ -50,11 +50,6 @@ async def test_a_group_is_claimed_as_one(server: ScriptedServer, client: AsyncSw
     [body] = server.bodies("/claim_group")
     assert (body["count"], body["discard_episode_timeout"], body["client_uuid"]) == (2, 9, "me")
     assert 0 < body["wait_seconds"] <= 3
-
-
-async def test_a_claim_waits_and_retries(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.script("/claim_group", not_yet(POST_ROLLING), DROP, Answer({}, 503), not_yet(NO_EPISODES), group("a"))
-    assert len(await client.claim_group(1, 10.0)) == 1
 
 
 async def test_a_claim_without_patience_tries_once(server: ScriptedServer, client: AsyncSwarmClient) -> None:
@@ -96,11 +91,6 @@ async def test_a_group_end_is_repeated_after_a_lost_reply(server: ScriptedServer
     first, second = server.bodies("/end_group")
     assert first == second
     assert [(end["episode_uuid"], end["workflow_output"]["reward"]) for end in first["ends"]] == [("a", 1), ("b", 0)]
-
-
-async def test_a_group_end_tells_what_is_not_trained(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.script("/end_group", {"success": True, "error": "not trained: quarantined"})
-    assert await client.end_group("t", {"a": WorkflowOutput(reward=1.0)}) == "not trained: quarantined"
 
 
 async def test_many_are_aborted_and_nothing_is_raised(
@@ -179,13 +169,3 @@ async def test_close_is_bounded(
         await client.close()
         await aborting
     held.set()
-
-
-async def test_waiting_for_a_state(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.script("/status", status(EngineState.BOOTING), status(EngineState.ROLLING))
-    assert (await client.wait_for_state(EngineState.ROLLING, wait_seconds=10)).engine.engine_status == "ENGINE.ROLLING"
-    server.script("/status", status(EngineState.OFFLINE))
-    assert (await client.status()).engine.engine_status is EngineState.OFFLINE
-    await client.wait_for_state(EngineState.OFFLINE, wait_seconds=10)
-    with pytest.raises(EngineError, match="because"):
-        await client.wait_for_state(EngineState.ROLLING, wait_seconds=10)

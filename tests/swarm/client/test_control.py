@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.client import AsyncSwarmClient, SwarmClient
+from swarm.client import SwarmClient
 from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
@@ -153,12 +153,3 @@ def test_several_engines_that_roll_are_no_news() -> None:
         with SwarmClient(one.url) as first, SwarmClient(other.url) as second:
             SwarmClient.async_and_start_multi_engine([(first, JOB), (second, JOB)])
         SwarmClient.async_and_start_multi_engine([])
-
-
-@pytest.mark.anyio
-async def test_several_engines_start_on_an_event_loop(anyio_backend: str) -> None:
-    with scripted(OFFLINE, BOOTING, ROLLING) as good, scripted(OFFLINE, BOOTING, OFFLINE) as bad:
-        async with AsyncSwarmClient(good.url, policy=QUICK) as one, AsyncSwarmClient(bad.url, policy=QUICK) as other:
-            with pytest.raises(ExceptionGroup, match=bad.url):
-                await AsyncSwarmClient.async_and_start_multi_engine([(one, JOB), (other, JOB)])
-    assert good.bodies("/start_engine") == [None]

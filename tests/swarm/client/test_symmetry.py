@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import swarm.client
 from swarm.client import AsyncSwarmClient, SwarmClient
 
@@ -44,25 +42,16 @@ def public(kind: type) -> set[str]:
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    found = inspect.signature(function).parameters.values()
-    return {one.name: (one.default, one.kind) for one in found}
+    return {one.name: (one.default, one.kind) for one in inspect.signature(function).parameters.values()}
 
 
-def test_the_names_are_the_same() -> None:
-    assert public(SwarmClient) - ONLY_SYNC == public(AsyncSwarmClient) - ONLY_ASYNC
-    assert public(SwarmClient) >= AGENTJET
-
-
-@pytest.mark.parametrize("name", sorted(public(SwarmClient) - {"client_uuid", "server_url", "run_tracked"} - ONLY_SYNC))
-def test_the_arguments_are_the_same(name: str) -> None:
-    sync, other = (getattr(kind, name) for kind in (SwarmClient, AsyncSwarmClient))
-    assert parameters(sync) == parameters(other)
-    assert inspect.iscoroutinefunction(other) or not inspect.iscoroutinefunction(sync)
-
-
-def test_constructors_differ_in_the_transport_only() -> None:
+def test_both_offer_the_same_names_and_arguments() -> None:
+    shared = public(AsyncSwarmClient) - ONLY_ASYNC
+    assert public(SwarmClient) - ONLY_SYNC == shared >= AGENTJET
+    for name in shared - {"client_uuid", "server_url", "run_tracked"}:
+        assert parameters(getattr(SwarmClient, name)) == parameters(getattr(AsyncSwarmClient, name)), name
     ours = parameters(AsyncSwarmClient.__init__)
-    ours.pop("http")
+    del ours["http"]
     assert parameters(SwarmClient.__init__) == ours
 
 

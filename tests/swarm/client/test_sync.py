@@ -187,12 +187,6 @@ def test_abort_never_raises(server: ScriptedServer, client: SwarmClient, caplog:
     assert "falls to its idle timeout" in caplog.text
 
 
-def test_can_continue(server: ScriptedServer, client: SwarmClient) -> None:
-    server.script("/can_continue_episode", {"can_continue": True}, {"can_continue": False})
-    assert client.can_continue_episode("e1") is True
-    assert client.can_continue_episode("e1") is False
-
-
 def test_the_token_is_sent_and_a_wrong_one_told(
     server: ScriptedServer, client: SwarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,11 +234,6 @@ def test_an_episode_that_is_never_ended_is_aborted(server: ScriptedServer, clien
 # -- many episodes
 
 
-def test_runs_return_in_order_from_a_generator(client: SwarmClient) -> None:
-    tasks = (number for number in range(20))
-    assert client.run_episodes_until_all_complete(tasks, lambda n: n * n, max_workers=4) == [n * n for n in range(20)]
-
-
 def test_runs_use_at_most_max_workers(client: SwarmClient) -> None:
     running: list[int] = []
     barrier = threading.Barrier(3, timeout=30)
@@ -276,18 +265,6 @@ def test_a_failing_task_is_tried_so_often_and_its_episodes_aborted(
     results = client.run_episodes_until_all_complete(["good", "bad"], func, max_workers=1, auto_retry=auto_retry)
     assert results == ["good", None]
     assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == [f"e{n}" for n in range(tries)]
-
-
-def test_a_task_that_recovers_is_no_failure(client: SwarmClient) -> None:
-    tries: list[int] = []
-
-    def func(task: str) -> str:
-        tries.append(1)
-        if len(tries) < 3:
-            raise ValueError("not yet")
-        return task
-
-    assert client.run_episodes_until_all_complete(["t"], func) == ["t"]
 
 
 def test_forgotten_episodes_are_aborted_and_ended_ones_are_not(server: ScriptedServer, client: SwarmClient) -> None:
@@ -380,27 +357,6 @@ def interrupted_after_a_claim(server: ScriptedServer) -> Iterator[int]:
 
 
 # -- engine
-
-
-def test_states_steps_and_pool_are_read(server: ScriptedServer, client: SwarmClient) -> None:
-    pool = {
-        "batch_size": 2,
-        "num_repeat": 4,
-        "slots": 8,
-        "completed_tasks": 1,
-        "completed_episodes": 4,
-        "running_episodes": 2,
-        "quarantined_episodes": 0,
-        "dropped_episodes": 0,
-        "tasks": {"t": 4},
-    }
-    server.script("/get_engine_status", engine(EngineState.ROLLING, step=7))
-    server.script("/get_current_batch_rollout_pool_information", pool)
-    server.script("/status", status(EngineState.ROLLING, JOB, pool=pool))
-    assert client.get_engine_status().engine_status is EngineState.ROLLING
-    assert client.get_global_step() == 7
-    assert client.get_rollout_stat().tasks == {"t": 4}
-    assert client.status().job == JOB
 
 
 def test_an_offline_engine_is_started_with_the_job(server: ScriptedServer, client: SwarmClient) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from swarm.client import AsyncSwarmClient, RetryPolicy, SwarmClient
+from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import StateError, UnavailableError
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
@@ -71,14 +71,6 @@ def test_a_connection_that_broke_is_replaced_at_once(kept_alive: KeptAlive) -> N
     assert kept_alive.connections == 2
 
 
-@pytest.mark.anyio
-async def test_the_same_on_an_event_loop(kept_alive: KeptAlive, anyio_backend: str) -> None:
-    async with AsyncSwarmClient(kept_alive.url, policy=SLOW) as client:
-        for _ in range(3):
-            await client.get_engine_status()
-    assert kept_alive.connections == 2
-
-
 def test_even_a_policy_of_one_try_bears_a_broken_connection(kept_alive: KeptAlive) -> None:
     with SwarmClient(kept_alive.url, policy=RetryPolicy(attempts=1)) as client:
         for _ in range(2):
@@ -115,22 +107,17 @@ def trickling(listening: socket.socket, over: threading.Event) -> None:
                 return
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_an_answer_that_trickles_in_is_bounded(anyio_backend: str, asynchronous: bool) -> None:
+def test_an_answer_that_trickles_in_is_bounded() -> None:
     over = threading.Event()
-    policy = RetryPolicy(attempts=1)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         serving = pool.submit(trickling, listening, over)
         try:
-            with pytest.raises(UnavailableError, match=r"longer than 0.2 s"):
-                if asynchronous:
-                    async with AsyncSwarmClient(url, policy=policy, request_timeout=0.2) as client:
-                        await client.get_engine_status()
-                else:
-                    with SwarmClient(url, policy=policy, request_timeout=0.2) as client:
-                        client.get_engine_status()
+            with (
+                pytest.raises(UnavailableError, match=r"longer than 0.2 s"),
+                SwarmClient(url, policy=RetryPolicy(attempts=1), request_timeout=0.2) as client,
+            ):
+                client.get_engine_status()
         finally:
             over.set()
         serving.result(30)
@@ -176,11 +163,3 @@ def test_clients_leave_no_thread_and_no_descriptor(server: ScriptedServer) -> No
         once()
     assert ours() == []
     assert len(os.listdir("/proc/self/fd")) <= before + 1
-
-
-@pytest.mark.anyio
-async def test_a_closed_asynchronous_client_says_so(server: ScriptedServer) -> None:
-    client = AsyncSwarmClient(server.url, policy=QUICK)
-    await client.close()
-    with pytest.raises(StateError, match="closed"):
-        await client.get_engine_status()
