@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# tests start many processes: each would compile all that it imports
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-fast test-slow test-engine test-clients check format bench lock clean
 
 setup: $(READY)
@@ -18,7 +21,7 @@ $(READY): requirements/cpu.lock pyproject.toml
 	$(BIN)/python -c 'import torch' 2>/dev/null \
 	    || $(BIN)/python -m pip install --quiet --no-deps torch==2.13.0+cpu \
 	    || $(BIN)/uv pip install --python $(BIN)/python --no-deps --torch-backend cpu torch==2.13.0
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/cpu.lock \
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps -r requirements/cpu.lock \
 	    || $(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@

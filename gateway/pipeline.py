@@ -6,7 +6,9 @@ outcome is closed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 
 from gateway.limits.admission import Admission
 from gateway.limits.retry_dedup import RetryDedup
@@ -17,13 +19,25 @@ from gateway.rollout.policy import Policy
 from gateway.rollout.swarm import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.live import LiveRoutes
-from gateway.routing.route import Route
-from gateway.routing.table import RouteTable
+from gateway.routing.table import Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason
-from gateway.types import Incoming, Outcome, released_by
-from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
+from gateway.types import Caller, Incoming, Outcome, Relayed, released_by
+from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
+
+
+@dataclass(frozen=True, slots=True)
+class AnyRequest:
+    """A request to forward as it came; ``path`` begins with ``/v1``, ``query`` has no question mark."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    body: bytes
+    model: str | None
+    caller: Caller
 
 
 class Pipeline:
@@ -64,6 +78,37 @@ class Pipeline:
             release()
             raise
         return released_by(outcome, release)
+
+    async def forward(self, request: AnyRequest) -> Relayed:
+        """The answer of the route's upstream to the request as it came; its ``close`` must be called.
+
+        Raises:
+            NotFoundError: no route with an upstream takes the request.
+            OverloadedError: too many requests at once.
+            UnavailableError, UpstreamError: the upstream cannot answer.
+        """
+        async with AsyncExitStack() as held:
+            table = held.enter_context(self._routes.table.held())
+            route, upstream = await _forwarding(table, request)
+            answered_by(route.name, "upstream")
+            with phase("queue"):
+                held.callback(await self._admission.enter(route.name, route.settings, request.caller))
+            with phase("upstream"):
+                relayed = await upstream.forward(
+                    request.method, request.path, request.headers, request.body, query=request.query
+                )
+            if relayed.close is not None:
+                held.push_async_callback(relayed.close)
+            return replace(relayed, close=held.pop_all().aclose)
+
+    async def is_plain(self, model: str | None, caller: Caller) -> bool:
+        """Whether only an upstream answers the requests for ``model``."""
+        try:
+            with self._routes.table.held() as table:
+                route = await table.find(model, caller)
+        except SwarmGatewayError:
+            return False
+        return route.training is None
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
         # the caller may leave before work that a retry shares: the work holds its routes and its place itself
@@ -153,3 +198,27 @@ async def _straight(route: Route, training: Training, incoming: Incoming, *, pat
     answered_by(route.name, "straight")
     with phase("sample"):
         return await straight(training, incoming, patient=patient)
+
+
+async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Upstream]:
+    """The model's route and its upstream; for a model of no route, such as for embeddings, the only route with one."""
+    route: Route | None = None
+    unknown: NotFoundError | None = None
+    try:
+        route = await table.find(request.model, request.caller)
+    except NotFoundError as exc:
+        unknown = exc
+    if route is None:
+        opened = request.caller.routes
+        able = [one for one in table.routes if one.upstream is not None and (opened is None or one.name in opened)]
+        route = able[0] if len(able) == 1 else None
+        if route is None and len(able) > 1 and unknown is not None:
+            raise unknown
+    if route is None or route.upstream is None:
+        where = "this gateway" if route is None else f"the route {route.name!r}"
+        raise NotFoundError(
+            f"{request.method} {request.path}: {where} does not answer this itself and has no upstream to pass it on "
+            "to (`upstream` in its configuration)",
+            code="route_not_found",
+        )
+    return route, route.upstream

@@ -12,8 +12,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from starlette.types import Receive, Scope
-
 from adapters.dialects.fields import INDEX
 from gateway.config import GatewayConfig
 from gateway.keys.ring import KeyRing
@@ -27,7 +25,6 @@ from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats
 from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
-from swarm.http.asgi import read_body
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +84,6 @@ class Gateway:
     def config(self) -> GatewayConfig:
         """The current configuration."""
         return self.routes.plan.config
-
-    async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request; raises like :func:`swarm.http.asgi.read_body`."""
-        return bytes(await read_body(receive))
 
     def count_error(self, error: SwarmGatewayError) -> None:
         """Count an error that a caller sees."""

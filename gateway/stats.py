@@ -1,4 +1,4 @@
-"""Counts of what this gateway did since it started, shown by ``GET /status``."""
+"""Counts since the start of the gateway, shown by ``GET /status``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-#: Kinds of one count that are told apart; codes of errors come from other servers too.
+#: Distinct kinds of one count; error codes come from other servers too.
 MAX_KINDS = 100
 
 
@@ -39,9 +39,9 @@ class Kinds(Counter[str]):
 class Stats:
     """Mutable counters; touched from one event loop only.
 
-    ``uninformative`` are groups whose rewards are all equal: they are submitted and teach nothing. ``hook_failures``
-    are calls of hooks that gave no result, by the code of their error. ``informative`` are submitted groups whose
-    rewards differ. Tokens are completion tokens of groups: of delivered answers, and of those that nobody got.
+    ``informative`` are submitted groups whose rewards differ; ``uninformative`` ones have equal rewards and teach
+    nothing. ``hook_failures`` are hook calls without a result, by error code. Tokens are completion tokens of groups:
+    of delivered answers, and of the others.
     """
 
     requests: int = 0

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from reward_hooks.contract import Candidate, Feedback, HookContext, Reward
-from reward_hooks.similarity import jaccard, shingles
+from reward_hooks.novelty import jaccard, shingles
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 

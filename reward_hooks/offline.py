@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from reward_hooks.agreement import flip_rate, kendall_tau, ranking
 from reward_hooks.contract import GroupScore, HookContext, Hooks, Reward
-from reward_hooks.judges.spending import Spending, metered
+from reward_hooks.judges.endpoint import Spending, metered
 from reward_hooks.recorded import RecordedGroup
 from reward_hooks.runner import HookRunner
 from swarm.errors import HookError

@@ -7,6 +7,7 @@ valid result or a ``HookError`` that says why, within the timeout.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import logging
@@ -30,7 +31,6 @@ from reward_hooks.contract import (
     Submission,
     UserRequest,
 )
-from reward_hooks.copies import copied
 from reward_hooks.threads import Done, HookThreads
 from swarm.errors import HookError
 from swarm.text import sendable
@@ -125,7 +125,7 @@ class HookRunner:
     def _copied(self, name: str, argument: T) -> T:
         """What a hook may change as it likes; the task of a submit hook can hold anything, deep nesting included."""
         try:
-            return copied(argument)
+            return copy.deepcopy(argument)
         except Exception as exc:
             reason = f"cannot be given a copy of its arguments: {type(exc).__name__}: {exc}"
             raise self._error(name, reason, "hook_arguments") from exc

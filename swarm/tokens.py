@@ -35,7 +35,8 @@ def _reader(dtype: type[np.generic], kinds: str) -> Callable[[Any], NDArray[Any]
         if given.ndim != 1 or (given.dtype.kind not in kinds and given.size):
             raise ValueError("not a sequence of numbers")
         # a view: the caller's own array stays writable
-        array = given.astype(dtype, copy=False).view()
+        with np.errstate(over="ignore"):
+            array = given.astype(dtype, copy=False).view()
         if array.dtype != given.dtype and array.dtype.kind != "f" and not np.array_equal(array, given):
             raise ValueError(f"numbers that do not fit into {array.dtype}")
         array.flags.writeable = False

@@ -5,8 +5,12 @@ The fast suite runs property tests with few examples and leaves out :data:`HEAVY
 
 from __future__ import annotations
 
+import importlib
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -16,21 +20,47 @@ HEAVY = (
     "tests/adapters/verl",
     "tests/adapters/models/test_convert.py",
     "tests/adapters/models/test_decoding.py",
+    "tests/gateway/tui/test_app.py",
+    "tests/gateway/tui/test_hostile.py",
     "tests/reward_hooks/judges/test_bias.py",
 )
-#: The fast suite runs one of so many examples, and at least the second number.
-_FEWER, _LEAST = 10, 10
+#: The fast suite divides the number of examples of a property test by this.
+_FEWER = 10
+
+
+class LazyModule(ModuleType):
+    """A package that is imported when a test first uses it; most workers run no test that does."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name != "__path__":  # pytest looks for such in all that a test module has
+            raise AttributeError(name)
+        del sys.modules[self.__name__]
+        real = importlib.import_module(self.__name__)
+        self.__dict__.update(vars(real))
+        return getattr(real, name)
+
+
+# the SDKs take each worker as long to import as all of ours together
+for sdk in ("anthropic", "openai"):
+    sys.modules.setdefault(sdk, LazyModule(sdk))
 
 # a shell that runs the tests in the background has SIGINT ignored for them, and so for every process they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # how long an example takes says more of the machine than of the code
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("few", settings.get_profile("all"), max_examples=_LEAST)
+settings.register_profile("few", settings.get_profile("all"), max_examples=100 // _FEWER)
 
 
 def is_fast(config: pytest.Config) -> bool:
     return "not slow" in config.option.markexpr
+
+
+def is_left_out(path: str, config: pytest.Config) -> bool:
+    """Whether this run neither wants nor names the tests under ``path``: to import them alone takes seconds."""
+    unwanted = [f"tests/{mark}" for mark in ("clients", "engine") if f"not {mark}" in config.option.markexpr]
+    folders = (*unwanted, *(HEAVY if is_fast(config) else ()))
+    return path.startswith(folders) and not any(argument.startswith(folders) for argument in config.args)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,17 +69,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     path = collection_path.relative_to(config.rootpath).as_posix()
-    named = any(argument.startswith(HEAVY) for argument in config.args)
-    return True if path.startswith(HEAVY) and is_fast(config) and not named else None
+    return True if is_left_out(path, config) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         is_property = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
-        if is_property and is_fast(config):
-            run_fewer(item)
-        elif is_property or item.nodeid.startswith(HEAVY):
+        if is_fast(config):
+            if is_property:
+                run_fewer(item)
+        elif is_property or item.get_closest_marker("property") or item.nodeid.startswith(HEAVY):
             item.add_marker("slow")
 
 
@@ -61,7 +91,7 @@ def run_fewer(item: pytest.Function) -> None:
         owner, name = item.cls, "settings"
     own = getattr(owner, name, None)
     if own is not None and own is not settings.default:
-        setattr(owner, name, settings(own, max_examples=max(_LEAST, own.max_examples // _FEWER)))
+        setattr(owner, name, settings(own, max_examples=max(10, own.max_examples // _FEWER)))
 
 
 @pytest.fixture

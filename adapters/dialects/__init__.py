@@ -2,8 +2,7 @@
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.completions import CompletionsDialect
-from adapters.dialects.dialect import Dialect, EventStream
-from adapters.dialects.forms import Answer, LLMRequest, to_json
+from adapters.dialects.dialect import Answer, Dialect, EventStream, LLMRequest, to_json
 from adapters.dialects.messages import MessagesDialect
 from adapters.dialects.responses import ResponsesDialect
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from adapters.dialects.chat_answers import chunks_of, completion_of
 from adapters.dialects.conversation import carried, unread
+from adapters.dialects.dialect import Answer, LLMRequest, to_json
 from adapters.dialects.fields import Fields, check_depth, refuse
-from adapters.dialects.forms import Answer, LLMRequest, to_json
 from adapters.dialects.sse import COMMENT, DONE, encode_event
 from swarm.errors import SwarmGatewayError
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from adapters.dialects.chat import delivery, sampling
+from adapters.dialects.dialect import LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, refuse
-from adapters.dialects.forms import LLMRequest, choices_of
 from adapters.dialects.sse import COMMENT, DONE, encode_event
 from swarm.errors import SwarmGatewayError
 

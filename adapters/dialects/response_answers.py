@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adapters.dialects.parts import Part, Step, Unfolding, only_choice, parts_of
-from adapters.dialects.response_items import sealed
-from adapters.dialects.response_tools import input_of, tools_by_function
+from adapters.dialects.chat_answers import Part, Step, Unfolding, only_choice, parts_of
+from adapters.dialects.response_items import input_of, sealed, tools_by_function
 from swarm.errors import SwarmGatewayError
 
 Event = dict[str, Any]

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from adapters.dialects.dialect import NamedEventStream
+from adapters.dialects.dialect import LLMRequest, NamedEventStream
 from adapters.dialects.fields import Fields, check_depth, refuse
-from adapters.dialects.forms import LLMRequest
 from adapters.dialects.response_answers import SEALED, ResponseEvents, response_of
-from adapters.dialects.response_items import conversation_of
-from adapters.dialects.response_tools import tools_of
+from adapters.dialects.response_items import conversation_of, tools_of
 from adapters.dialects.sse import COMMENT
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 

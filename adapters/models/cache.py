@@ -56,7 +56,7 @@ def models_home() -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of ``folder`` if it is there, readable, and every file it names has its size; else None."""
+    """The manifest of ``folder``, or ``None`` unless it is readable and every file in it has its size."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         complete = all((folder / name).stat().st_size == record.size for name, record in manifest.files.items())

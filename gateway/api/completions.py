@@ -19,7 +19,6 @@ from adapters.dialects.jsons import encode
 from adapters.dialects.sse import DONE, SseDecoder, encode_event
 from gateway.api.endpoint import Endpoint
 from gateway.api.exchange import parts_of
-from gateway.api.forwarding import is_plain
 from gateway.runtime import Gateway
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RequestError, UpstreamError
@@ -44,7 +43,7 @@ class CompletionsEndpoint(Endpoint):
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
         prompts = prompts_of(data)
         # a plain upstream gets the request as it came
-        if len(prompts) == 1 or await is_plain(gateway, incoming.call.model, incoming.caller):
+        if len(prompts) == 1 or await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
             return await gateway.pipeline.answer(incoming)
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
         async with AsyncExitStack() as held:

@@ -19,11 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, LLMRequest
 from gateway.api.exchange import Exchange, Rendering, refusal
-from gateway.api.forwarding import AnyRequest, forward, is_plain, model_of
+from gateway.pipeline import AnyRequest
 from gateway.runtime import Gateway
 from gateway.types import Caller, Incoming, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
-from swarm.http.asgi import RawHeaders, check_encoding, parse_json
+from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
 
 #: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
 _SECRET_HEADER = re.compile(r"^(?!x-swarm-|idempotency-key$).*(auth|cookie|credential|key|passw|secret|session|token)")
@@ -36,6 +36,12 @@ Answering = tuple[Callable[[], Awaitable[Outcome]], Rendering]
 def caller_of(scope: Scope) -> Caller:
     """The owner of the request, as found by the keys' middleware."""
     return scope["state"].get("caller") or _NOBODY
+
+
+def model_of(data: Mapping[str, Any]) -> str | None:
+    """The model that a body names; ``None`` for anything but a text."""
+    model = data.get("model")
+    return model if isinstance(model, str) else None
 
 
 def public_headers(headers: RawHeaders) -> dict[str, str]:
@@ -61,7 +67,7 @@ async def serve(
     gateway.door.in_flight += 1
     try:
         try:
-            produce, rendering = await read(gateway, await gateway.read_body(scope, receive))
+            produce, rendering = await read(gateway, bytes(await read_body(receive)))
         except SwarmGatewayError as exc:
             gateway.count_error(exc)
             await refusal(dialect, exc, more_headers or {})(scope, receive, send)
@@ -100,12 +106,12 @@ class Endpoint:
             call = self.parsed(data)
         except RequestError:
             # a plain upstream may understand what the dialect does not
-            if not await is_plain(gateway, model_of(given), caller):
+            if not await gateway.pipeline.is_plain(model_of(given), caller):
                 raise
             request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
-            return lambda: forward(gateway, request), rendering
-        if call.left_out and not await is_plain(gateway, call.model, caller):
+            return lambda: gateway.pipeline.forward(request), rendering
+        if call.left_out and not await gateway.pipeline.is_plain(call.model, caller):
             gateway.leave_out(call.left_out)
             more_headers = {**more_headers, **call.answer_headers}
         incoming = Incoming(

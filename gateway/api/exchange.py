@@ -30,8 +30,6 @@ SSE = "text/event-stream"
 #: Of an event stream that no proxy should hold back.
 _SSE_HEADERS = {"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-#: Longest part of an upstream's error that is read to turn it into an event.
-_MOST_ERROR_BYTES = 64 * 1024
 #: Chunks of a finished answer that go out in one write: a long answer is thousands of them.
 _CHUNKS_PER_WRITE = 16
 
@@ -101,37 +99,29 @@ class Exchange:
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = self._rendering.events() if self._rendering.streamed else None
+        out = _Sender(send, self._rendering.more_headers)
         with _while_there(receive):
-            out = _Sender(send, self._rendering.more_headers)
-            if self._rendering.streamed:
-                await self._stream(out, scope, receive, send)
-                return
+            beats: asyncio.Task[None] | None = None
+            if events is not None:
+                beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
             try:
-                await self._deliver(out, None)
+                await self._deliver(out, events)
             except Exception as exc:
                 error = self._error_for(exc, scope)
-                if out.started:
-                    # part of a body is out, and only a broken connection says that it is not whole
+                if beats is not None:
+                    beats.cancel()
+                if not out.started:
+                    await self._rendering.refusal(error)(scope, receive, send)
+                elif events is not None and out.has_events:
+                    await out.write((b"" if out.between else b"\n\n") + events.fail(error))
+                    await out.finish()
+                else:
+                    # part of a body is out, and only a broken connection shows that it is not whole
                     raise
-                await self._rendering.refusal(error)(scope, receive, send)
-
-    async def _stream(self, out: _Sender, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self._rendering.events()
-        beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
-        try:
-            await self._deliver(out, events)
-        except Exception as exc:
-            error = self._error_for(exc, scope)
-            beats.cancel()
-            if not out.started:
-                await self._rendering.refusal(error)(scope, receive, send)
-            elif out.has_events:
-                await out.write((b"" if out.between else b"\n\n") + events.fail(error))
-                await out.finish()
-            else:
-                raise
-        finally:
-            beats.cancel()
+            finally:
+                if beats is not None:
+                    beats.cancel()
 
     async def _deliver(self, out: _Sender, events: EventStream | None) -> None:
         outcome = await self._produce()
@@ -233,19 +223,34 @@ class _Sender:
 
 
 async def _relay(out: _Sender, relayed: Relayed) -> None:
-    """Send an upstream's own answer on; where keep-alives have gone out already, it must be a stream of events.
+    """Send an upstream's own answer on; after keep-alives it must be a stream of events.
 
     Raises:
-        RelayedError, UpstreamError: it is none.
+        RelayedError, UpstreamError: it is not.
     """
     if out.started and not (relayed.status == 200 and relayed.headers.get("content-type", "").startswith(SSE)):
-        raise _error_of(await _collected(relayed.body), relayed.status)
+        raise _error_of(relayed)
     out.prepare(relayed.status, relayed.headers)
     if isinstance(relayed.body, bytes):
         await out.write(relayed.body)
         return
     async for part in relayed.body:
         await out.write(part)
+
+
+def _error_of(relayed: Relayed) -> SwarmGatewayError:
+    """The upstream's own error, or one that names its status."""
+    try:
+        data: Any = json.loads(relayed.body) if isinstance(relayed.body, bytes) else None
+    except ValueError:
+        data = None
+    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
+    if not isinstance(error, dict):
+        error = {"message": f"the fallback upstream answered {relayed.status}", "code": "fallback_failed"}
+    details = cast("dict[str, Any]", error)
+    if 400 <= relayed.status < 500:
+        return RelayedError(relayed.status, details)
+    return UpstreamError(str(details.get("message")), code=str(details.get("code") or "fallback_failed"))
 
 
 @contextmanager
@@ -272,32 +277,6 @@ def _while_there(receive: Receive) -> Generator[None]:
     finally:
         running = False
         watcher.cancel()
-
-
-async def _collected(body: bytes | AsyncIterator[bytes]) -> bytes:
-    if isinstance(body, bytes):
-        return body
-    gathered = bytearray()
-    async for part in body:
-        gathered += part
-        if len(gathered) > _MOST_ERROR_BYTES:
-            break
-    return bytes(gathered)
-
-
-def _error_of(body: bytes, status: int) -> SwarmGatewayError:
-    """The upstream's own error, or one that says what status it had."""
-    try:
-        data: Any = json.loads(body)
-    except ValueError:
-        data = None
-    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
-    if not isinstance(error, dict):
-        error = {"message": f"the fallback upstream answered {status}", "code": "fallback_failed"}
-    said = cast("dict[str, Any]", error)
-    if 400 <= status < 500:
-        return RelayedError(status, said)
-    return UpstreamError(str(said.get("message")), code=str(said.get("code") or "fallback_failed"))
 
 
 async def parts_of(outcome: Decided | Live, events: EventStream) -> AsyncIterator[bytes]:

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect, MessagesDialect
 from adapters.dialects.jsons import decode, encode
-from gateway.api.endpoint import Answering, caller_of, public_headers, serve
+from gateway.api.endpoint import Answering, caller_of, model_of, public_headers, serve
 from gateway.api.exchange import Rendering
-from gateway.api.forwarding import AnyRequest, forward, model_of
+from gateway.pipeline import AnyRequest
 from gateway.rollout.unrecorded import passed
 from gateway.runtime import Gateway
 from gateway.types import Outcome, Relayed
@@ -55,7 +55,7 @@ class Passthrough:
 
     async def _answer(self, gateway: Gateway, request: AnyRequest, absent: SwarmGatewayError | None) -> Outcome:
         try:
-            return await forward(gateway, request)
+            return await gateway.pipeline.forward(request)
         except NotFoundError as exc:
             if exc.code != "route_not_found":
                 raise
@@ -113,14 +113,14 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
         table = held.enter_context(gateway.routes.table.held())
         route = await table.find(request.model, request.caller)
         if route.training is None:
-            return await forward(gateway, request)
+            return await gateway.pipeline.forward(request)
         body = _MESSAGES.counted(data)
         try:
             answer = await passed(route.training, "/tokenize", encode(body))
         except (UnavailableError, UpstreamError):
             if route.upstream is None:
                 raise
-            return await forward(gateway, request)
+            return await gateway.pipeline.forward(request)
         if answer.close is not None:
             held.push_async_callback(answer.close)
         return Relayed(200, {"content-type": "application/json"}, encode({"input_tokens": await _counted(answer)}))

@@ -1,6 +1,6 @@
-"""What every request passes: its key, the key's rate, and what the key does not open.
+"""Checks every request's key, its rate, and what it opens.
 
-Invariant: behind it, ``scope["state"]["caller"]`` says who asks; ``/health`` alone is open to everyone.
+Invariant: behind it, ``scope["state"]["caller"]`` is the owner of the request; only ``/health`` is open to everyone.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from swarm.errors import ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import bearer_bytes, error_response
 
 _ADMIN = "/admin"
-#: Shows the figures of all routes.
+#: Figures of all routes.
 _OPERATORS = ("/status", "/metrics")
-#: Where the application expects Anthropic's form of an error.
+#: Paths whose errors have Anthropic's form.
 _ANTHROPIC = "/v1/messages"
 
 
 class KeyMiddleware:
-    """Refuses with 401, 403 or 429, in the form of the dialect that was asked."""
+    """Refuses with 401, 403 or 429, in the dialect of the path."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self.app = app
@@ -33,7 +33,7 @@ class KeyMiddleware:
             await self.app(scope, receive, send)
             return
         try:
-            # a header's value is text by its bytes; a key is compared by the bytes that were sent
+            # keys are compared as bytes
             holder = self._keys.holder(bearer_bytes(scope["headers"]))
             _check(scope["path"], holder)
             if scope["method"] == "POST":

@@ -1,7 +1,8 @@
-"""Who a key belongs to. Only digests of keys are held, compared in constant time.
+"""The accepted keys, their owners and their rates. Only digests of keys are held, compared in constant time.
 
-Invariant: a ring that was made for keys is never open, whatever becomes of their file; a key that was revoked opens
-nothing :data:`POLL_SECONDS` later.
+Invariant: a ring that was made for keys is never open, whatever happens to their file; a revoked key opens nothing
+:data:`POLL_SECONDS` later. In no window of sixty seconds does a key send more requests than allowed, and a refused one
+does not count.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +20,6 @@ from datetime import UTC, datetime
 from pydantic import SecretStr
 
 from gateway.config import DIGEST_PREFIX, GatewayConfig
-from gateway.keys.rate import RequestRate
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
 from swarm.credentials import Ring, digest, matching
@@ -25,19 +27,47 @@ from swarm.errors import AuthenticationError, ConfigError, OverloadedError
 
 logger = logging.getLogger(__name__)
 
-#: How often the file of virtual keys is looked at.
+#: Interval at which the file of virtual keys is read.
 POLL_SECONDS = 1.0
-#: After how many such looks the last uses of keys are written down.
+#: Reads of the file between two writes of when keys were last used.
 _LOOKS_PER_NOTE = 30
+_RATE_WINDOW = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a key; ``virtual`` is ``None`` for keys of the configuration and where no key is asked for."""
+    """The owner of a key; ``virtual`` is ``None`` for keys of the configuration and in a gateway without keys."""
 
     caller: Caller
     admin: bool
     virtual: VirtualKey | None = None
+
+
+class RequestRate:
+    """The last minute of one key.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moments: deque[float] = deque()
+
+    def take(self, limit: int) -> float:
+        """Count one more request if there may be ``limit`` a minute.
+
+        Returns:
+            0 when it was counted, else the seconds until there is room for it.
+        """
+        now = self._clock()
+        while self._moments and self._moments[0] <= now - _RATE_WINDOW:
+            self._moments.popleft()
+        if len(self._moments) < limit:
+            self._moments.append(now)
+            return 0.0
+        # a limit that was lowered leaves more behind than it allows: as many must go as make room for one
+        return self._moments[len(self._moments) - limit] + _RATE_WINDOW - now
 
 
 class KeyRing:
@@ -54,11 +84,11 @@ class KeyRing:
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
+        """Whether requests need no key."""
         return not self._fixed and self._virtual is None
 
     def change(self, config: GatewayConfig) -> None:
-        """Go by the keys of another configuration.
+        """Switch to the keys of another configuration.
 
         Raises:
             ConfigError: its file of keys cannot be read; nothing has changed.
@@ -74,10 +104,10 @@ class KeyRing:
         self._fixed = _fixed(config.api_keys)
 
     def holder(self, key: bytes) -> Holder:
-        """Who sent ``key``.
+        """The owner of ``key``.
 
         Raises:
-            AuthenticationError: nobody's key, or one that is revoked or expired.
+            AuthenticationError: an unknown key, or one that is revoked or expired.
         """
         if self.open:
             return Holder(Caller(), admin=True)
@@ -101,7 +131,7 @@ class KeyRing:
         """Count a request of ``holder``.
 
         Raises:
-            OverloadedError: it has sent all that it may in a minute.
+            OverloadedError: it has used up its requests per minute.
         """
         key = holder.virtual
         if key is None or key.requests_per_minute is None:
@@ -115,13 +145,13 @@ class KeyRing:
             )
 
     async def look(self) -> None:
-        """Take over what the file of keys says, if it has changed."""
+        """Read the file of keys, if it has changed."""
         if self._virtual is not None:
-            # it may lie on a disk that hangs
+            # in a thread: the disk may hang
             await asyncio.to_thread(self._virtual.refresh)
 
     async def note(self) -> None:
-        """Write down when keys were last used."""
+        """Write when keys were last used."""
         file, used = self._file, self._used
         self._used = {}
         if not used or file is None:
@@ -131,11 +161,11 @@ class KeyRing:
         except ConfigError as exc:
             if exc.message != self._complaint:
                 self._complaint = exc.message
-                logger.error("when keys were last used is not noted: %s", exc.message)
+                logger.error("cannot write when keys were last used: %s", exc.message)
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
-        """While inside, the file's changes are taken over and the uses of its keys noted."""
+        """Inside, the file is read again when it changes, and the use of its keys is written."""
         task = asyncio.create_task(self._follow(), name="following the file of keys")
         try:
             yield
@@ -158,6 +188,6 @@ def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:
         text = key.get_secret_value()
         hashed = text.startswith(DIGEST_PREFIX)
         known = bytes.fromhex(text.removeprefix(DIGEST_PREFIX)) if hashed else digest(text)
-        # applications are told apart by their keys, in queues, sessions and feedback
+        # the id tells applications apart in sessions and feedback
         holders[known] = Holder(Caller(key_id=f"config-{known.hex()[:8]}"), admin=False)
     return holders

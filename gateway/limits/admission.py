@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.config import RouteSettings
@@ -94,15 +93,6 @@ class Admission:
             free()
 
         return release
-
-    @asynccontextmanager
-    async def place(self, route: str, settings: RouteSettings, caller: Caller) -> AsyncGenerator[None]:
-        """Hold a place while the block runs; as of :meth:`enter`."""
-        release = await self.enter(route, settings, caller)
-        try:
-            yield
-        finally:
-            release()
 
     def _semaphore(self, name: str, bound: int) -> asyncio.Semaphore:
         return self._places.setdefault((name, bound), asyncio.Semaphore(bound))

@@ -97,8 +97,8 @@ class RetryDedup:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str], _Shared] = {}
-        self._answered: OrderedDict[_Shared, asyncio.TimerHandle] = OrderedDict()
+        #: the last request of each key, oldest first
+        self._known: OrderedDict[tuple[str, str, str], _Shared] = OrderedDict()
         self._running: set[_Shared] = set()
         self.joined = 0
 
@@ -119,7 +119,10 @@ class RetryDedup:
         retry = Retryable.of(incoming, route)
         if retry is None:
             return await produce()
+        self._forget_old()
         known = self._known.get(retry.key)
+        if known is not None and not known.joinable:
+            known = None
         if known is not None and known.digest != retry.digest:
             raise ConflictError(
                 "this idempotency-key came with another request before: give each request its own",
@@ -131,27 +134,22 @@ class RetryDedup:
             answered_by(route, "joined")
             with phase("join"):
                 return await known.outcome_for(retry)
-        shared = self._known[retry.key] = _Shared(retry, produce, self)
+        shared = _Shared(retry, produce, self._ended)
+        self._known[retry.key] = shared
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
-    def ended(self, shared: _Shared, *, well: bool) -> None:
-        """``shared`` is over; it is remembered if it was answered well."""
+    def _ended(self, shared: _Shared) -> None:
         self._running.discard(shared)
-        if not well or self._known.get(shared.key) is not shared:
-            self.forget(shared)
-            return
-        while len(self._answered) >= _REMEMBERED_MOST:
-            self.forget(next(iter(self._answered)))
-        loop = asyncio.get_running_loop()
-        self._answered[shared] = loop.call_later(_REMEMBERED_SECONDS, self.forget, shared)
-
-    def forget(self, shared: _Shared) -> None:
-        """Nobody can join ``shared`` from now on."""
-        if (timer := self._answered.pop(shared, None)) is not None:
-            timer.cancel()
-        if self._known.get(shared.key) is shared:
+        if not shared.joinable and self._known.get(shared.key) is shared:
             del self._known[shared.key]
+
+    def _forget_old(self) -> None:
+        oldest = asyncio.get_running_loop().time() - _REMEMBERED_SECONDS
+        over = [one for one in self._known.values() if one.over_at is not None]
+        for number, one in enumerate(over, start=_REMEMBERED_MOST - len(over)):
+            if number < 0 or not one.joinable or (one.over_at or 0.0) < oldest:
+                del self._known[one.key]
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,8 +157,7 @@ class RetryDedup:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for shared in list(self._answered):
-            self.forget(shared)
+        self._known.clear()
         if running := [shared.cancel() for shared in self._running]:
             await asyncio.wait(running)
 
@@ -169,17 +166,25 @@ class _Shared:
     """One request's work, in its own task, and the callers who wait for it.
 
     The parts of a stream are kept, so that each caller reads it from the beginning; they are no more than the answer.
+
+    Attributes:
+        joinable: it was neither given up nor answered with an error.
+        over_at: when it ended, on the loop's clock.
     """
 
-    def __init__(self, retry: Retryable, produce: Callable[[], Awaitable[Outcome]], owner: RetryDedup) -> None:
+    def __init__(
+        self, retry: Retryable, produce: Callable[[], Awaitable[Outcome]], ended: Callable[[_Shared], None]
+    ) -> None:
         self.key, self.digest = retry.key, retry.digest
-        self._owner = owner
+        self.joinable = True
+        self.over_at: float | None = None
+        self._ended = ended
         self._callers = 0
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._alone = asyncio.Event()
         self._parts: list[Any] = []
         self._more = asyncio.Event()
-        self._read = self._well = False
+        self._read = False
         self._error: Exception | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._work(produce), name="answering a request that may be retried")
@@ -188,7 +193,7 @@ class _Shared:
 
     def cancel(self) -> asyncio.Task[None]:
         """End the work; nobody can join it from now on."""
-        self._owner.forget(self)
+        self.joinable = False
         self._task.cancel()
         return self._task
 
@@ -231,14 +236,16 @@ class _Shared:
     async def _work(self, produce: Callable[[], Awaitable[Outcome]]) -> None:
         outcome = await produce()
         try:
-            stream = _stream_of(outcome)
+            stream: AsyncIterator[Any] | None = None
+            if isinstance(outcome, Live):
+                stream = outcome.chunks
+            elif isinstance(outcome, Relayed):
+                stream = None if isinstance(outcome.body, bytes) else outcome.body
+                self.joinable = outcome.status < 400
             self._read = stream is None
             self._outcome.set_result(outcome)
             if stream is not None:
                 await self._read_on(stream)
-            self._well = self._error is None and (not isinstance(outcome, Relayed) or outcome.status < 400)
-            if not self._well:
-                self._owner.forget(self)
             if self._callers:
                 await self._alone.wait()
         finally:
@@ -251,7 +258,7 @@ class _Shared:
                 self._parts.append(part)
                 self._wake()
         except Exception as exc:
-            self._error = exc
+            self._error, self.joinable = exc, False
         except BaseException:
             self._error = _stopped()
             raise
@@ -262,13 +269,12 @@ class _Shared:
     async def _replay(self) -> AsyncGenerator[Any]:
         """The parts of the stream in order, then its error, if it has one."""
         position = 0
-        while True:
-            while position < len(self._parts):
+        while position < len(self._parts) or not self._read:
+            if position < len(self._parts):
                 yield self._parts[position]
                 position += 1
-            if self._read:
-                break
-            await self._more.wait()
+            else:
+                await self._more.wait()
         if self._error is not None:
             raise self._error
 
@@ -279,22 +285,17 @@ class _Shared:
     def _over(self, task: asyncio.Task[None]) -> None:
         if self._grace is not None:
             self._grace.cancel()
+        self.over_at = asyncio.get_running_loop().time()
         error = _stopped() if task.cancelled() else task.exception()
-        if not self._outcome.done():
-            assert error is not None
-            self._outcome.set_exception(error)
-            # marked as retrieved: there may be no caller left
-            self._outcome.exception()
-        elif error is not None and not task.cancelled():
-            logger.error("closing an answer failed", exc_info=error)
-        self._owner.ended(self, well=self._well)
-
-
-def _stream_of(outcome: Outcome) -> AsyncIterator[Any] | None:
-    """The parts of an outcome that is not whole."""
-    if isinstance(outcome, Relayed):
-        return None if isinstance(outcome.body, bytes) else outcome.body
-    return outcome.chunks if isinstance(outcome, Live) else None
+        if error is not None:
+            self.joinable = False
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
+                # marked as retrieved: there may be no caller left
+                self._outcome.exception()
+            elif not task.cancelled():
+                logger.error("closing an answer failed", exc_info=error)
+        self._ended(self)
 
 
 def _stopped() -> UnavailableError:

@@ -1,4 +1,4 @@
-"""Sample answers at the swarm server's addresses: of an episode, of a group, or of the engine without either.
+"""Samples answers at the swarm server: at the address of an episode, of a group, or of the engine itself.
 
 Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,31 +21,31 @@ from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, Upst
 from swarm.http.client import Answer as HttpAnswer
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
 
-#: Statuses by which the engine finds fault with the caller's own request; other 4xx concern the episode.
+#: Statuses of requests that are at fault themselves; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
-#: Statuses that say: not begun, come back.
+#: Statuses of calls that were not begun and may be repeated.
 _NOT_NOW = frozenset({429, 503})
 _LONGEST_PAUSE = 2.0
-#: Statuses by which the data plane says that the episode is over or not ours.
+#: Statuses of the data plane for an episode that is over or not ours.
 _EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
-#: Codes of a 503 that no second try of this episode can cure.
+#: Codes of a 503 that persists for this episode.
 _GONE = frozenset({"episode_deleted", "engine_offline"})
 
-#: The header by which the group's answer says how many tokens each choice has, in order.
+#: Header of a group's answer: the number of tokens of each choice, in order.
 _COMPLETION_TOKENS = "x-swarm-completion-tokens"
-#: The header of a group's call that samples for some of its episodes.
+#: Header of a group's call: the places to sample, if not all.
 _PLACES = "x-swarm-places"
 _POLICY_VERSION = "x-swarm-policy-version"
-#: A stream that somebody reads is to end, trained or not.
+#: Lets a stream that somebody reads end, trained or not.
 _OUTLIVE = {"x-swarm-outlive": "1"}
-#: What is asked for, and the field of a choice in which it comes.
+#: Asks for token lengths, and the field of a choice that holds them.
 _PIECES_HEADER, _PIECES = {"x-swarm-pieces": "1"}, "pieces"
 
 Chunk = dict[str, Any]
 
 
 class EpisodeLostError(UnavailableError):
-    """The episode went away, or its address did: another group may serve the request, this episode never will."""
+    """The episode or its address is gone: another group may serve the request."""
 
     default_code = "episode_lost"
 
@@ -55,10 +55,8 @@ class EpisodeLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer with what is known about how it came to be; latency in seconds.
-
-    ``pieces`` are the text lengths of its tokens, in characters, where that was asked for and is known.
-    """
+    """One answer; latency in seconds. ``pieces`` are the text lengths of its tokens in characters, where requested and
+    known."""
 
     answer: Answer
     latency: float
@@ -77,7 +75,7 @@ class Address(Protocol):
 
 
 class LiveSample:
-    """An answer that is being sampled."""
+    """An answer while it is sampled."""
 
     def __init__(self, answer: LiveAnswer) -> None:
         self._answer = answer
@@ -87,7 +85,7 @@ class LiveSample:
         """The chunks as they come.
 
         Raises:
-            UpstreamError: the stream tells an error, or breaks off.
+            UpstreamError: the stream holds an error, or breaks off.
         """
         decoder = SseDecoder()
         async for data in self._answer.parts():
@@ -99,7 +97,7 @@ class LiveSample:
 
 
 class Sampler:
-    """Samples over one pool of connections."""
+    """Samples over one pool of connections; deadlines are on the event loop's clock."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
@@ -110,14 +108,12 @@ class Sampler:
         Args:
             episode: a claimed episode.
             body: JSON of a plain (not streamed) Chat Completions request.
-            deadline: on the event loop's clock.
-            pieces: ask for :attr:`Sample.pieces`.
+            pieces: request :attr:`Sample.pieces`.
 
         Raises:
             RelayedError: the engine finds fault with the request.
-            EpisodeLostError: the episode is over, e.g. because the engine stopped or went on to its next weights, or it
-                could not be served twice in a row.
-            UpstreamError: anything else, the deadline included (status 504).
+            EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
+            UpstreamError: anything else; status 504 at the deadline.
         """
         answer, latency = await self._timed(episode, body, deadline, _headers(episode, pieces=pieces))
         return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
@@ -131,8 +127,7 @@ class Sampler:
             group: with an address of its own.
             places: at least one.
             body: see :meth:`sample`; without ``n``.
-            deadline: on the event loop's clock.
-            pieces: ask for :attr:`Sample.pieces`.
+            pieces: request :attr:`Sample.pieces`.
 
         Returns:
             One sample per place, in their order; the latency of each is that of the call.
@@ -163,33 +158,27 @@ class Sampler:
     @asynccontextmanager
     async def stream(self, address: Address, body: bytes) -> AsyncGenerator[LiveSample]:
         """A streamed answer from its headers on, whole even if the engine goes on to its next weights without the
-        episode; the deadline is the caller's. Raises as :meth:`sample`, and within the
-        block for a connection that breaks."""
-        begun = False
-        try:
-            headers = _headers(address, pieces=False) | _OUTLIVE
-            async with self._http.posted(_url(address), body, headers) as answer:
-                begun = True
-                if answer.status != 200:
-                    raise _error_of(answer.status, answer.headers, await answer.read())
-                yield LiveSample(answer)
-        except ConnectionBrokenError as exc:
-            if begun:
-                raise UpstreamError(f"the engine's stream broke off: {exc}", code="stream_cut") from exc
-            raise _broken(exc) from exc
+        episode; the deadline is the caller's. Raises as :meth:`sample`, and within the block where a connection breaks.
+        """
+        async with self._opened(_url(address), body, _headers(address, pieces=False) | _OUTLIVE) as answer:
+            if answer.status != 200:
+                raise _error_of(answer.status, answer.headers, await answer.read())
+            yield LiveSample(answer)
 
-    @asynccontextmanager
-    async def passed(self, engine: Address, path: str, body: bytes) -> AsyncGenerator[LiveAnswer]:
+    def passed(self, engine: Address, path: str, body: bytes) -> AbstractAsyncContextManager[LiveAnswer]:
         """The engine's answer at another ``path`` of its server, whatever its status.
 
         Raises:
             UnavailableError: the address cannot be reached.
             UpstreamError: the connection breaks off while the answer is read.
         """
+        return self._opened(engine.base_url.removesuffix("/v1") + path, body, _headers(engine, pieces=False))
+
+    @asynccontextmanager
+    async def _opened(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[LiveAnswer]:
         begun = False
         try:
-            url = engine.base_url.removesuffix("/v1") + path
-            async with self._http.posted(url, body, _headers(engine, pieces=False)) as answer:
+            async with self._http.posted(url, body, headers) as answer:
                 begun = True
                 yield answer
         except ConnectionBrokenError as exc:
@@ -233,7 +222,7 @@ class Sampler:
 
 
 def too_late() -> UpstreamError:
-    """The error of a sample whose deadline passed."""
+    """The error of a sample at its deadline."""
     late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
     late.status = 504
     return late
@@ -251,14 +240,14 @@ def _headers(address: Address, *, pieces: bool) -> dict[str, str]:
 
 
 def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
-    # taken out of what the application gets to see
+    # removed from the application's answer
     return Sample(answer, latency, version, answer.choice_extra.pop(_PIECES, None))
 
 
 def _chunk_of(event: str) -> Chunk:
     chunk = _json(event)
     if not isinstance(chunk, dict):
-        raise UpstreamError("the engine's stream holds what is no chunk", code="malformed_answer")
+        raise UpstreamError("the engine's stream holds something other than a chunk", code="malformed_answer")
     if (error := chunk.get("error")) is not None:
         message = error.get("message") if isinstance(error, dict) else error
         raise UpstreamError(f"the engine failed: {message}", code="engine_failed")
@@ -277,10 +266,10 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
     data = _json(content)
     error: Any = data.get("error") if isinstance(data, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    # a job with another model has begun since the request was read; another group cannot serve it either
+    # a 404: a job with another model has begun since; another group cannot serve it either
     if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
-        told = error if isinstance(error, dict) else {"message": content[:500].decode(errors="replace")}
-        return RelayedError(status, told)
+        details = error if isinstance(error, dict) else {"message": content[:500].decode(errors="replace")}
+        return RelayedError(status, details)
     message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
     if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(

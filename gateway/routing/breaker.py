@@ -1,7 +1,7 @@
-"""The health of an upstream: a circuit breaker with a cool-down, and a probe that ends it.
+"""A circuit breaker with a cool-down: leaves an upstream that fails alone until a probe is answered.
 
-Invariant: while the breaker is open no call passes; half open, one at a time does; a call that began before the last
-change of state changes nothing. At most one probe is under way, with a deadline, and only while it is not closed.
+Invariant: while it is not closed no request passes, and one probe at a time is due or under way; a request that began
+before an outage changes nothing after it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from swarm.errors import UnavailableError
@@ -25,112 +24,66 @@ _WINDOW_SECONDS = 30.0
 #: Fewer failures than this are no evidence.
 _FEWEST_FAILURES = 5
 _PAUSE_FIRST, _PAUSE_MOST = 1.0, 30.0
-#: Seconds between looks while a request itself is the trial.
-_LOOK_AGAIN_SECONDS = 1.0
 
 
 class BreakerState(StrEnum):
-    """``closed``: calls pass. ``open``: none does. ``half_open``: one may try."""
+    """``closed``: requests pass. ``open``: cooling down. ``half_open``: the probe is under way."""
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
 
 
-class Trial:
-    """One call that was let through; call :meth:`end` when it ends, once."""
+class Call:
+    """One request that was let through; ``failed`` counts against the upstream."""
 
-    def __init__(self, breaker: Breaker, era: int) -> None:
-        self._breaker = breaker
-        self._era = era
-        self._ended = False
-
-    def end(self, well: bool | None) -> None:
-        """``True``: the upstream answered, even with an error of the caller's. ``False``: it failed. ``None``: the
-        caller left before that was known."""
-        if not self._ended:
-            self._ended = True
-            self._breaker.ended(self._era, well)
+    failed = False
 
 
 class Breaker:
-    """Opens when half of the recent calls failed, at least five; tries again after a pause that doubles up to 30 s.
+    """Opens when half of the recent calls failed, at least five; probes after a pause that doubles up to 30 s.
 
     Args:
         name: of the upstream, for people.
         probe: a cheap call to the upstream with a deadline; whether it was answered.
-        clock: seconds, monotonic.
-        jitter: a factor of each pause, so that gateways do not try at the same time.
+        pause: seconds before the first probe.
     """
 
-    def __init__(
-        self,
-        name: str,
-        probe: Callable[[], Awaitable[bool]],
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.0),
-    ) -> None:
+    def __init__(self, name: str, probe: Callable[[], Awaitable[bool]], pause: float = _PAUSE_FIRST) -> None:
         self._name = name
         self._probe = probe
-        self._probing: asyncio.Task[None] | None = None
-        self._clock = clock
-        self._jitter = jitter
-        self._era = 0
+        self._pause = pause
         self._recent: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_CALLS)
-        self._opened_until: float | None = None
-        self._trying = False
-        self._pause = _PAUSE_FIRST
-
-    @property
-    def state(self) -> BreakerState:
-        """The state now."""
-        if self._opened_until is None:
-            return BreakerState.CLOSED
-        return BreakerState.OPEN if self._clock() < self._opened_until else BreakerState.HALF_OPEN
+        self._probing: asyncio.Task[None] | None = None
+        self._probe_at = 0.0
+        self.state = BreakerState.CLOSED
 
     @property
     def admits(self) -> bool:
-        """Whether :meth:`enter` would let a call through now."""
-        state = self.state
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trying)
+        """Whether a request would be let through now."""
+        return self.state is BreakerState.CLOSED
 
-    @property
-    def retry_after(self) -> float:
-        """Seconds until a call may be tried; 0 while one may."""
-        return 0.0 if self._opened_until is None else max(0.0, self._opened_until - self._clock())
-
-    def enter(self) -> Trial | None:
-        """A call that may go out; ``None`` where none may."""
-        if not self.admits:
-            return None
-        if self._opened_until is not None:
-            self._trying = True
-        return Trial(self, self._era)
-
-    @asynccontextmanager
-    async def call(self) -> AsyncGenerator[Trial]:
-        """One call to the upstream: end the trial, or leave by an error, which counts as a failure.
+    @contextmanager
+    def call(self) -> Generator[Call]:
+        """One request to the upstream; an exception counts as a failure, a cancellation as nothing.
 
         Raises:
-            UnavailableError: the upstream is known to fail.
+            UnavailableError: the breaker is not closed.
         """
-        trial = self.enter()
-        if trial is None:
+        if not self.admits:
             raise UnavailableError(
                 f"{self._name} fails and is left alone for a while",
                 code="upstream_unavailable",
-                retry_after=max(self.retry_after, 1.0),
+                retry_after=max(self._probe_at - asyncio.get_running_loop().time(), 1.0),
             )
+        period, call = self._probing, Call()
         try:
-            yield trial
+            yield call
         except Exception:
-            trial.end(False)
+            self._ended(period, failed=True)
             raise
-        finally:
-            trial.end(None)
-            if self.state is not BreakerState.CLOSED and (self._probing is None or self._probing.done()):
-                logger.warning("%s fails: no requests go there until it answers", self._name)
-                self._probing = asyncio.create_task(self._probe_until_closed(), name=f"probing {self._name}")
+        else:
+            self._ended(period, failed=call.failed)
 
     async def close(self) -> None:
         """Stop probing."""
@@ -138,36 +91,30 @@ class Breaker:
             self._probing.cancel()
             await asyncio.wait({self._probing})
 
-    async def _probe_until_closed(self) -> None:
-        while self.state is not BreakerState.CLOSED:
-            await asyncio.sleep(self.retry_after or _LOOK_AGAIN_SECONDS)
-            if (trial := self.enter()) is not None:
-                trial.end(await self._probe())
-        logger.warning("%s answers again", self._name)
-
-    def ended(self, era: int, well: bool | None) -> None:
-        """A call of ``era`` ended; see :meth:`Trial.end`."""
-        if era != self._era:
+    def _ended(self, period: asyncio.Task[None] | None, *, failed: bool) -> None:
+        """A request ended that began in ``period``: between two outages."""
+        if period is not self._probing or not self.admits:
             return
-        if self._opened_until is not None:
-            self._trying = False
-            if well:
-                self._era += 1
-                self._opened_until = None
-                self._pause = _PAUSE_FIRST
-                self._recent.clear()
-            elif well is False:
-                self._open()
-        elif well is not None:
-            now = self._clock()
-            self._recent.append((now, well))
-            while self._recent[0][0] < now - _WINDOW_SECONDS:
-                self._recent.popleft()
-            failures = sum(not well for _, well in self._recent)
-            if failures >= _FEWEST_FAILURES and failures * 2 >= len(self._recent):
-                self._open()
+        now = asyncio.get_running_loop().time()
+        self._recent.append((now, failed))
+        while self._recent[0][0] < now - _WINDOW_SECONDS:
+            self._recent.popleft()
+        failures = sum(failed for _, failed in self._recent)
+        if failures >= _FEWEST_FAILURES and failures * 2 >= len(self._recent):
+            logger.warning("%s fails: no requests go there until it answers", self._name)
+            self.state = BreakerState.OPEN
+            self._probing = asyncio.create_task(self._probe_until_answered(), name=f"probing {self._name}")
 
-    def _open(self) -> None:
-        self._era += 1
-        self._opened_until = self._clock() + self._pause * self._jitter()
-        self._pause = min(self._pause * 2, _PAUSE_MOST)
+    async def _probe_until_answered(self) -> None:
+        pause, answered = self._pause, False
+        while not answered:
+            # jitter, so that gateways do not probe at the same time
+            seconds = pause * random.uniform(0.75, 1.0)
+            self._probe_at = asyncio.get_running_loop().time() + seconds
+            await asyncio.sleep(seconds)
+            pause = min(pause * 2, _PAUSE_MOST)
+            self.state = BreakerState.HALF_OPEN
+            answered = await self._probe()
+            self.state = BreakerState.CLOSED if answered else BreakerState.OPEN
+        self._recent.clear()
+        logger.warning("%s answers again", self._name)

@@ -16,8 +16,7 @@ from typing import Self
 from gateway.background import Background
 from gateway.config import ONLY_ROUTE, GatewayConfig, RouteConfig, RouteSettings, UpstreamConfig
 from gateway.rollout.swarm import Swarm, Training
-from gateway.routing.route import Route
-from gateway.routing.table import RouteTable
+from gateway.routing.table import Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from reward_hooks import HookRunner, Hooks, load_hooks
@@ -32,7 +31,7 @@ _UpstreamKey = tuple[UpstreamConfig, float]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
-    """One route before it is connected; ``answers_to_served`` as of :class:`gateway.routing.route.Route`."""
+    """One route before it is connected; ``answers_to_served`` as of :class:`gateway.routing.table.Route`."""
 
     name: str
     settings: RouteSettings

@@ -1,6 +1,7 @@
-"""``RouteTable``: from a model name and a caller to a route.
+"""``Route``: the servers behind some model names; ``RouteTable``: from a model name and a caller to a route.
 
-Invariant: a name leads to at most one route, and to none that the caller's key does not open.
+Invariant: a name leads to at most one route, and to none that the caller's key does not open. A route never changes: a
+reload makes new ones, and a request ends on the one it began with.
 """
 
 from __future__ import annotations
@@ -10,18 +11,68 @@ import json
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway.routing.route import Route
+from gateway.config import RouteSettings
+from gateway.rollout.swarm import Swarm, Training
 from gateway.routing.upstream import Upstream
+from gateway.stats import Stats
 from gateway.types import Caller
 from swarm.cards import model_card
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-#: What an upstream gets to list its models.
+#: Deadline of an upstream that lists its models.
 _LIST_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the requests for some model names go.
+
+    Attributes:
+        name: in keys, metrics and logs.
+        settings: how it answers.
+        names: that applications may ask for, apart from the model that the swarm serves.
+        answers_to_served: whether the name of the swarm's model leads here too.
+        training: samples and trains; ``None``: a plain upstream answers everything.
+        upstream: answers, untrained, when the swarm cannot.
+        stats: of its requests since the gateway started, reloads included.
+    """
+
+    name: str
+    settings: RouteSettings
+    names: tuple[str, ...]
+    answers_to_served: bool
+    training: Training | None
+    upstream: Upstream | None
+    stats: Stats
+
+    @property
+    def swarm(self) -> Swarm | None:
+        """The swarm server, if it has one."""
+        return self.training.swarm if self.training is not None else None
+
+    @property
+    def served(self) -> str:
+        """The last known model of its swarm."""
+        return self.training.swarm.episodes.known.model if self.training is not None else ""
+
+    @property
+    def all_names(self) -> list[str]:
+        """What leads here now."""
+        own = [self.served] if self.answers_to_served and self.served else []
+        return list(dict.fromkeys([*own, *self.names]))
+
+    @property
+    def lingering_seconds(self) -> float:
+        """The longest that work of an answered request goes on."""
+        settings = self.settings
+        window = self.training.window_seconds if self.training is not None else 0.0
+        judging = 2 * settings.hook_timeout_seconds
+        return settings.sample_timeout_seconds + window + judging + settings.submit_timeout_seconds
 
 
 class RouteTable:
@@ -38,7 +89,7 @@ class RouteTable:
 
     @contextmanager
     def held(self) -> Generator[RouteTable]:
-        """The routes stay connected until this is left."""
+        """Keep the routes connected inside the block."""
         self.hold()
         try:
             yield self
@@ -46,7 +97,7 @@ class RouteTable:
             self.release()
 
     def hold(self) -> None:
-        """The routes stay connected until :meth:`release` was called as often."""
+        """Keep the routes connected until :meth:`release`, which must be called as often."""
         self._users += 1
         self._unused.clear()
 
@@ -66,7 +117,7 @@ class RouteTable:
         Raises:
             NotFoundError: there is none; says which names there are.
             ForbiddenError: the caller's key does not open it.
-            UnavailableError: the name may be the model of one of several swarm servers that were never heard of.
+            UnavailableError: the name may be served by one of several swarm servers that have not answered yet.
         """
         route = self._named.get(model or "") or await self._find_served(model) or self._default
         if route is None:
@@ -80,12 +131,12 @@ class RouteTable:
         return route
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
-        """Cards of the names that ``caller`` may ask for, and those of a default route that is a plain upstream.
+        """Model cards of the names that ``caller`` may use, and those of a default route that is a plain upstream.
 
         Raises:
             UnavailableError: nothing is known yet.
         """
-        await self._hear()
+        await self._read_statuses()
         cards = {name: _card(name, route) for route in self.routes if _opens(caller, route) for name in route.all_names}
         default = self._default
         if default is not None and default.swarm is None and default.upstream is not None and _opens(caller, default):
@@ -96,7 +147,7 @@ class RouteTable:
         return list(cards.values())
 
     async def model(self, name: str, caller: Caller) -> dict[str, Any]:
-        """The card of one name; errors as of :meth:`find` and :meth:`models`."""
+        """The model card of one name; errors as of :meth:`find` and :meth:`models`."""
         for card in await self.models(caller):
             if card["id"] == name:
                 return card
@@ -110,7 +161,7 @@ class RouteTable:
             return route
         if not self._by_served:
             return None
-        await self._hear()
+        await self._read_statuses()
         if (route := self._serving(model)) is not None:
             return route
         silent = [route for route in self._by_served if not route.served]
@@ -119,13 +170,13 @@ class RouteTable:
             raise UnavailableError(
                 f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it"
             )
-        # a swarm server that was never heard of may serve just this; its route waits for it, or falls back
+        # a swarm server that has not answered yet may serve it; its route waits for it, or falls back
         return silent[0] if len(silent) == 1 else None
 
     def _serving(self, model: str) -> Route | None:
         return next((route for route in self._by_served if route.served == model), None)
 
-    async def _hear(self) -> None:
+    async def _read_statuses(self) -> None:
         swarms = {route.swarm for route in self._by_served if route.swarm is not None}
         await asyncio.gather(*(swarm.episodes.serving() for swarm in swarms))
 
@@ -146,7 +197,7 @@ def _opens(caller: Caller, route: Route) -> bool:
 
 
 async def _models_of(upstream: Upstream) -> list[dict[str, Any]]:
-    """What an upstream lists; nothing where it does not say, which must not hide the other routes."""
+    """The upstream's list; empty if it fails, which must not hide the other routes."""
     body = bytearray()
     try:
         async with asyncio.timeout(_LIST_SECONDS):
@@ -162,7 +213,7 @@ async def _models_of(upstream: Upstream) -> list[dict[str, Any]]:
                     await listed.close()
         data: Any = json.loads(body) if listed.status == 200 else None
     except (SwarmGatewayError, TimeoutError, ValueError) as exc:
-        logger.warning("an upstream does not list its models: %s", exc or "timeout")
+        logger.warning("listing the models of an upstream failed: %s", exc or "timeout")
         return []
     cards = cast("dict[str, Any]", data).get("data") if isinstance(data, dict) else None
     if not isinstance(cards, list):

@@ -23,15 +23,15 @@ from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy
 
 CHAT = "/v1/chat/completions"
-#: Dialects that a chat can stand in for.
+#: Dialects that can be translated to a chat.
 _TRANSLATED = frozenset({"/v1/messages", "/v1/responses"})
-#: Headers of the application's that say how a dialect is spoken.
+#: The application's headers that select a version of its dialect.
 _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
 _PASSED_ON_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
 _PROBE_SECONDS = 5.0
 _RETRY_PAUSE = 0.2
-#: How long a dialect that was not spoken is not tried again.
+#: Seconds until a dialect that the upstream lacks is tried again.
 _SILENT_SECONDS = 600.0
 _NO_ROUTE = frozenset({404, 405, 501})
 
@@ -41,7 +41,7 @@ class Upstream:
 
     Args:
         config: where it is.
-        timeout: seconds that an answer may take to begin, a whole one to end, and a stream to be silent.
+        timeout: seconds until an answer begins, a plain one ends, and between two parts of a stream.
     """
 
     def __init__(self, config: UpstreamConfig, timeout: float) -> None:
@@ -56,7 +56,7 @@ class Upstream:
 
     @property
     def available(self) -> bool:
-        """Whether a request would be sent there now."""
+        """Whether a request would be let through now."""
         return self._breaker.admits
 
     @property
@@ -65,14 +65,14 @@ class Upstream:
         return self._breaker.state
 
     async def relay(self, incoming: Incoming, reason: str) -> Outcome:
-        """Send ``incoming`` on in its own dialect; or as a chat, where the upstream does not speak that dialect, whose
-        outcome is then rendered like any other.
+        """Send ``incoming`` in its own dialect; or as a chat where the upstream lacks it, whose outcome is then
+        rendered like any other.
 
         Args:
-            reason: why nothing is trained; sent as ``x-swarm-drop-reason``, empty for none.
+            reason: why nothing is trained; returned as ``x-swarm-drop-reason``, empty for none.
 
         Raises:
-            RelayedError: in a translated chat, it finds fault with the request.
+            RelayedError: it refuses a translated chat.
             UnavailableError: it cannot be reached, or its breaker is open.
             UpstreamError: it broke off, gave no answer in time, or refuses the gateway's key.
         """
@@ -96,11 +96,11 @@ class Upstream:
     async def forward(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = ""
     ) -> Relayed:
-        """Send any other request on (embeddings, ...), with its own ``content-type``; the answer comes in parts.
+        """Send any other request (embeddings, ...) as it came; the answer comes in parts.
 
         Args:
             path: begins with ``/v1``.
-            headers: names in lower case; only those that say what the body is go on.
+            headers: names in lower case; only those that describe the body go on.
             query: without its question mark.
 
         Raises:
@@ -120,7 +120,7 @@ class Upstream:
         await self._breaker.close()
         await self._http.close()
 
-    # ------------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------------ the request
 
     def _known_unspoken(self, path: str) -> bool:
         since = self._unspoken.get(path)
@@ -143,13 +143,13 @@ class Upstream:
                 headers["x-api-key"] = self._key
         return headers
 
-    # ------------------------------------------------------------------ the way there
+    # ------------------------------------------------------------------ sending
 
     async def _send(self, method: str, path: str, body: bytes, more: Mapping[str, str], *, stream: bool) -> Relayed:
         url = self._base + path.removeprefix("/v1")
         stack = AsyncExitStack()
         try:
-            async with self._breaker.call() as trial:
+            with self._breaker.call() as call:
                 try:
                     async with asyncio.timeout(self._timeout):
                         answer = await self._reached(stack, method, url, body, self._headers(more))
@@ -160,7 +160,7 @@ class Upstream:
                     raise late from None
                 except ConnectionBrokenError as exc:
                     raise self._broken(exc) from exc
-                trial.end(answer.status < 500)
+                call.failed = answer.status >= 500
             self._check(answer.status)
             headers = {name: value for name, value in _lowered(answer.headers) if _passes(name)}
             if whole is not None:
@@ -173,7 +173,7 @@ class Upstream:
     async def _reached(
         self, stack: AsyncExitStack, method: str, url: str, body: bytes, headers: Mapping[str, str]
     ) -> LiveAnswer:
-        """The answer's beginning; tried twice where the first try was certainly not read."""
+        """The beginning of the answer; a second try where the first was certainly not read."""
         try:
             return await stack.enter_async_context(self._http.posted(url, body, headers, method=method))
         except ConnectionBrokenError as exc:
@@ -203,7 +203,7 @@ class Upstream:
 
     def _check(self, status: int) -> None:
         if status == 401:
-            # the application's own key was good; and some servers quote the key that they refuse
+            # not the application's fault, and some servers quote the refused key
             raise UpstreamError(f"{self._name} refuses the gateway's api_key", code="upstream_refuses_key")
         if 300 <= status < 400:
             raise UpstreamError(f"{self._name} redirects: set base_url to where it leads", code="upstream_redirects")
@@ -228,7 +228,7 @@ def _passes(name: str) -> bool:
 
 
 def _lacks(relayed: Relayed) -> bool:
-    """Whether an answer says that there is no such address, rather than no such model."""
+    """Whether an answer says that the address does not exist, rather than the model."""
     if relayed.status not in _NO_ROUTE:
         return False
     error = _error(relayed.body)
@@ -236,7 +236,7 @@ def _lacks(relayed: Relayed) -> bool:
 
 
 def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
-    """The outcome that a chat's answer is.
+    """A chat's answer as an outcome.
 
     Args:
         relayed: whole, or a stream of events.
@@ -296,5 +296,5 @@ def _object(body: bytes) -> dict[str, Any]:
     except ValueError as exc:
         raise UpstreamError(f"the upstream's answer is not JSON: {exc}", code="malformed_answer") from exc
     if not isinstance(data, dict):
-        raise UpstreamError("the upstream's answer is no JSON object", code="malformed_answer")
+        raise UpstreamError("the upstream's answer is not a JSON object", code="malformed_answer")
     return cast("dict[str, Any]", data)

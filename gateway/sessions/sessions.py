@@ -16,9 +16,8 @@ from typing import Any, Literal, Self
 
 from gateway.background import Background
 from gateway.config import RouteSettings
-from gateway.sessions.conversation import Closing, Conversation, DeliveredTurn, Place, Scope, ends, scope_of
-from gateway.sessions.digest import Digests, answered, digests_of, size_of
-from gateway.sessions.memory import Memory
+from gateway.sessions.conversation import Closing, Conversation, DeliveredTurn, Memory, Place, Scope, ends, scope_of
+from gateway.sessions.messages import Digests, answered, digests_of, size_of
 from gateway.sessions.open_groups import OpenGroups
 from gateway.sessions.signals import observe
 from gateway.stats import Kinds

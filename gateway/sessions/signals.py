@@ -12,35 +12,22 @@ repeated    a later question is nearly the same as its question
 abandoned   the user went back beyond it, or hung up (1.0)
 =========== ======================================================================
 
-The strength of ``edited`` and ``repeated`` is the similarity of the words: the ratio 2 M / T of :mod:`difflib`
-(Ratcliff and Metzener 1988) over at most 200 words of each.
+The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.messages.similarity`.
 """
 
 from __future__ import annotations
 
-import re
-from difflib import SequenceMatcher
 from typing import Any
 
 from gateway.sessions.conversation import DeliveredTurn, Place
-from gateway.sessions.digest import text_of
+from gateway.sessions.messages import similarity, text_of, words_of
 
-_WORD = re.compile(r"\w+|[^\w\s]")
-_WORDS = 200
-#: Below it a text is a different one, not an edit.
-_EDITED = 0.5
-#: From it on a question is repeated.
+#: From this similarity on a question is repeated.
 _REPEATED = 0.8
 #: Words; "yes" and "go on" are common, and repeat nothing.
 _SHORTEST_QUESTION = 4
 #: How far back a question is searched for.
 _TURNS = 8
-
-
-def alike(one: str, other: str) -> float:
-    """The similarity of ``one`` and its edit ``other``, from 0.5 to 1, or 0 where it is a different text."""
-    ratio = _ratio(_words(one), _words(other))
-    return ratio if ratio >= _EDITED else 0.0
 
 
 def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[str]:
@@ -61,7 +48,7 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
     again = next((turn for turn in reversed(before) if turn.asked == asked), None)
     if again is not None:
         note(again, "regenerated", 1.0)
-    elif before and question and (strength := alike(_question(before[-1]), question)):
+    elif before and question and (strength := similarity(_question(before[-1]), question)):
         again = before[-1]
         note(again, "edited", strength)
     if again is not None:
@@ -94,16 +81,4 @@ def _question(turn: DeliveredTurn) -> str:
 
 
 def _repeats(earlier: str, question: str) -> float:
-    words = _words(question)
-    ratio = _ratio(_words(earlier), words) if len(words) >= _SHORTEST_QUESTION else 0.0
-    return ratio if ratio >= _REPEATED else 0.0
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text[: _WORDS * 40].lower())[:_WORDS]
-
-
-def _ratio(one: list[str], other: list[str]) -> float:
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
-    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
-    return matcher.ratio() if one and other and matcher.quick_ratio() >= _EDITED else 0.0
+    return similarity(earlier, question, _REPEATED) if len(words_of(question)) >= _SHORTEST_QUESTION else 0.0

@@ -18,8 +18,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import httpx
 
-from reward_hooks.judges.endpoint import Endpoint
-from reward_hooks.judges.spending import Budget, Spending
+from reward_hooks.judges.endpoint import Budget, Endpoint, Spending
 from swarm.errors import HookError
 
 T = TypeVar("T")

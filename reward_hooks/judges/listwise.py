@@ -7,27 +7,47 @@ Scores are whole numbers from 0 to 9, replaced by the mean of their distribution
 
 Failure mode: judges prefer places ("Large Language Models are not Fair Evaluators", Wang et al. 2023,
 arXiv:2305.17926). Each group is asked about five times, in turns of an order that is shuffled anew for each group, and
-:mod:`reward_hooks.judges.places` takes out what the judge gives to a place, exactly where that adds to the score. What
+:func:`freed` takes out what the judge gives to a place, exactly where that adds to the score. What
 remains is a preference that does not add up: scores that are rounded (a judge without log-probabilities) or that the
 end of the scale cuts off, or a place that helps good answers more than bad ones. ``orders: 3`` is enough where the
 judge offers log-probabilities; ``orders: 1`` leaves a preference in as noise; ``orders: 2`` is an order and its
 reverse. Also: a judge scores the style it likes itself, and a policy that is trained on it for long learns to please
 it.
+
+A score is taken to be ``quality of the answer + effect of its place``. One order, and an order with its reverse, cannot
+tell the two apart. Three orders that are turns of one another can: each answer stands at three places and each place
+holds three answers, so that all are compared with all through others (an incomplete Latin square, Youden 1937), and
+least squares separates them. Where the judge sees every turn, the mean is free of places.
 """
 
 from __future__ import annotations
 
+import cmath
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.judges.client import JudgeClient, Unparsable
-from reward_hooks.judges.judge import Judge, JudgeConfig, all_of, prompt, question, shown_answer, strict_object
-from reward_hooks.judges.places import freed, orders_of
-from reward_hooks.judges.reading import DIGITS, HIGHEST, LOWEST, json_of, means, score_of, text_of
+from reward_hooks.judges.judge import (
+    DIGITS,
+    HIGHEST,
+    LOWEST,
+    Judge,
+    JudgeConfig,
+    all_of,
+    json_of,
+    means,
+    prompt,
+    question,
+    score_of,
+    shown_answer,
+    strict_object,
+    text_of,
+)
 from swarm.types import Task
 
 _Verdicts = list[tuple[float, float, str]]  # score, mean of its distribution, explanation
@@ -112,3 +132,88 @@ def _reward(quality: float, verdicts: _Verdicts, swing: float) -> Reward:
     reason = " / ".join(dict.fromkeys(one[2] for one in verdicts if one[2]))
     # equally good answers are a tie, which the last digits of solving must not undo
     return Reward(value=round(quality / HIGHEST, 9), components=components, reason=reason)
+
+
+def orders_of(first: Sequence[int], count: int) -> list[list[int]]:
+    """At most ``count`` orders of the items in ``first``, that one among them; fewer where there are fewer turns.
+
+    Two are an order and its reverse, which cancels a preference that grows evenly along the list; more are turns.
+    """
+    listed = list(first)
+    count = min(count, len(listed))
+    if count <= 2:
+        return [listed, listed[::-1]][:count]
+    return [listed[turn:] + listed[:turn] for turn in _turns(len(listed), count)]
+
+
+def freed(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Qualities of the items, and effects of the places (mean 0).
+
+    Args:
+        orders: K orders of N items from :func:`orders_of`.
+        scores: K lists of N, by item.
+
+    Returns:
+        N qualities, with the mean of all scores; N effects, zeros for fewer than three orders.
+    """
+    size, count = len(orders[0]), len(orders)
+    mean = [sum(one[item] for one in scores) / count for item in range(size)]
+    if count <= 2:
+        return mean, [0.0] * size
+    at: list[float] = [0.0] * size
+    for order, one in zip(orders, scores, strict=True):
+        for place, item in enumerate(order):
+            at[place] += one[item] / count
+    # normal equations of y = quality + effect; the effects, mean(at - quality), are put into those of the qualities
+    right = list(mean)
+    matrix = [[1.0 / size] * size for _ in range(size)]  # what is undetermined, a constant, has mean 0
+    for item in range(size):
+        matrix[item][item] += 1.0
+    for order in orders:
+        for place, item in enumerate(order):
+            right[item] -= at[place] / count
+            for other in orders:
+                matrix[item][other[place]] -= 1.0 / count**2
+    found = _solved(matrix, right)
+    level = sum(mean) / size - sum(found) / size
+    quality = [value + level for value in found]
+    effects = list(at)
+    for order in orders:
+        for place, item in enumerate(order):
+            effects[place] -= quality[item] / count
+    return quality, effects
+
+
+@lru_cache(maxsize=64)
+def _turns(size: int, count: int) -> tuple[int, ...]:
+    """Turns of a circle of ``size`` that tell patterns of places apart: each next turn is the one that sees best what
+    those before it see worst."""
+    turns = [0]
+    while len(turns) < count:
+        left = [turn for turn in range(1, size) if turn not in turns]
+        turns.append(min(left, key=lambda turn: (round(_confusion(size, (*turns, turn)), 9), turn)))
+    return tuple(turns)
+
+
+def _confusion(size: int, turns: Sequence[int]) -> float:
+    """How much of the worst wave along the places stays in the means of the items, between 0 and 1."""
+    waves = range(1, size // 2 + 1)
+    seen = (abs(sum(cmath.exp(2j * cmath.pi * wave * turn / size) for turn in turns)) for wave in waves)
+    return max(seen) / len(turns)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination; ``matrix`` is positive definite, so that no pivot is small."""
+    size = len(right)
+    for column in range(size):
+        for row in range(column + 1, size):
+            factor = matrix[row][column] / matrix[column][column]
+            if factor:
+                for k in range(column, size):
+                    matrix[row][k] -= factor * matrix[column][k]
+                right[row] -= factor * right[column]
+    found = [0.0] * size
+    for row in reversed(range(size)):
+        known = sum(matrix[row][k] * found[k] for k in range(row + 1, size))
+        found[row] = (right[row] - known) / matrix[row][row]
+    return found

@@ -23,8 +23,18 @@ from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.judges.client import JudgeClient, Unparsable
-from reward_hooks.judges.judge import Judge, JudgeConfig, all_of, prompt, question, shown_answer, strict_object
-from reward_hooks.judges.reading import json_of, means, text_of
+from reward_hooks.judges.judge import (
+    Judge,
+    JudgeConfig,
+    all_of,
+    json_of,
+    means,
+    prompt,
+    question,
+    shown_answer,
+    strict_object,
+    text_of,
+)
 from swarm.errors import HookError
 from swarm.types import Task
 

@@ -17,8 +17,22 @@ from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.judges.client import JudgeClient, Unparsable
-from reward_hooks.judges.judge import Judge, JudgeConfig, all_of, prompt, question, shown_answer, strict_object
-from reward_hooks.judges.reading import DIGITS, HIGHEST, LOWEST, json_of, means, score_of, text_of
+from reward_hooks.judges.judge import (
+    DIGITS,
+    HIGHEST,
+    LOWEST,
+    Judge,
+    JudgeConfig,
+    all_of,
+    json_of,
+    means,
+    prompt,
+    question,
+    score_of,
+    shown_answer,
+    strict_object,
+    text_of,
+)
 from swarm.types import Task
 
 

@@ -10,13 +10,10 @@ Every rule judges one answer alone and returns a reward in [0, 1] with its compo
 
 from reward_hooks.rules.base import Rule, Weighted
 from reward_hooks.rules.concise import Concise
-from reward_hooks.rules.format import Json, Matches
+from reward_hooks.rules.format import Json, JsonSchema, Matches
 from reward_hooks.rules.language import Language
-from reward_hooks.rules.length import Length
-from reward_hooks.rules.repetition import Repetition
-from reward_hooks.rules.schema import JsonSchema
+from reward_hooks.rules.text import Length, Repetition, Words
 from reward_hooks.rules.tools import ToolCalls
-from reward_hooks.rules.words import Words
 
 __all__ = [
     "Concise",

@@ -1,18 +1,22 @@
-"""``format``: answers must have a form: match a regular expression, or be valid JSON. All or nothing.
+"""``json``, ``json_schema`` and ``matches``: the answer must have a form. All or nothing.
 
-The reward is 1 or 0, like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2).
+The reward is 1 or 0, like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2). Schemas are checked as
+JSON Schema (https://json-schema.org; the draft that ``$schema`` names, else 2020-12) by the ``jsonschema`` package,
+which the extra ``swarm-gateway[rewards]`` installs. References to other documents are not fetched.
 
-Fails when: form is mistaken for content. ``{}`` is JSON, and a model finds the shortest thing that has the form. Where
-no answer of a group has it, all are equal and nothing is learnt. A pattern with nested repetition (``(a+)+b``) can take
-time exponential in the answer's length, and Python's ``re`` holds the whole process meanwhile, so that no deadline
-helps: write patterns in which each character can match in one way.
+Fails when: form is mistaken for content. ``{}`` is JSON, an object of empty strings fits most schemas, and a model
+finds the shortest thing that has the form: say ``minLength``, ``enum`` and ``required``, or use this as a gate before a
+reward for the content. Where no answer of a group has the form, all are equal and teach nothing. A pattern with nested
+repetition (``(a+)+b``) can take time exponential in the answer's length, and Python's ``re`` blocks the whole process
+meanwhile, past any deadline: write patterns in which each character can match in one way.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from reward_hooks.contract import Candidate, Reward
@@ -91,3 +95,79 @@ def _refuse(constant: str) -> None:
 
 
 hooks = Json(fenced=True)
+
+
+_MOST_FAULTS = 20
+
+
+class SchemaChecker:
+    """Finds what is wrong with values by one schema.
+
+    Raises:
+        ConfigError: ``jsonschema`` is not installed, or this is no schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | bool) -> None:
+        try:
+            from jsonschema import validators
+            from jsonschema.exceptions import SchemaError
+            from referencing import Registry
+        except ImportError as exc:
+            raise ConfigError(
+                "JSON schemas need the jsonschema package: pip install 'swarm-gateway[rewards]'", code="missing_extra"
+            ) from exc
+        kind: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except SchemaError as exc:
+            raise ConfigError(f"this is no JSON schema: {exc.message} (at {exc.json_path})") from exc
+        # an empty registry: without one, references are fetched over the network
+        self._validator: Any = kind(schema, registry=Registry())
+
+    def faults(self, value: object) -> list[str]:
+        """What is wrong with ``value``, each with its place; at most 20."""
+        found: list[str] = []
+        try:
+            for error in self._validator.iter_errors(value):
+                found.append(f"{error.json_path}: {error.message[:200]}")
+                if len(found) == _MOST_FAULTS:
+                    break
+        except RecursionError:
+            found.append("nested too deep to be checked")
+        return found
+
+
+class JsonSchema(Rule):
+    """1 if the answer is JSON that fits, else 0.
+
+    Args:
+        schema: the schema, or the path of a JSON file with it.
+        fenced: also accept JSON inside one fenced code block that makes up the whole answer.
+
+    Raises:
+        ConfigError: see :class:`SchemaChecker`; or the file cannot be read.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | str, *, fenced: bool = True) -> None:
+        self._checker = SchemaChecker(_load(schema) if isinstance(schema, str) else schema)
+        self._fenced = fenced
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        """1 or 0; the component ``faults`` is there for answers that are JSON at all."""
+        try:
+            value = read_json(candidate.text, fenced=self._fenced)
+        except ValueError as exc:
+            return Reward(value=0.0, components={"is_json": 0.0}, reason=f"no JSON: {exc}")
+        faults = self._checker.faults(value)
+        return Reward(
+            value=float(not faults),
+            components={"is_json": 1.0, "faults": float(len(faults))},
+            reason="; ".join(faults[:3]),
+        )
+
+
+def _load(path: str) -> Mapping[str, Any]:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read the JSON schema {path}: {exc}") from exc

@@ -17,8 +17,7 @@ from typing import Any, cast
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.rules.base import Rule
-from reward_hooks.rules.format import read_json
-from reward_hooks.rules.schema import SchemaChecker
+from reward_hooks.rules.format import SchemaChecker, read_json
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 

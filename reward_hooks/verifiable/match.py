@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from typing import Literal
+from typing import Any, Literal, cast
 
 from reward_hooks.contract import Candidate, Reward
 from reward_hooks.rules.base import Rule
-from reward_hooks.verifiable.reference import references
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -147,3 +146,21 @@ def last_match(pattern: re.Pattern[str], text: str) -> str | None:
     if found is None:
         return None
     return found[1] if pattern.groups else found[0]
+
+
+def references(task: Task, key: str) -> list[str]:
+    """The accepted answers ``task.metadata[key]``: a string or number, or a list of these.
+
+    Raises:
+        HookError: there is none (``no_reference``).
+    """
+    value = task.metadata.get(key)
+    listed = cast("list[Any]", value) if isinstance(value, list) else [value]
+    texts = [str(one) for one in listed if isinstance(one, str | int | float) and not isinstance(one, bool)]
+    if not texts or len(texts) < len(listed) or not all(text.strip() for text in texts):
+        raise HookError(
+            f"task {task.task_id} has no metadata[{key!r}] that is an answer or a list of answers; let "
+            "on_user_submit_new_requests return a Submission whose task has it",
+            code="no_reference",
+        )
+    return texts

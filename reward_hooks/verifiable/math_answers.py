@@ -3,7 +3,7 @@
 The reward is 1 or 0, by the math-verify package (https://github.com/huggingface/Math-Verify; extra
 ``swarm-gateway[rewards]``): the last expression of the answer, or what is in ``\\boxed{}``, is read as LaTeX or as a
 plain number and compared by sympy, so that 0.5, 1/2, ½ and ``$\\frac{1}{2}$`` are one (what is read as LaTeX:
-:mod:`reward_hooks.verifiable.math_text`).
+:mod:`reward_hooks.verifiable.math_worker`).
 
 Fails when: the last number is not the answer ("42, and I checked it 3 times"), units carry the meaning, or a wrong
 derivation ends in the right number. Where every answer of a group is right, or wrong, it teaches nothing: choose tasks
@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.verifiable.reference import references
+from reward_hooks.verifiable.match import references
 from swarm.errors import ConfigError, HookError
 from swarm.importer import python_path
 from swarm.types import Task

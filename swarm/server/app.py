@@ -31,9 +31,7 @@ from swarm.server.auth.middleware import AuthMiddleware
 from swarm.server.auth.ring import TokenRing
 from swarm.server.auth.scopes import WITHOUT_TOKEN, ControlRoute, Scopes
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.not_found import Elsewhere
-from swarm.server.dataplane.routes import DataPlane
-from swarm.server.dataplane.upstream import Upstream
+from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
@@ -75,8 +73,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     """
     controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
-    upstream = Upstream()
-    data_plane = DataPlane(config, controller, upstream)
+    data_plane = DataPlane(config, controller)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # checking the file for each request would cost a busy server a tenth of its time
@@ -102,7 +99,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 expiry.cancel()
                 await supervisor.stop()
                 await asyncio.gather(expiry, return_exceptions=True)
-                await upstream.close()
+                await data_plane.close()
 
     snapshots = Snapshots(config.run_dir)
     routes: list[BaseRoute] = [
@@ -121,9 +118,9 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     def body_limit(scope: Scope) -> int:
         return snapshots.limits.max_archive_bytes if scope["path"] == CODE_PATH else config.max_body_bytes
 
-    elsewhere = Elsewhere(data_plane.routes())
+    not_found = NotFound(data_plane.routes())
     app = FastAPI(
-        routes=[*routes, Mount("/episodes", app=elsewhere), Mount("/groups", app=elsewhere)],
+        routes=[*routes, Mount("/episodes", app=not_found), Mount("/groups", app=not_found)],
         openapi_url=None,
         middleware=[
             Middleware(RequestMeter, meters=meters),

@@ -11,7 +11,7 @@ import httpx
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from tests.gateway.stand_in import listening
+from tests.standins.vllm import listening
 
 #: what a random model is held to: a verdict without a choice of its own between white space and words
 VERDICT = r'\{"scores":\[\{"criterion":"quality","score":[0-9]\}\]\}'

@@ -18,8 +18,7 @@ import pytest
 from swarm.errors import LinkError
 from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, BootProgress, Finished, RolloutReady, StepDone
-from swarm.server.dataplane.failures import UpstreamRefusalError
-from swarm.server.dataplane.upstream import Upstream
+from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
 from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, gather, sample, timeline, until

@@ -216,17 +216,6 @@ async def test_a_sample_deadline_is_a_504(swarm: Swarm, open_gateway: OpenGatewa
     await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
 
 
-async def test_a_failing_reward_hook_drops_the_group_and_the_user_gets_the_first(
-    swarm: Swarm, open_gateway: OpenGateway
-) -> None:
-    async with open_gateway(reward=RAISES) as http:
-        response = await http.post(CHAT, json=BODY)
-        assert response.json()["choices"][0]["message"]["content"] == "word"
-        assert response.headers["x-swarm-drop-reason"] == "reward_hook_failed"
-        assert "x-swarm-reward" not in response.headers
-    assert not swarm.ends and not swarm.open_episodes
-
-
 async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(
     swarm: Swarm, open_gateway: OpenGateway
 ) -> None:
@@ -314,17 +303,6 @@ async def test_shutdown_waits_for_submissions_under_way(swarm: Swarm, open_gatew
     assert len(swarm.ends) == 1
 
 
-async def test_tool_calls_come_back_whole(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-
-    async def with_tools(body: dict[str, Any], number: int) -> Response:
-        return JSONResponse(completion(None, finish_reason="tool_calls", tool_calls=calls))
-
-    swarm.answer = with_tools
-    choice = (await gateway.post(CHAT, json=BODY)).json()["choices"][0]
-    assert (choice["message"]["tool_calls"], choice["finish_reason"]) == (calls, "tool_calls")
-
-
 async def test_a_syncing_engine_is_waited_for(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
     async with asyncio.TaskGroup() as group:
@@ -338,19 +316,6 @@ async def test_a_syncing_engine_is_waited_for(swarm: Swarm, gateway: httpx.Async
 async def hangs(body: dict[str, Any], number: int) -> Response:
     await asyncio.Event().wait()
     raise AssertionError
-
-
-async def test_a_disconnect_cancels_every_sample_and_aborts_every_episode(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
-    swarm.answer = hangs
-    asking = asyncio.create_task(gateway.post(CHAT, json=BODY))
-    await swarm.until(lambda: swarm.sampling == 4)
-    asking.cancel()
-    await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
-    assert (await counts(gateway))["groups"]["dropped"] == {"request_cancelled": 1}
-    assert (await counts(gateway))["in_flight"] == 0
-    assert not swarm.ends
 
 
 async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reward_hooks import load_hooks
-from reward_hooks.catalog import BUILT_IN, ENTRY_POINT_GROUP, find_hook
+from reward_hooks.loader import BUILT_IN, ENTRY_POINT_GROUP, find_hook
 from swarm.errors import ConfigError
 
 HOOK = "class Mine:\n    def on_compute_relative_reward(self, task, candidates, context):\n        return [1.0]\n"
@@ -30,7 +30,7 @@ def test_built_in_names_lead_to_documented_hooks(name: str, place: str) -> None:
     module, _, attribute = place.partition(":")
     assert getattr(importlib.import_module(module), attribute).__doc__
     # the judges are made in one place from their settings, and documented where they are
-    documented = f"reward_hooks.judges.{name}" if module.startswith("reward_hooks.judges.") else module
+    documented = f"reward_hooks.judges.{name}" if module == "reward_hooks.judges" else module
     said = importlib.import_module(documented).__doc__ or ""
     assert re.search(r"fails when|failure mode", said, re.IGNORECASE), f"{documented} does not say when it fails"
 

@@ -131,7 +131,7 @@ def test_a_blend_needs_a_weighted_part_and_names() -> None:
 YAML = """
 parts:
   - {hook: json, options: {keys: [answer]}, gate: 1.0}
-  - {hook: "reward_hooks.rules.length:Length", options: {at_most: 4, unit: words}, weight: 3}
+  - {hook: "reward_hooks.rules.text:Length", options: {at_most: 4, unit: words}, weight: 3}
   - {hook: mine, scale: rank}
 submit: mine
 """

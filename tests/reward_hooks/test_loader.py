@@ -142,7 +142,7 @@ def test_a_hook_may_be_a_callable_object(tmp_path: Path) -> None:
     assert load_hooks(folder(tmp_path, text)).reward == Concise(20, 60)
 
 
-@pytest.mark.parametrize("name", ["concise", "format", "repetition"])
+@pytest.mark.parametrize("name", ["concise", "format"])
 def test_built_in_rules_load_by_name(name: str) -> None:
     spec = f"reward_hooks.rules.{name}:hooks"
     assert load_hooks(spec).source == spec
@@ -186,7 +186,7 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
         ("nothing_here", "there is no hook folder or hook named 'nothing_here'"),
         ("no_such_module_at_all:hooks", "cannot import 'no_such_module_at_all'"),
         ("reward_hooks.rules.concise:none", "has no attribute 'none'"),
-        ("reward_hooks.rules.length:Length", "cannot be made with the options {}"),
+        ("reward_hooks.rules.text:Length", "cannot be made with the options {}"),
         ("no/such.yaml", "there is no hook folder no/such.yaml"),
         ("reward_hooks.rules:concise", f"defines no {REWARD}"),
     ],

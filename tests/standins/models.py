@@ -78,8 +78,12 @@ class ObedientVllm(ScriptedVllm):
             text = "".join(f"<{one.get('role')}>{text_of(one)}" for one in body["messages"])
         return [token for token, _ in self._tokens(text)]
 
+    def _message(self, good: Message, index: int, count: int) -> Message:
+        # with one sample alone no user could see whether the better one is chosen
+        return given_up(good) if count > 1 and index % 2 == 0 else good
+
     def _choice(self, good: Message, index: int, count: int) -> dict[str, Any]:
-        message = given_up(good) if count > 1 and index % 2 == 0 else good
+        message = self._message(good, index, count)
         asked = json.dumps([call["function"] for call in message["tool_calls"]]) if message["tool_calls"] else ""
         texts = [message.get("reasoning", ""), (message["content"] or "") + asked]
         tokens = [token for text in texts for token in self._tokens(text)]
@@ -95,14 +99,15 @@ class ObedientVllm(ScriptedVllm):
         return spoken(chat_answer(choices, prompt=self._prompt(body)), bool(body.get("stream")), before)
 
     def _completions(self, body: dict[str, Any]) -> Response:
-        prompt, tokens = self._prompt(body), self._tokens(f" goes on after {body['prompt']!r}")
-        choice = completion_chunk([token for token, _ in tokens], "stop", prompt)["choices"][0]
-        choices = [
-            choice | {"index": index, "text": "".join(text for _, text in tokens)}
-            for index in range(body.get("n") or 1)
-        ]
-        count = len(tokens) * len(choices)
-        return JSONResponse({**completion_chunk([]), "choices": choices, "usage": usage(len(prompt), count)})
+        prompt, good = self._prompt(body), said(f" goes on after {body['prompt']!r}")
+        choices: list[dict[str, Any]] = []
+        for index in range(count := body.get("n") or 1):
+            message = self._message(good, index, count)
+            ids = [token for token, _ in self._tokens(message["content"])]
+            choice = completion_chunk(ids, "stop", prompt)["choices"][0]
+            choices.append(choice | {"index": index, "text": message["content"]})
+        sampled = sum(len(choice["token_ids"]) for choice in choices)
+        return JSONResponse({**completion_chunk([]), "choices": choices, "usage": usage(len(prompt), sampled)})
 
     def _tokenize(self, body: dict[str, Any]) -> Response:
         tokens = self._prompt(body)

@@ -14,9 +14,8 @@ from starlette.responses import JSONResponse, Response
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from reward_hooks import load_hooks
-from tests.gateway.stand_in import listening
+from tests.standins.vllm import listening, plain_choice, several
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain_choice, several
 
 FOLDER = Path(__file__).parents[2] / "tutorial" / "opencode_build_concise_agent"
 TEXTS = ["A default is made once, and shared after that.", "Defaults are made once, when the function is defined."]

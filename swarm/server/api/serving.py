@@ -24,8 +24,7 @@ from swarm.http.asgi import error_response, read_json
 from swarm.http.routes import OpenAIBody
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
-from swarm.server.dataplane import replicas
-from swarm.server.dataplane.calls import Nobody
+from swarm.server.dataplane.calls import CallOwner, Unrecorded
 from swarm.server.dataplane.relaying import RelayedCall
 from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, POLICY_VERSION, DataPlane
 
@@ -80,14 +79,12 @@ class ServingRoutes:
         """Like vLLM's, except for the name of the model."""
         plane, controller = self.plane, self.plane.controller
         asked = await read_json(request)
-        nobody = Nobody(controller)
-        nobody.check()
+        owner = Unrecorded(controller)
+        owner.check()
         serving = controller.serving
         call = RelayedCall(
             upstream=plane.upstream,
-            route=replicas.Route(
-                plane.upstream.replicas, nobody.owners, lambda: _prefix(asked), lambda: controller.serving.addresses
-            ),
+            placement=plane.placement(owner, lambda: _prefix(asked)),
             path=request.url.path,
             body=asked | {"model": serving.engine_model},
             model_name=controller.job.model_name,
@@ -95,9 +92,9 @@ class ServingRoutes:
         )
         version = str(controller.policy_version)
         if asked.get("stream") is True:
-            return _RelayedStream(plane, nobody, call, version)
+            return _RelayedStream(plane, owner, call, version)
         try:
-            answer = await until_gone(request.receive, plane.while_open(nobody, serving.gone, call.complete()))
+            answer = await until_gone(request.receive, plane.while_open(owner, serving.gone, call.complete()))
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
@@ -106,10 +103,10 @@ class ServingRoutes:
 class _RelayedStream(Response):
     """Events as vLLM sends them; the first one decides the status."""
 
-    def __init__(self, plane: DataPlane, nobody: Nobody, call: RelayedCall, version: str) -> None:
+    def __init__(self, plane: DataPlane, owner: CallOwner, call: RelayedCall, version: str) -> None:
         super().__init__()
         self._plane = plane
-        self._nobody = nobody
+        self._owner = owner
         self._call = call
         self._version = version
         self._started = False
@@ -117,7 +114,7 @@ class _RelayedStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = self._plane.controller.serving.gone
         try:
-            await until_gone(receive, self._plane.while_open(self._nobody, gone, self._send(send)))
+            await until_gone(receive, self._plane.while_open(self._owner, gone, self._send(send)))
             tail = DONE
         except ClientGoneError:
             return

@@ -1,32 +1,37 @@
-"""Take out of vLLM's answers what the caller did not ask for, and give a call one identity across its tries.
+"""vLLM's answers in the form that the caller asked for.
 
 Invariant: token ids, log-probabilities, usage chunks and engine-side names reach the caller only if it asked for them.
 """
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarm.server.dataplane.raw import chat_logprobs
-from swarm.server.dataplane.requests import Wants
+from swarm.server.dataplane.requests import ChatCall
+
+Body = dict[str, Any]
 
 _REASONING = ("reasoning", "reasoning_content")
 
 
 class Shaper:
-    """Shapes the answer, or all chunks, of one call in place."""
+    """Shapes the answer, or all chunks, of one call in place; the chunks of all its attempts get one identity."""
 
-    def __init__(self, wants: Wants, model_name: str) -> None:
-        self._wants = wants
-        self._model_name = model_name
-        self._identity: dict[str, Any] = {}
+    def __init__(self, call: ChatCall) -> None:
+        self._wants = call.wants
+        self._model_name = call.model_name
+        self._identity: Body = {}
 
-    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, answer: Body) -> Body:
         """A plain chat answer, or a chat chunk."""
         answer["model"] = self._model_name
         if not self._wants.token_ids:
             answer.pop("prompt_token_ids", None)
         for choice in answer.get("choices") or []:
+            if self._wants.pieces and (pieces := _pieces(choice)) is not None:
+                choice["pieces"] = pieces
             if not self._wants.token_ids:
                 choice.pop("token_ids", None)
             if not self._wants.logprobs:
@@ -37,28 +42,106 @@ class Shaper:
                         (message or {}).pop(key, None)
         return answer
 
-    def chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """A chat chunk; all chunks of a call carry the id and time of its first."""
+    def chunk(self, chunk: Body) -> Body:
+        """A chat chunk; it gets the id and time of the call's first chunk."""
         if not self._identity:
             self._identity = {key: chunk[key] for key in ("id", "created", "system_fingerprint") if key in chunk}
         chunk.update(self._identity)
         return self.answer(chunk)
 
-    def continued(self, chunk: dict[str, Any], index: int) -> dict[str, Any]:
+    def continued(self, chunk: Body, index: int) -> Body:
         """A /v1/completions chunk as the chat chunk that continues choice ``index``."""
-        choices = [
-            {
-                "index": index,
-                "delta": {"content": choice.get("text") or ""},
-                "logprobs": chat_logprobs(choice.get("logprobs")),
-                "finish_reason": choice.get("finish_reason"),
-                "stop_reason": choice.get("stop_reason"),
-                "token_ids": choice.get("token_ids"),
-            }
-            for choice in chunk.get("choices") or []
-        ]
+        choices = [{**_chat_choice(choice, "delta", {}), "index": index} for choice in chunk.get("choices") or []]
         return self.answer({**self._identity, "object": "chat.completion.chunk", "choices": choices})
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk of a caller that asked for the usage."""
+    def usage_chunk(self, usage: Body) -> Body:
+        """The last chunk for a caller that asked for the usage."""
         return self.answer({**self._identity, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+
+
+def as_chat(answer: Body, part: str) -> Body:
+    """An answer or a chunk of ``/v1/completions`` in the form of a chat.
+
+    Args:
+        part: the field of a choice that holds the text: ``message`` of an answer, ``delta`` of a chunk.
+    """
+    choices: list[Body] = answer.get("choices") or []
+    kept = {key: value for key, value in answer.items() if key not in ("id", "object", "choices")}
+    prompt_ids = next((ids for choice in choices if (ids := choice.get("prompt_token_ids")) is not None), None)
+    role = {"role": "assistant"} if part == "message" else {}
+    return {
+        "id": "chatcmpl-" + str(answer.get("id") or "").removeprefix("cmpl-"),
+        "object": "chat.completion" if part == "message" else "chat.completion.chunk",
+        **kept,
+        **({} if prompt_ids is None else {"prompt_token_ids": prompt_ids}),
+        "choices": [_chat_choice(choice, part, role) for choice in choices],
+    }
+
+
+def _chat_choice(choice: Body, part: str, role: Body) -> Body:
+    return {
+        "index": choice.get("index", 0),
+        part: {**role, "content": choice.get("text") or ""},
+        "logprobs": _chat_logprobs(choice.get("logprobs")),
+        "finish_reason": choice.get("finish_reason"),
+        "stop_reason": choice.get("stop_reason"),
+        "token_ids": choice.get("token_ids"),
+    }
+
+
+def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Body | None:
+    if not logprobs:
+        return None
+    tokens: list[str] = logprobs.get("tokens") or []
+    values: list[float | None] = logprobs.get("token_logprobs") or []
+    tops: list[dict[str, float] | None] = logprobs.get("top_logprobs") or [None] * len(tokens)
+    return {
+        "content": [
+            {
+                **_token(token, value),
+                # vLLM always adds the sampled token to the completions' list; the chat form has only the best
+                "top_logprobs": [_token(*top) for top in (best or {}).items()],
+            }
+            for token, value, best in zip(tokens, values, tops, strict=False)
+        ]
+    }
+
+
+def _token(token: str, logprob: float | None) -> Body:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
+
+
+def _pieces(choice: Body) -> list[int] | None:
+    entries: list[Body] = (choice.get("logprobs") or {}).get("content") or []
+    tokens = [entry.get("token", "") if (raw := entry.get("bytes")) is None else raw for entry in entries]
+    return pieces_of((choice.get("message") or {}).get("content"), tokens)
+
+
+def pieces_of(content: Any, tokens: Sequence[list[int] | str]) -> list[int] | None:
+    """The length in characters of each token of a plain answer's ``content``, in order, so that a gateway can replay
+    the text as it was sampled. The lengths add up to the text exactly.
+
+    A token that ends within a character has length 0, and the token that completes the character counts all of it.
+    Tokens after the text (the one that ended it, a stop string) are left out.
+
+    Args:
+        content: the text of the choice's message.
+        tokens: the bytes of each, or its text where its bytes are not known.
+
+    Returns:
+        ``None`` where the tokens do not spell the content, e.g. because a parser took tool calls or reasoning out.
+    """
+    if not isinstance(content, str) or not content:
+        return None
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    lengths: list[int] = []
+    done, whole = 0, len(content)
+    for token in tokens:
+        text = (token if isinstance(token, str) else decode(bytes(token)))[: whole - done]
+        if not content.startswith(text, done):
+            return None
+        done += len(text)
+        lengths.append(len(text))
+        if done == whole:
+            return lengths
+    return None

@@ -1,37 +1,26 @@
-"""One chat call through vLLM, plain or streamed, and what is recorded of it.
+"""One chat call through vLLM, plain or streamed, and its record.
 
-Invariant: ``finish_reason: "abort"`` (vLLM's word for "the weights are being replaced") never reaches a caller; what is
-recorded is what was delivered, token for token, and it is on disk before the end of the answer leaves.
+Invariant: ``finish_reason: "abort"`` (vLLM replaces its weights) never reaches a caller; what is recorded is what was
+delivered, token for token, and it is on disk before the end of the answer is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from swarm.errors import TokenTruthError, UpstreamError
-from swarm.server.dataplane.answers import Shaper
-from swarm.server.dataplane.failures import AbortedError, Retries, TransientError
-from swarm.server.dataplane.merging import merged
-from swarm.server.dataplane.plain import PlainAnswer, read
+from swarm.server.dataplane.answers import Body, Shaper, as_chat
+from swarm.server.dataplane.calls import CallOwner
 from swarm.server.dataplane.recording import Recorder
-from swarm.server.dataplane.replicas import Route
+from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
-from swarm.server.dataplane.streaming import Attempt, Chunk, without_abort
-from swarm.server.dataplane.upstream import Upstream
+from swarm.server.dataplane.streaming import Attempt, without_abort
+from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
 from swarm.tokens import ModelCall
-
-
-class CallLog(Protocol):
-    """Where a finished call goes; ``choice`` is the index of one of its answers."""
-
-    def record(self, calls: Mapping[int, ModelCall]) -> None: ...
-
-    def quarantine(self, choice: int, problem: TokenTruthError) -> None: ...
-
-    async def synced(self) -> None: ...
 
 
 class StreamCutError(UpstreamError):
@@ -42,85 +31,88 @@ class StreamCutError(UpstreamError):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A plain answer, the policy version that finished it, and how many tokens each choice has, in order."""
+    """A plain answer, the policy version that finished it, and the number of tokens of each choice, in order."""
 
-    answer: dict[str, Any]
+    answer: Body
     version: int
     tokens: list[int]
 
 
 @dataclass(frozen=True)
 class ChatSession:
-    """Everything one call needs: ``version`` tells the policy version served now."""
+    """One call, through as many attempts as it takes.
+
+    Args:
+        upstream: the client of vLLM.
+        placement: chooses the replica of each attempt.
+        call: what is asked for.
+        attempts: how often the call, and each continuation of a choice, is tried.
+        version: gives the policy version that is served now.
+        owner: gets the record.
+    """
 
     upstream: Upstream
-    route: Route
+    placement: Placement
     call: ChatCall
     attempts: int
     version: Callable[[], int]
-    log: CallLog
+    owner: CallOwner
 
     async def complete(self) -> Completion:
         """The plain answer; the call is recorded.
 
         Raises:
             UpstreamRefusalError: vLLM's 4xx.
-            UpstreamError: no answer within the tries.
-            UnavailableError: no engine serves, or the disk does not take the record.
+            UpstreamError: no answer within the attempts.
+            UnavailableError: no engine serves, or the record did not reach the disk in time.
         """
-        retries = Retries(self.attempts)
+        call, retries = self.call, Retries(self.attempts)
         while True:
-            recorder = Recorder(self.version(), self.call.samples)
+            recorder = Recorder(self.version(), call.samples)
             try:
-                async with self.route.lease(self.call.samples) as base_url:
-                    answer = await self.upstream.ask(base_url + self.call.path, self.call.body, self._read)
-                    choices: list[dict[str, Any]] = answer.body.get("choices") or []
+                async with self.placement.lease(call.samples) as base_url:
+                    answer = await self.upstream.post(base_url + call.path, call.body)
+                    choices: list[Body] = answer.get("choices") or []
                     aborted = any(choice.get("finish_reason") in (None, "abort") for choice in choices)
-                    if aborted or len(choices) < self.call.samples:
+                    if aborted or len(choices) < call.samples:
                         raise AbortedError
             except TransientError as exc:
                 await retries.after(exc)
                 continue
-            recorder.add(answer.body, answer.sampled)
+            answer = as_chat(answer, "message") if call.raw else answer
+            recorder.add(answer)
             version = self.version()
             async with self._recorded(recorder, version):
-                shaped = Shaper(self.call.wants, self.call.model_name).answer(answer.body)
+                shaped = Shaper(call).answer(answer)
             return Completion(shaped, version, [choice.span()[1] for choice in recorder.choices])
 
-    def _read(self, content: bytes) -> PlainAnswer:
-        return read(content, self.call)
-
-    async def stream(self) -> AsyncGenerator[list[Chunk]]:
-        """The chunks for the caller, those together that came together; the call is recorded before a chunk with a
-        finish reason is given out.
+    async def stream(self) -> AsyncGenerator[list[Body]]:
+        """The chunks for the caller, in lists of those that arrived together. The call is recorded before a chunk with
+        a finish reason is yielded.
 
         Raises:
             UpstreamRefusalError: vLLM's 4xx.
-            UpstreamError: the call could not be completed; chunks may have been given out before.
-            StreamCutError: the same of some choices, while the others are complete.
-            UnavailableError: no engine serves, or the disk does not take the record.
+            UpstreamError: the call could not be completed; chunks may have been yielded before.
+            StreamCutError: some choices could not be completed, the others are.
+            UnavailableError: no engine serves, or the record did not reach the disk in time.
         """
-        retries = Retries(self.attempts)
-        shaper = Shaper(self.call.wants, self.call.model_name)
+        call, retries = self.call, Retries(self.attempts)
+        shaper = Shaper(call)
         while True:
-            attempt = Attempt(self.call, shaper, self.version())
+            attempt = Attempt(call, shaper, self.version())
             cut: TransientError = AbortedError()
             try:
-                async with self.route.lease(self.call.samples) as base_url:
-                    events = self.upstream.events(base_url + self.call.path, self.call.body)
-                    async with aclosing(events):
-                        async for together in events:
-                            ready: list[Chunk] = []
-                            try:
-                                for event in together:
-                                    ready += attempt.take(self.call.chunk(event))
-                            except UpstreamError:
-                                if ready:
-                                    yield ready
-                                raise
-                            if ready:
-                                yield ready
-                    # aborted before its first token, a choice has no finish reason at all
+                async with (
+                    self.placement.lease(call.samples) as base_url,
+                    aclosing(self.upstream.events(base_url + call.path, call.body)) as events,
+                ):
+                    async for together in events:
+                        ready: list[Body] = []
+                        for event in together:
+                            ready += attempt.take(as_chat(event, "delta") if call.raw else event)
+                        if ready:
+                            yield ready
+                    # a choice that is aborted before its first token has no finish reason at all
                     if attempt.cut():
                         raise cut
             except TransientError as exc:
@@ -130,8 +122,7 @@ class ChatSession:
                 cut = exc
             break
         failures: dict[int, UpstreamError] = {}
-        sources = [self._continue(attempt, index, shaper, cut, failures) for index in attempt.cut()]
-        async with aclosing(merged(*sources)) as chunks:
+        async with aclosing(self._continued(attempt, shaper, cut, failures)) as chunks:
             async for chunk in chunks:
                 yield [chunk]
         async with self._recorded(attempt.recorder, self.version(), failures):
@@ -139,34 +130,46 @@ class ChatSession:
                 yield ends
         for failure in failures.values():
             raise StreamCutError(failure.message) from failure
-        if self.call.wants.usage_chunk:
+        if call.wants.usage_chunk:
             yield [shaper.usage_chunk(attempt.recorder.usage())]
 
-    async def _continue(
-        self, attempt: Attempt, index: int, shaper: Shaper, cut: TransientError, failures: dict[int, UpstreamError]
-    ) -> AsyncGenerator[Chunk]:
-        """Sample on after the tokens that choice ``index`` has, as often as it takes; notes in ``failures`` if it
-        cannot be."""
-        attempt.recorder.begin_continuation(index)
-        try:
-            if not attempt.continuable(index):
-                raise UpstreamError(f"the stream was cut and cannot be continued exactly: {cut.message}")
-            async with aclosing(self._continuation(attempt, index, shaper, cut)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except UpstreamError as exc:
-            # the agent has seen, and may act on, tokens that are in no record
-            failures[index] = exc
-            problem = f"a stream was cut and could not be continued: {exc.message}"
-            self.log.quarantine(index, TokenTruthError(problem, code="stream_cut"))
+    async def _continued(
+        self, attempt: Attempt, shaper: Shaper, cut: TransientError, failures: dict[int, UpstreamError]
+    ) -> AsyncGenerator[Body]:
+        """Continue all choices that were cut, at the same time; ``failures`` gets those that cannot be continued."""
+        chunks: asyncio.Queue[Body | None] = asyncio.Queue()
 
-    async def _continuation(
-        self, attempt: Attempt, index: int, shaper: Shaper, cut: TransientError
-    ) -> AsyncGenerator[Chunk]:
-        choice = attempt.recorder.choices[index]
-        prompt_ids = attempt.recorder.prompt_ids or []
+        async def run(index: int) -> None:
+            attempt.recorder.begin_continuation(index)
+            try:
+                if not attempt.continuable(index):
+                    raise UpstreamError(f"the stream was cut and cannot be continued exactly: {cut.message}")
+                await self._continue(attempt, index, shaper, cut, chunks.put_nowait)
+            except UpstreamError as exc:
+                # the agent has seen, and may act on, tokens that are in no record
+                failures[index] = exc
+                problem = f"a stream was cut and could not be continued: {exc.message}"
+                self.owner.quarantine(index, TokenTruthError(problem, code="stream_cut"))
+
+        tasks = [asyncio.create_task(run(index)) for index in attempt.cut()]
+        together: asyncio.Future[Any] = asyncio.gather(*tasks)
+        together.add_done_callback(lambda _: chunks.put_nowait(None))
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            await together
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, together, return_exceptions=True)
+
+    async def _continue(
+        self, attempt: Attempt, index: int, shaper: Shaper, cut: TransientError, deliver: Callable[[Body], None]
+    ) -> None:
+        """Sample on after the tokens that choice ``index`` has, until it has an end."""
+        choice, prompt_ids = attempt.recorder.choices[index], attempt.recorder.prompt_ids or []
         retries = Retries(self.attempts)
-        while True:
+        while index in attempt.cut():
             await retries.after(cut)
             done = len(choice.response_ids)
             if done >= self.call.room(len(prompt_ids)):
@@ -175,38 +178,39 @@ class ChatSession:
                 return
             body = self.call.continuation(prompt_ids, choice.response_ids)
             try:
-                async with self.route.lease(1) as base_url:
-                    events = self.upstream.events(f"{base_url}/completions", body)
-                    async with aclosing(events):
-                        async for together in events:
-                            for event in together:
-                                if (shaped := self._continued(attempt, index, shaper, event, done)) is not None:
-                                    yield shaped
+                async with (
+                    self.placement.lease(1) as base_url,
+                    aclosing(self.upstream.events(f"{base_url}/completions", body)) as events,
+                ):
+                    async for together in events:
+                        for event in together:
+                            self._take_continuation(attempt, index, shaper, event, done, deliver)
                     if index in attempt.cut():
                         raise AbortedError
             except TransientError as exc:
                 cut = exc
-            if index not in attempt.cut():
-                return
 
-    def _continued(self, attempt: Attempt, index: int, shaper: Shaper, event: Chunk, done: int) -> Chunk | None:
-        """Take in a chunk of a continuation that began after ``done`` tokens; what of it is for the caller now."""
+    def _take_continuation(
+        self, attempt: Attempt, index: int, shaper: Shaper, event: Body, done: int, deliver: Callable[[Body], None]
+    ) -> None:
+        """Record a chunk of a continuation that began after ``done`` tokens; deliver it unless it is the last."""
         choice, prompt_ids = attempt.recorder.choices[index], attempt.recorder.prompt_ids or []
-        for part in event.get("choices") or []:
+        parts: list[Body] = event.get("choices") or []
+        for part in parts:
             choice.add_continuation(part, prompt_ids)
         if event.get("usage"):
             choice.count_continuation(event["usage"], len(prompt_ids), done)
-        if not event.get("choices"):
-            return None
+        if not parts:
+            return
         shaped = without_abort(shaper.continued(event, index))
         if shaped["choices"][0]["finish_reason"] is None:
-            return shaped
-        attempt.end(index, shaped)
-        return None
+            deliver(shaped)
+        else:
+            attempt.end(index, shaped)
 
     @asynccontextmanager
     async def _recorded(self, recorder: Recorder, version: int, failures: Collection[int] = ()) -> AsyncGenerator[None]:
-        """Record what is not among ``failures``, wait for the disk, and see the end of the answer out."""
+        """Record the choices that are not in ``failures`` and wait for the disk; the block sends the answer's end."""
         if not self.call.record:
             yield
             return
@@ -220,16 +224,16 @@ class ChatSession:
                     code="not_text",
                 )
             if isinstance(call, TokenTruthError):
-                self.log.quarantine(index, call)
+                self.owner.quarantine(index, call)
             else:
                 calls[index] = call
-        self.log.record(calls)
+        self.owner.record(calls)
         try:
-            await self.log.synced()
+            await self.owner.synced()
             yield
         except BaseException:
-            # also the caller's leaving: it has not seen what stands in the record
-            problem = TokenTruthError("an answer was recorded but could not be delivered", code="undelivered")
-            for index in range(self.call.samples):
-                self.log.quarantine(index, problem)
+            # also when the caller leaves: it has not seen what is recorded
+            self.owner.quarantine_all(
+                TokenTruthError("an answer was recorded but could not be delivered", code="undelivered")
+            )
             raise

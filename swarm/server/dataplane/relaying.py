@@ -1,7 +1,7 @@
-"""Calls of vLLM's other addresses, passed on as they are but for the name of the model.
+"""Calls of vLLM's other routes, forwarded unchanged except for the name of the model.
 
-Invariant: an answer that vLLM aborted (its weights are being replaced) never reaches a caller: it is asked for again,
-or told as an error where the caller has seen some of it.
+Invariant: an answer that vLLM aborted (it replaces its weights) never reaches a caller: the call is repeated, or fails
+if the caller has seen a part of the answer.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
-from swarm.server.dataplane.failures import AbortedError, Retries, TransientError
-from swarm.server.dataplane.replicas import Route
-from swarm.server.dataplane.upstream import Upstream
-
-Body = dict[str, Any]
+from swarm.server.dataplane.replicas import Placement
+from swarm.server.dataplane.upstream import AbortedError, Body, Retries, TransientError, Upstream
 
 
 @dataclass(frozen=True)
@@ -23,16 +19,16 @@ class RelayedCall:
     """One call.
 
     Args:
-        upstream: vLLM's replicas.
-        route: the way to one of them.
-        path: of vLLM, such as ``/v1/completions``.
-        body: for vLLM, with its own name of the model.
-        model_name: what the answer calls the model.
-        attempts: tries that it gets.
+        upstream: the client of vLLM.
+        placement: chooses the replica of each attempt.
+        path: vLLM's, such as ``/v1/completions``.
+        body: the request for vLLM, with vLLM's name of the model.
+        model_name: the model's name in the answer.
+        attempts: how often the call is tried.
     """
 
     upstream: Upstream
-    route: Route
+    placement: Placement
     path: str
     body: Body
     model_name: str
@@ -43,13 +39,13 @@ class RelayedCall:
 
         Raises:
             UpstreamRefusalError: vLLM's 4xx.
-            UpstreamError: no answer within the tries.
+            UpstreamError: no answer within the attempts.
             UnavailableError: no engine serves.
         """
         retries = Retries(self.attempts)
         while True:
             try:
-                async with self.route.lease(1) as base_url:
+                async with self.placement.lease(1) as base_url:
                     answer = await self.upstream.post(self._url(base_url), self.body)
                     if _aborted(answer):
                         raise AbortedError
@@ -65,7 +61,7 @@ class RelayedCall:
         while True:
             try:
                 async with (
-                    self.route.lease(1) as base_url,
+                    self.placement.lease(1) as base_url,
                     aclosing(self.upstream.events(self._url(base_url), self.body)) as events,
                 ):
                     async for together in events:

@@ -1,13 +1,13 @@
-"""Which of vLLM's replicas serves which call: the one that holds the prefix, among those that can be reached.
+"""Which of vLLM's replicas serves which call: the one that has the prefix, among those that can be reached.
 
-Invariant: an episode stays on its replica for as long as that can be reached; a replica that cannot is given no call
-until it has answered ``GET /health`` again.
+Invariant: an episode stays on its replica while that can be reached; a replica that cannot gets no call until it has
+answered ``GET /health`` again.
 
-Episodes that are new are placed by consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA
-2018, arXiv:1608.01350): in an order that only the prompt's beginning decides, the first replica whose load is below
-``1.25`` times the mean takes the call. So prompts that begin alike share one KV cache, and no replica is overrun by a
-popular beginning. The order is that of rendezvous hashing (Thaler and Ravishankar, 1998): it needs no ring, and a
-replica that comes or goes moves only its own prompts. A load is a number of answers that are being sampled.
+New episodes are placed by consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA
+2018, arXiv:1608.01350): in an order that only the beginning of the prompt decides, the first replica whose load is
+below ``1.25`` times the mean takes the call. So prompts that begin alike share one KV cache, and a popular beginning
+overloads no replica. The order is that of rendezvous hashing (Thaler and Ravishankar, 1998): it needs no ring, and a
+replica that comes or goes moves only its own prompts. A load is the number of answers that are being sampled.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 from adapters.dialects.jsons import encode
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import Signal
-from swarm.server.dataplane.failures import AbortedError, TransientError, UnreachableError
+from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError
 
 logger = logging.getLogger(__name__)
 
 #: the paper's c = 1 + epsilon
 _MOST_OF_MEAN = 1.25
-#: Of a raw prompt, in characters or tokens.
+#: The part of a raw prompt that counts, in characters or tokens.
 _RAW_BEGINNING = 512
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
@@ -59,18 +59,18 @@ class Replicas:
     """All replicas of the engine; :meth:`close` them.
 
     Args:
-        answers: whether the replica at an address answers a probe; asked of those that are set aside.
+        is_healthy: whether the replica at an address answers a probe; called for those that are set aside.
     """
 
-    def __init__(self, answers: Callable[[str], Awaitable[bool]]) -> None:
-        self._answers = answers
+    def __init__(self, is_healthy: Callable[[str], Awaitable[bool]]) -> None:
+        self._is_healthy = is_healthy
         self._replicas: dict[str, Replica] = {}
-        # keyed by the episodes themselves: an episode that is gone is forgotten
+        # weak keys: the entry of an episode goes with the episode
         self._homes: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
         self._changed = Signal()
 
     def follow(self, addresses: Sequence[str]) -> None:
-        """Let ``addresses`` be the replicas; those that were there before keep their episodes and counts."""
+        """Make ``addresses`` the replicas; those that remain keep their episodes and counts."""
         if self._replicas.keys() == set(addresses):
             return
         for address in self._replicas.keys() - set(addresses):
@@ -99,10 +99,10 @@ class Replicas:
         """The replica for a call of ``owners`` (an episode or all of a group); waits while all are set aside.
 
         Args:
-            owners: they stay there afterwards.
-            prefix: decides where new ones go; asked only for those, and where there is a choice.
+            owners: they stay on the replica afterwards.
+            prefix: gives the key that places new owners; called only if there are several replicas to choose from.
             samples: how many answers the call samples.
-            avoid: where the call has just failed; taken only if there is no other.
+            avoid: the replica where the call has just failed; chosen only if there is no other.
         """
         while not (healthy := [replica for replica in self._replicas.values() if replica.healthy]):
             await self._changed.wait()
@@ -114,7 +114,7 @@ class Replicas:
         return chosen
 
     def set_aside(self, replica: Replica, reason: str) -> None:
-        """Give ``replica`` no calls until it answers a probe."""
+        """Send no calls to ``replica`` until it answers a probe."""
         if replica.healthy and self._replicas.get(replica.address) is replica:
             logger.warning("replica %s is set aside: %s", replica.address, reason)
             replica.probe = asyncio.create_task(self._probe(replica), name=f"probe {replica.address}")
@@ -129,9 +129,9 @@ class Replicas:
     def _place(self, among: Sequence[Replica], prefix: Callable[[], bytes], samples: int) -> Replica:
         if len(among) == 1:
             return among[0]
-        told = prefix()
+        key = prefix()
         bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)
-        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=told, digest_size=8).digest())
+        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=key, digest_size=8).digest())
         # there always is one: the least loaded is at most at the mean
         return next(replica for replica in ordered if replica.load < bound)
 
@@ -140,7 +140,7 @@ class Replicas:
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if await self._answers(replica.address):
+            if await self._is_healthy(replica.address):
                 logger.info("replica %s answers again", replica.address)
                 replica.probe = None
                 self._changed.notify()
@@ -148,14 +148,14 @@ class Replicas:
 
 
 @dataclass
-class Route:
-    """The way of one call, through as many tries as it takes.
+class Placement:
+    """The replica of each attempt of one call.
 
     Args:
-        replicas: of the engine.
+        replicas: the engine's.
         owners: the episode, or all episodes of the group, that the call is for.
-        prefix: gives what :func:`prefix_of` says of the prompt.
-        addresses: of the replicas now; raises when no engine serves.
+        prefix: gives :func:`prefix_of` of the prompt.
+        addresses: gives the replicas' addresses now; raises when no engine serves.
     """
 
     replicas: Replicas
@@ -166,7 +166,7 @@ class Route:
 
     @asynccontextmanager
     async def lease(self, samples: int) -> AsyncGenerator[str]:
-        """The base URL for one try, which samples so many answers; how the try ends decides where the next one goes.
+        """The base URL for one attempt, which samples so many answers; its outcome decides where the next one goes.
 
         Raises:
             UnavailableError: no engine serves.
@@ -178,7 +178,7 @@ class Route:
         try:
             yield replica.base_url
         except AbortedError:
-            raise  # the weights are being replaced, in all of them
+            raise  # all replicas replace their weights
         except TransientError as exc:
             replica.failures += 1
             self._failed = replica
@@ -190,9 +190,10 @@ class Route:
 
 
 def prefix_of(body: Mapping[str, Any]) -> bytes:
-    """What the prompts of one session, and of all answers to one question, have in common.
+    """A key of what the prompts of one session, and of all answers to one question, have in common.
 
-    That is all up to the first message of the user: later turns only add to it; and the beginning of a raw prompt.
+    That is everything up to the first message of the user, which later turns only extend, or the beginning of a raw
+    prompt.
     """
     if "prompt" in body:
         return blake2b(encode(body["prompt"][:_RAW_BEGINNING]), digest_size=16).digest()

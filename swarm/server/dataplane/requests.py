@@ -1,9 +1,11 @@
-"""What the caller asked for, and the body that goes to vLLM for it.
+"""What the caller asks for, and the body that goes to vLLM for it: of a chat, or of a raw prompt.
 
-Invariant: unknown fields are forwarded as they are; a train episode samples from the policy itself (the trainer's
+Invariant: unknown fields are forwarded unchanged; a train episode samples from the policy itself (the trainer's
 temperature, no truncation, penalties, biases or banned tokens) unless the job says ``sampling: app``. The exception is
 constrained decoding (``response_format``, ``structured_outputs``, a forced tool call): an agent that cannot parse the
-answer learns nothing from it, so the grammar stays, and what it masks is the one difference to the policy.
+answer learns nothing from it, so the grammar stays, and what it masks is the one difference from the policy.
+
+A raw prompt (a text, or token ids, in place of ``messages``) goes to ``/v1/completions`` and is recorded like a chat.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from typing import Any, cast
 from swarm.errors import RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
-from swarm.server.dataplane import raw
 
-#: Answers of one call: vLLM's own bound (``VLLM_MAX_N_SEQUENCES``), and no more than there is memory for here.
+#: Answers of one call: vLLM's own bound (``VLLM_MAX_N_SEQUENCES``).
 _MOST_SAMPLES = 16_384
+#: vLLM's default for ``max_tokens`` of ``/v1/completions``.
+_COMPLETION_TOKENS = 16
+#: Fields that only a chat has.
+_CHAT_ONLY = ("include_reasoning", "top_logprobs", "max_completion_tokens")
 #: Neutral values, sent explicitly: a model's generation_config.json would set its own where a field is absent.
 _POLICY_SAMPLING: dict[str, Any] = {
     "top_p": 1.0,
@@ -41,10 +46,10 @@ _NOT_SAMPLING_FROM_POLICY = (
     "thinking_token_budget",
 )
 
-#: Types of content parts that the token ids of a prompt tell in full.
+#: Types of content parts that a prompt's token ids represent in full.
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "tool_reference"))
 
-#: What a continuation through /v1/completions shares with the chat request.
+#: Fields that a continuation through /v1/completions shares with the chat request.
 _CONTINUED = (
     "temperature",
     "top_p",
@@ -70,9 +75,9 @@ _CONTINUED = (
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What the caller asked to see; the rest of what we ask vLLM for is taken out of the answer.
+    """What the caller asked to see; everything else that we ask vLLM for is removed from the answer.
 
-    ``pieces`` asks for the text length of each token, see :func:`swarm.server.dataplane.pieces.pieces_of`.
+    ``pieces`` asks for the text length of each token, see :func:`swarm.server.dataplane.answers.pieces_of`.
     """
 
     stream: bool
@@ -85,11 +90,11 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One chat call: ``body`` is for vLLM, ``model_name`` is what the answer calls the model.
+    """One chat call: ``body`` is for vLLM, ``model_name`` is the model's name in the answer.
 
-    ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens. ``raw`` is a call whose
-    conversation is a raw prompt, see :mod:`swarm.server.dataplane.raw`. ``not_text`` names the type of a content part
-    that is not text, empty without any: the trainer is given token ids alone, so such a call is never trained.
+    ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens. ``raw`` marks a raw
+    prompt. ``not_text`` names the type of a content part that is not text, and is empty without one: the trainer gets
+    token ids alone, so such a call is never trained.
     """
 
     body: dict[str, Any]
@@ -105,29 +110,20 @@ class ChatCall:
 
     @property
     def path(self) -> str:
-        """Of vLLM, below its ``/v1``."""
-        return raw.COMPLETIONS if self.raw else "/chat/completions"
-
-    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's plain answer as a chat's."""
-        return raw.chat_of(answer, "message") if self.raw else answer
-
-    def chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's chunk as a chat's."""
-        return raw.chat_of(chunk, "delta") if self.raw else chunk
+        """vLLM's path, below its ``/v1``."""
+        return "/completions" if self.raw else "/chat/completions"
 
     def room(self, prompt_tokens: int) -> int:
-        """The most tokens that an answer to so long a prompt may have."""
+        """The most tokens that an answer to a prompt of this length may have."""
         return min(self.max_tokens, self.context - prompt_tokens)
 
     def continuation(self, prompt_ids: list[int], response_ids: list[int]) -> dict[str, Any]:
-        """The /v1/completions body that samples on exactly after ``response_ids``."""
+        """The /v1/completions body that continues exactly after ``response_ids``."""
         body = {key: self.body[key] for key in _CONTINUED if key in self.body}
         done = len(response_ids)
         return body | {
             "model": self.body["model"],
             "prompt": [*prompt_ids, *response_ids],
-            # said explicitly: the default of /v1/completions is 16
             "max_tokens": self.room(len(prompt_ids)) - done,
             "min_tokens": max(0, int(self.body.get("min_tokens") or 0) - done),
             "logprobs": self.body["logprobs" if self.raw else "top_logprobs"],
@@ -146,24 +142,24 @@ def prepare(
     *,
     pieces: bool = False,
 ) -> ChatCall:
-    """Read the caller's chat body, or raw prompt, and build vLLM's.
+    """Read the caller's chat body or raw prompt, and build vLLM's.
 
-    An episode's address has one model, so whatever ``model`` the caller names is that one: agents written for AgentJet
-    send place-holders.
+    The caller's ``model`` is ignored: an episode's address has one model, and agents written for AgentJet send
+    placeholders.
 
     Args:
-        body: as the wire gives it.
-        episode_type: train episodes sample as the trainer assumes, eval episodes and calls for none as the caller asks.
-        job: gives the served name, lengths and temperature.
+        body: the request body of a chat, or with a ``prompt``.
+        episode_type: train episodes sample as the trainer assumes; others sample as the caller asks.
+        job: has the served name, lengths and temperature.
         engine_model: the name under which vLLM serves.
-        group_size: of a call that samples one answer for each episode of a group.
-        pieces: whether a plain answer is to tell the text length of each token.
+        group_size: for a call that samples one answer for each episode of a group.
+        pieces: whether a plain answer shall include the text length of each token.
 
     Raises:
-        RequestError: no messages and no prompt, a ``stream`` that is no boolean, more answers than vLLM would give,
-            several per call in a train episode, or of a group another number than it has episodes.
+        RequestError: there are neither messages nor a prompt, ``stream`` is not a boolean, ``n`` is beyond vLLM's
+            bound, above 1 in a train episode, or not the size of the group.
     """
-    has_prompt, messages = raw.has_prompt(body), body.get("messages")
+    has_prompt, messages = _has_prompt(body), body.get("messages")
     if not has_prompt and (not isinstance(messages, list) or not messages):
         raise RequestError("messages: a non-empty list of messages is required", param="messages")
     if not isinstance(body.get("stream"), bool | None):
@@ -190,10 +186,10 @@ def prepare(
     )
     ours: dict[str, Any] = {
         "model": engine_model,
-        # an answer that is aborted is continued from them
+        # an aborted answer is continued from them
         "return_token_ids": True,
         "logprobs": wants.logprobs or episode_type is not None,
-        # null would make vLLM leave the log-probabilities out
+        # with null, vLLM would send no log-probabilities
         "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
         # with a reasoning parser, hiding the reasoning would hide the token ids as well
         "include_reasoning": True,
@@ -205,7 +201,7 @@ def prepare(
         sent["stream_options"] = {**options, "include_usage": True}
     asked = _asked_length(body)
     if asked is not None and asked >= job.max_response_length:
-        # the engine's limit (verl sizes its tensors by it): as good as none asked for, see there
+        # the engine's own limit (verl sizes its tensors by it): the same as asking for none, see _asked_length
         asked = None
         sent.pop("max_tokens", None)
         sent.pop("max_completion_tokens", None)
@@ -217,8 +213,9 @@ def prepare(
     not_text = _not_text(messages)
     if has_prompt:
         if asked is None and _asked_length(body) is None:
-            max_tokens = min(raw.MAX_TOKENS, max_tokens)
-        sent = raw.completions_body(sent, max_tokens)
+            max_tokens = min(_COMPLETION_TOKENS, max_tokens)
+        sent = {name: value for name, value in sent.items() if name not in _CHAT_ONLY}
+        sent |= {"logprobs": ours["top_logprobs"], "max_tokens": max_tokens}
     return ChatCall(
         body=sent,
         wants=wants,
@@ -233,13 +230,32 @@ def prepare(
     )
 
 
+def _has_prompt(body: Mapping[str, Any]) -> bool:
+    """Whether ``body`` has a raw prompt in place of messages.
+
+    Raises:
+        RequestError: it has both, or its prompt is neither a text nor token ids.
+    """
+    if "prompt" not in body:
+        return False
+    if body.get("messages") is not None:
+        raise RequestError("prompt: messages and a raw prompt exclude each other", param="prompt")
+    prompt: Any = body["prompt"]
+    if isinstance(prompt, str) and prompt:
+        return True
+    ids = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+    if not ids or not all(type(token) is int and token >= 0 for token in ids):
+        raise RequestError("prompt: must be one text that is not empty, or its token ids", param="prompt")
+    return True
+
+
 def _not_text(messages: Any) -> str:
     """The type of a content part of ``messages`` that is not text (images, audio, video, embeddings), or ``""``."""
     for message in cast("list[Any]", messages or []):
         content = _mapping(message).get("content")
         for part in cast("list[Any]", content) if isinstance(content, list) else []:
             fields = _mapping(part)
-            # vLLM looks for media in a part without a type, and in any part that has a uuid
+            # vLLM looks for media in a part without a type and in any part with a uuid
             if isinstance(part, str) or (fields.get("type") in _TEXT_PARTS and "uuid" not in fields):
                 continue
             return str(fields.get("type") or "untyped")
@@ -249,18 +265,17 @@ def _not_text(messages: Any) -> str:
 def _asked_length(body: Mapping[str, Any]) -> int | None:
     """The length of answer that the caller asks for.
 
-    Where it asks for none, none is sent: the engine's vLLM then gives what the context has room for, and never more
-    than ``max_response_length`` (verl starts it with that limit), whereas an explicit length makes it refuse each
-    prompt that leaves less room.
+    Without one, none is sent: vLLM then allows what fits into the context, up to ``max_response_length`` (verl starts
+    it with that limit), whereas with an explicit length it refuses each prompt that leaves less room.
     """
     asked = body.get("max_completion_tokens")
     if asked is None:
         asked = body.get("max_tokens")
-    return asked if isinstance(asked, int) else None  # of anything else vLLM says what is wrong with it
+    return asked if isinstance(asked, int) else None  # vLLM refuses anything else
 
 
 def _plain_text(body: Mapping[str, Any]) -> bool:
-    """Whether the answer is free text: no tool or grammar state would be lost between two requests."""
+    """Whether the answer is free text, so that no tool or grammar state is lost between two requests."""
     tools = body.get("tools") and body.get("tool_choice") != "none"
     kind = _mapping(body.get("response_format")).get("type", "text")
     constrained = any(body.get(key) for key in ("structured_outputs", "guided_json", "guided_regex", "guided_choice"))

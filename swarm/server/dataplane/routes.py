@@ -1,15 +1,14 @@
-"""HTTP routes of the endpoints of episodes (``/episodes/{episode_uuid}/v1/...``) and of groups of them
-(``/groups/{group_uuid}/v1/...``), each opened by its own key; episodes also speak the dialects of
-:mod:`adapters.dialects`.
+"""HTTP routes of episodes (``/episodes/{episode_uuid}/v1/...``) and of groups (``/groups/{group_uuid}/v1/...``), each
+opened by its own key; episodes also take the dialects of :mod:`adapters.dialects`.
 
 Invariant: a call lives no longer than its caller, its episodes and its deadline, and is cancelled in vLLM with them.
+What is sampled and recorded is a chat call whatever the dialect.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,84 +18,86 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
+from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
-from swarm.errors import RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
-from swarm.http.asgi import bearer, header, read_json
+from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
+from swarm.http.asgi import bearer, error_response, read_json
 from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane import replicas
-from swarm.server.dataplane.calls import Members, Nobody, Party
+from swarm.server.dataplane.answers import Body
+from swarm.server.dataplane.calls import CallOwner, EpisodeCall, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
-from swarm.server.dataplane.failures import UpstreamRefusalError, too_long
+from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
-from swarm.server.dataplane.upstream import Upstream
-from swarm.server.dataplane.wires import ChatWire, DialectWire, Wire
+from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, too_long
 from swarm.server.engine.controller import Controller
 
 T = TypeVar("T")
 
 POLICY_VERSION = "x-swarm-policy-version"
-#: of a group's plain answer: how many tokens each choice has, in order; its usage tells only their sum
+#: header of a group's plain answer: the number of tokens of each choice, in order; the usage has only their sum
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
-#: of a group's call: the places of the episodes that it samples for, by commas; default: all
-PLACES = b"x-swarm-places"
-#: of a plain call: its choices are to tell the text length of each token as ``pieces``, where that is known
-PIECES = b"x-swarm-pieces"
-#: of a streamed call: once begun it is to end, untrained, even if its episode is deleted for the engine's next phase
-OUTLIVE = b"x-swarm-outlive"
+#: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
+PLACES = "x-swarm-places"
+#: header of a plain call: each choice shall have the text lengths of its tokens as ``pieces``, where they are known
+PIECES = "x-swarm-pieces"
+#: header of a streamed call: once begun it shall end, untrained, even if its episode is deleted for the engine's next
+#: phase
+OUTLIVE = "x-swarm-outlive"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True)
 class DataPlane:
-    """The endpoints of all episodes and groups; ``quarantined`` counts episodes by reason since the server started."""
+    """The endpoints of all episodes and groups; :meth:`close` it."""
 
     config: ServerConfig
     controller: Controller
-    upstream: Upstream
-    quarantined: Counter[str] = field(default_factory=Counter[str])
+    upstream: Upstream = field(default_factory=Upstream)
+    _replicas: Replicas = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_replicas", Replicas(self.upstream.is_healthy))
+
+    async def close(self) -> None:
+        """Close the connections to vLLM."""
+        await self._replicas.close()
+        await self.upstream.close()
 
     def routes(self) -> list[Route]:
+        """All routes; a dialect has the same path below every address."""
+        episode, group, chat = "/episodes/{episode_uuid}", "/groups/{group_uuid}", ChatDialect()
         return [
-            Route("/episodes/{episode_uuid}/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/episodes/{episode_uuid}/v1/completions", self.completions, methods=["POST"]),
-            Route("/episodes/{episode_uuid}/v1/messages", self.messages, methods=["POST"]),
-            Route("/episodes/{episode_uuid}/v1/responses", self.responses, methods=["POST"]),
-            Route("/episodes/{episode_uuid}/v1/models", self.models, methods=["GET"]),
-            Route("/groups/{group_uuid}/v1/chat/completions", self.group_chat_completions, methods=["POST"]),
-            Route("/groups/{group_uuid}/v1/models", self.models, methods=["GET"]),
+            *(
+                Route(episode + dialect.path, self._endpoint(dialect), methods=["POST"])
+                for dialect in (chat, CompletionsDialect(), MessagesDialect(), ResponsesDialect())
+            ),
+            Route(f"{episode}/v1/models", self.models, methods=["GET"]),
+            Route(group + chat.path, self.group_chat_completions, methods=["POST"]),
+            Route(f"{group}/v1/models", self.models, methods=["GET"]),
         ]
 
     def replicas(self) -> list[ReplicaStatus]:
-        """What is known of each vLLM replica."""
-        return self.upstream.replicas.rows()
+        """The state of each vLLM replica."""
+        return self._replicas.rows()
 
-    async def chat_completions(self, request: Request) -> Response:
-        return await self._chat(request, self._open(request), ChatWire())
+    def placement(self, owner: CallOwner, prefix: Callable[[], bytes]) -> Placement:
+        """Where a call of ``owner`` goes; ``prefix`` gives a key of the beginning of its prompt."""
+        return Placement(self._replicas, owner.members, prefix, lambda: self.controller.serving.addresses)
 
     async def group_chat_completions(self, request: Request) -> Response:
-        members = self._open(request)
-        if (given := header(request.scope["headers"], PLACES)) is not None:
-            places = _places(given, len(members.episodes))
-            members = Members(self.controller, [members.episodes[place] for place in places], self.quarantined)
-        return await self._chat(request, members, ChatWire(), len(members.episodes))
-
-    async def completions(self, request: Request) -> Response:
-        return await self._speak(request, CompletionsDialect())
-
-    async def messages(self, request: Request) -> Response:
-        return await self._speak(request, MessagesDialect())
-
-    async def responses(self, request: Request) -> Response:
-        return await self._speak(request, ResponsesDialect())
+        owner = self._open(request)
+        if (given := request.headers.get(PLACES)) is not None:
+            places = _places(given, len(owner.episodes))
+            owner = EpisodeCall(self.controller, [owner.episodes[place] for place in places])
+        return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
-        """The engine's own answer, for no episode; who may ask is for the route to say."""
-        return await self._chat(request, Nobody(self.controller), ChatWire())
+        """The engine's own answer, for no episode; the route checks who may ask."""
+        return await self._chat(request, Unrecorded(self.controller), ChatDialect())
 
     async def models(self, request: Request) -> Response:
         self._open(request)
@@ -107,8 +108,8 @@ class DataPlane:
         job = self.controller.job
         return model_card(job.model_name, max_model_len=job.max_model_len)
 
-    async def while_open(self, members: Party, engine_gone: Once, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, cancelled with its episodes, its engine and the deadline of calls.
+    async def while_open(self, owner: CallOwner, engine_gone: Once, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which is cancelled with the owner's episodes, the engine and the deadline of calls.
 
         Raises:
             SwarmGatewayError: why an episode is over, that no engine serves, that the request is too long for the
@@ -116,11 +117,11 @@ class DataPlane:
         """
         try:
             async with asyncio.timeout(self.config.call_timeout):
-                return await members.while_open(work, engine_gone)
+                return await owner.while_open(work, engine_gone)
         except UpstreamRefusalError as exc:
-            if (told := too_long(exc, self.controller.job)) is None:
+            if (error := too_long(exc, self.controller.job)) is None:
                 raise
-            raise told from exc
+            raise error from exc
         except TimeoutError as exc:
             error = UpstreamError(
                 f"the call took longer than {self.config.call_timeout:g} s (call_timeout)", code="upstream_timeout"
@@ -128,137 +129,208 @@ class DataPlane:
             error.status = 504
             raise error from exc
 
-    async def _speak(self, request: Request, dialect: Dialect) -> Response:
-        wire = DialectWire(dialect)
-        try:
-            return await self._chat(request, self._open(request), wire)
-        except SwarmGatewayError as exc:
-            return wire.refusal(exc)
+    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def endpoint(request: Request) -> Response:
+            """One call of the episode's model."""
+            try:
+                return await self._chat(request, self._open(request), dialect)
+            except SwarmGatewayError as exc:
+                return _refusal(dialect, exc)
 
-    async def _chat(self, request: Request, members: Party, wire: Wire, group_size: int | None = None) -> Response:
-        body = wire.request(await read_json(request))
-        # reading the body took time: an episode may be over by now
-        members.check()
-        controller = self.controller
+        return endpoint
+
+    async def _chat(
+        self, request: Request, owner: CallOwner, dialect: Dialect, group_size: int | None = None
+    ) -> Response:
+        asked = await read_json(request)
+        # an episode may have ended while the body was read
+        owner.check()
+        headers: Mapping[str, str] = {}
+        if isinstance(dialect, ChatDialect) and "prompt" in asked:
+            body = asked
+        else:
+            parsed = dialect.parse(asked)
+            body, headers = parsed.body, parsed.answer_headers
+        controller, options = self.controller, request.headers
         serving = controller.serving
-        pieces = header(request.scope["headers"], PIECES) == b"1"
-        call = prepare(body, members.episode_type, controller.job, serving.engine_model, group_size, pieces=pieces)
+        pieces = options.get(PIECES) == "1"
+        call = prepare(body, owner.episode_type, controller.job, serving.engine_model, group_size, pieces=pieces)
         session = ChatSession(
             upstream=self.upstream,
-            route=replicas.Route(
-                self.upstream.replicas,
-                members.owners,
-                lambda: replicas.prefix_of(body),
-                lambda: controller.serving.addresses,
-            ),
+            placement=self.placement(owner, lambda: prefix_of(body)),
             call=call,
             attempts=self.config.call_attempts,
             version=lambda: controller.policy_version,
-            log=members,
+            owner=owner,
         )
         if call.wants.stream:
-            outlives = header(request.scope["headers"], OUTLIVE) == b"1"
-            return _EventStream(self, members, serving.gone, session, wire, outlives=outlives)
+            outlives = options.get(OUTLIVE) == "1"
+            return _EventStream(self, owner, serving.gone, session, dialect, asked, headers, outlives=outlives)
         try:
-            with members:
-                work = self.while_open(members, serving.gone, session.complete())
+            with owner:
+                work = self.while_open(owner, serving.gone, session.complete())
                 done = await until_gone(request.receive, work)
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        headers = {POLICY_VERSION: str(done.version), **wire.headers}
+        headers = {POLICY_VERSION: str(done.version), **headers}
         if group_size is not None:
             headers[COMPLETION_TOKENS] = ",".join(map(str, done.tokens))
         try:
-            content = wire.answer(encode(done.answer))
+            content = encode(dialect.answer(asked, done.answer))
         except UpstreamError:
-            members.quarantine_all(
+            owner.quarantine_all(
                 TokenTruthError("an answer was recorded but could not be delivered", code="undelivered")
             )
             raise
         return Response(content, media_type="application/json", headers=headers)
 
-    def _open(self, request: Request) -> Members:
+    def _open(self, request: Request) -> EpisodeCall:
         pool, key = self.controller.pool, bearer(request)
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
-            episodes = pool.open_group(group_uuid, key).members
+            episodes: Sequence[Any] = pool.open_group(group_uuid, key).members
         else:
             episodes = (pool.open(request.path_params["episode_uuid"], key),)
-        return Members(self.controller, episodes, self.quarantined)
+        return EpisodeCall(self.controller, episodes)
 
 
 class _EventStream(Response):
-    """A streamed answer whose status is decided by its first chunk."""
+    """A streamed answer whose status depends on its first chunk.
+
+    Args:
+        asked: the request body, in the dialect.
+        more_headers: of the answer, beside ours.
+        outlives: see :data:`OUTLIVE`.
+    """
 
     def __init__(
         self,
         plane: DataPlane,
-        members: Party,
+        owner: CallOwner,
         engine_gone: Once,
         session: ChatSession,
-        wire: Wire,
+        dialect: Dialect,
+        asked: Body,
+        more_headers: Mapping[str, str],
         *,
         outlives: bool,
     ) -> None:
         super().__init__()
-        self._outlives = outlives
         self._plane = plane
-        self._members = members
+        self._owner = owner
         self._engine_gone = engine_gone
         self._session = session
-        self._wire = wire
+        self._dialect = dialect
+        self._events = dialect.stream(asked)
+        self._more_headers = more_headers
+        self._outlives = outlives
         self._started = False
         self._unsent = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._members:
-                work = self._plane.while_open(self._members, self._engine_gone, self._send(send))
+            with self._owner:
+                work = self._plane.while_open(self._owner, self._engine_gone, self._send(send))
                 await until_gone(receive, work)
-            tail = self._wire.end()
+            tail = self._events.end()
         except ClientGoneError:
             return
         except SwarmGatewayError as exc:
             if not self._started:
-                await self._wire.refusal(exc)(scope, receive, send)
+                await _refusal(self._dialect, exc)(scope, receive, send)
                 return
             if not isinstance(exc, StreamCutError):
                 # the agent has seen, and may act on, tokens that are in no record
-                problem = TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut")
-                self._members.quarantine_all(problem)
-            tail = self._unsent + self._wire.cut(exc)
+                self._owner.quarantine_all(TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut"))
+            tail = self._unsent + self._events.fail(exc)
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send(self, send: Send) -> None:
-        chunks: AsyncGenerator[list[dict[str, Any]]]
+        chunks: AsyncGenerator[list[Body]]
         async with aclosing(self._session.stream()) as chunks:
             async for together in chunks:
                 if not self._started:
-                    self._started = True
-                    if self._outlives:
-                        self._members.outlive()
-                    headers = [
-                        (b"content-type", b"text/event-stream; charset=utf-8"),
-                        (b"cache-control", b"no-cache"),
-                        (POLICY_VERSION.encode(), str(self._session.version()).encode()),
-                        *((name.encode(), told.encode()) for name, told in self._wire.headers.items()),
-                    ]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await self._start(send)
                 for chunk in together:
-                    self._unsent += self._wire.chunk(chunk)
+                    self._unsent += self._events.take(chunk)
                 if self._unsent:
                     events, self._unsent = self._unsent, b""
                     await send({"type": "http.response.body", "body": events, "more_body": True})
 
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        if self._outlives:
+            self._owner.outlive()
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            POLICY_VERSION: str(self._session.version()),
+            **self._more_headers,
+        }
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": encoded})
 
-def _places(given: bytes, count: int) -> list[int]:
-    """The places that :data:`PLACES` names, of a group of ``count``.
+
+class NotFound:
+    """The ASGI application for the paths below ``/episodes/`` and ``/groups/`` that are not in ``routes``: its errors
+    say which address was probably meant.
+
+    They do not depend on which episodes exist, so a caller without a key learns nothing.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        #: (``episodes`` or ``groups``, path below the address) -> methods
+        self._served: dict[tuple[str, str], str] = {}
+        for route in routes:
+            _, kind, _, rest = route.path.split("/", 3)
+            self._served[kind, rest] = ", ".join(sorted((route.methods or set()) - {"HEAD"}))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        error = self._error(scope["method"], scope["path"])
+        # SDKs that ask for messages read Anthropic's errors
+        dialect = MessagesDialect() if "/messages" in scope["path"] else ChatDialect()
+        await _refusal(dialect, error)(scope, receive, send)
+
+    def _error(self, method: str, path: str) -> RequestError:
+        parts = path.split("/", 3)
+        kind, rest = parts[1], parts[3] if len(parts) == 4 else ""
+        asked = f"{method} {path[:200]}"
+        if allowed := self._served.get((kind, rest)):
+            error = RequestError(f"{asked}: use {allowed}", code="method_not_allowed")
+            error.status = 405
+            return error
+        return NotFoundError(f"{asked}: {self._hint(kind, rest)}", code="route_not_found")
+
+    def _hint(self, kind: str, rest: str) -> str:
+        if rest.startswith("v1/v1/"):
+            return "the SDK adds /v1 itself: give it the base_url without its last part"
+        if rest in ("v1/messages/count_tokens", "v1/responses/input_tokens"):
+            return (
+                "an episode does not count tokens: each answer tells its usage, and the server's own POST /tokenize "
+                "counts without sampling (with a token of the scope claim)"
+            )
+        if kind == "groups" and ("episodes", rest) in self._served:
+            return "a group's address takes chat/completions only: use the addresses of its episodes"
+        served = (rest for where, rest in self._served if where == kind)
+        return f"there are {', '.join(sorted(served))}"
+
+
+def _refusal(dialect: Dialect, exc: SwarmGatewayError) -> Response:
+    """``exc`` as an error response of the dialect."""
+    plain = error_response(exc)
+    kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
+    return Response(encode(dialect.error(exc)), status_code=exc.status, headers=kept)
+
+
+def _places(given: str, count: int) -> list[int]:
+    """The positions in the header :data:`PLACES`, in a group of ``count``.
 
     Raises:
-        RequestError: they make no sense.
+        RequestError: they are not different numbers below ``count``.
     """
-    texts = given.split(b",")
-    places = [int(text) for text in texts if text.isdigit() and len(text) < 6]
+    texts = given.split(",")
+    places = [int(text) for text in texts if text.isdecimal() and len(text) < 6]
     if len(places) < len(texts) or len(set(places)) < len(places) or max(places) >= count:
-        name = PLACES.decode()
-        raise RequestError(f"{name}: different numbers from 0 to {count - 1}, separated by commas", param=name)
+        raise RequestError(f"{PLACES}: different numbers from 0 to {count - 1}, separated by commas", param=PLACES)
     return places

@@ -1,48 +1,44 @@
-"""One try of a streamed chat call as a state machine without I/O: vLLM's chunks in, the caller's chunks out.
+"""One attempt of a streamed chat call as a state machine without I/O: vLLM's chunks in, the caller's chunks out.
 
-Invariant: until a choice has said something nothing is given out, so that the whole call can be repeated; chunks with a
+Invariant: nothing is delivered before a choice has content, so that the whole call can be repeated; chunks with a
 finish reason are held back until their tokens are recorded.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from swarm.server.dataplane.answers import Shaper
+from swarm.server.dataplane.answers import Body, Shaper
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.requests import ChatCall
 
-Chunk = dict[str, Any]
-
 
 class Attempt:
-    """One try; feed it with :meth:`take`.
+    """One attempt; feed it with :meth:`take`.
 
     Args:
         call: what is asked for.
-        shaper: of all tries of the call.
-        version: the policy version served when the try begins.
+        shaper: shared by all attempts of the call.
+        version: the policy version that is served when the attempt begins.
     """
 
     def __init__(self, call: ChatCall, shaper: Shaper, version: int) -> None:
         self.recorder = Recorder(version, call.samples)
-        #: whether the caller has seen anything of this try
+        #: whether the caller has seen anything of this attempt
         self.delivered = False
         self._call = call
         self._shaper = shaper
-        self._opening: list[Chunk] = []
-        self._ends: dict[int, Chunk] = {}
-        # choices of which some token did not become plain text, so that the rest cannot come as text
+        self._opening: list[Body] = []
+        self._ends: dict[int, Body] = {}
+        # choices with a token that did not become plain text, so that the rest cannot be sampled as text
         self._parsed: set[int] = set()
 
-    def take(self, chunk: Chunk) -> list[Chunk]:
-        """The chunks for the caller that ``chunk`` of vLLM brings."""
+    def take(self, chunk: Body) -> list[Body]:
+        """The chunks for the caller after vLLM's ``chunk``."""
         self.recorder.add(chunk)
-        choices: list[dict[str, Any]] = chunk.get("choices") or []
+        choices: list[Body] = chunk.get("choices") or []
         for choice in choices:
             self._look_at(choice)
         if not choices:
-            return []  # the usage: given out at the end
+            return []  # the usage: delivered at the end
         shaped = self._shaper.chunk(chunk)
         if len(choices) == 1:
             return self._choose(shaped, choices[0])
@@ -52,21 +48,21 @@ class Attempt:
         """The choices that have no end yet."""
         return [index for index in range(self._call.samples) if index not in self._ends]
 
-    def end(self, index: int, chunk: Chunk) -> None:
+    def end(self, index: int, chunk: Body) -> None:
         """``chunk`` is the last one of choice ``index``."""
         self._ends[index] = chunk
 
-    def ends(self) -> list[Chunk]:
-        """What is left to give out once the call is recorded, ends last."""
+    def ends(self) -> list[Body]:
+        """The chunks to deliver once the call is recorded, ends last."""
         return [*self._opening, *self._ends.values()]
 
     def continuable(self, index: int) -> bool:
-        """Whether sampling on after the tokens of choice ``index`` gives exactly what one call would have given."""
+        """Whether to sample on after the tokens of choice ``index`` gives exactly what one call would have given."""
         whole = self.recorder.choices[index].problem is None and bool(self.recorder.prompt_ids)
         return self._call.continuable and index not in self._parsed and whole
 
-    def _look_at(self, choice: dict[str, Any]) -> None:
-        delta: dict[str, Any] = choice.get("delta") or {}
+    def _look_at(self, choice: Body) -> None:
+        delta: Body = choice.get("delta") or {}
         if len(delta) == 1 and "content" in delta:
             return
         # a parser that holds text back sends tokens without content
@@ -74,8 +70,8 @@ class Attempt:
         if held_back or any(delta.get(key) for key in delta.keys() - {"role", "content"}):
             self._parsed.add(choice.get("index", 0))
 
-    def _choose(self, chunk: Chunk, choice: dict[str, Any]) -> list[Chunk]:
-        """Give out ``chunk``, the only choice of which is ``choice``, or hold it back."""
+    def _choose(self, chunk: Body, choice: Body) -> list[Body]:
+        """Deliver ``chunk``, whose only choice is ``choice``, or hold it back."""
         finish: str | None = choice.get("finish_reason")
         if finish not in (None, "abort"):
             self._ends[choice.get("index", 0)] = chunk
@@ -83,7 +79,7 @@ class Attempt:
         says = _says_something(choice)
         if finish == "abort":
             chunk = without_abort(chunk)
-        # an abort says that the call will be repeated, if nothing is out yet
+        # after an abort the call is repeated, if nothing is delivered yet
         if not self.delivered and (finish == "abort" or not says):
             self._opening.append(chunk)
             return []
@@ -95,7 +91,7 @@ class Attempt:
         return ready
 
 
-def without_abort(chunk: Chunk) -> Chunk:
+def without_abort(chunk: Body) -> Body:
     """``chunk``, whose choices are not over although vLLM aborted them."""
     for choice in chunk["choices"]:
         if choice.get("finish_reason") == "abort":
@@ -103,7 +99,7 @@ def without_abort(chunk: Chunk) -> Chunk:
     return chunk
 
 
-def _says_something(choice: dict[str, Any]) -> bool:
-    """Whether a choice tells the caller more than the role."""
-    delta: dict[str, Any] = choice.get("delta") or {}
+def _says_something(choice: Body) -> bool:
+    """Whether a choice has more than the role."""
+    delta: Body = choice.get("delta") or {}
     return bool(delta.get("content")) or any(value for key, value in delta.items() if key != "role")

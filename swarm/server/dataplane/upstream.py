@@ -1,29 +1,33 @@
-"""The way to vLLM: pooled connections, and errors told apart by what helps.
+"""The client of vLLM: requests, streamed responses, their errors, and retries.
 
-Invariant: whatever vLLM or the network does comes out as one of two errors: its own refusal (passed on as it is), or
-something a retry may cure.
+Invariant: every failure of vLLM or of the network is either vLLM's own refusal, which the caller gets as it is, or a
+:class:`TransientError`, which a retry may cure. Retries are capped, with a pause before each.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import asyncio
+import random
+import re
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
-from swarm.errors import RequestError, UpstreamError
+from swarm.errors import ContextLengthError, RequestError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
-from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
-from swarm.server.dataplane.replicas import Replicas
+from swarm.job import TrainJob
 
+Body = dict[str, Any]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _PROBE_SECONDS = 5.0
 _JSON = {"content-type": "application/json"}
 _RETRIED_STATUSES = frozenset({500, 502, 503, 504})
-#: how vLLM, started without a tool parser, ends its refusal of every request whose ``tool_choice`` is not "none"
+#: The end of the refusal of a vLLM without a tool parser, for every request whose ``tool_choice`` is not "none".
 _NO_PARSER = "--tool-call-parser to be set"
-
-#: vLLM names the arguments that it was started with, which nobody here has given it
+#: vLLM's own text names command-line arguments, which nobody here has set.
 _NO_TOOLS = RequestError(
     "this model cannot call tools here: the engine runs without a parser of its tool calls. Set `job.tool_call_parser` "
     "to the name of one (`auto` finds none where the model's chat template shows no tools), or send the request "
@@ -31,8 +35,64 @@ _NO_TOOLS = RequestError(
     code="no_tool_call_parser",
     param="tools",
 )
+#: vLLM 0.28's words for a prompt and answer that do not fit (``renderers/params.py``, ``v1/engine/input_processor.py``)
+_TOO_LONG = re.compile(
+    r"maximum context length is (?P<limit>\d+) tokens\. However, you requested (?P<answer>\d+) output tokens and your "
+    r"prompt contains (?:(?P<least>at least )?(?P<prompt>\d+) input tokens|\d+ characters \(more than \d+ characters, "
+    r"which is the upper bound for (?P<room>\d+) input tokens)"
+    r"|prompt \(length (?P<length>\d+)\).* is longer than the maximum model length of (?P<most>\d+)"
+)
 
-T = TypeVar("T")
+
+class UpstreamRefusalError(UpstreamError):
+    """vLLM refused the request (a context too long, a bad field); its status and body go to the caller.
+
+    ``param`` is the field that holds the prompt: ``messages``, ``prompt`` or ``input``.
+    """
+
+    def __init__(self, status: int, payload: Body, param: str = "messages") -> None:
+        super().__init__(f"vLLM answered {status}")
+        self.status = status
+        self.param = param
+        self._payload = payload
+
+    def body(self) -> Body:
+        return self._payload
+
+
+class TransientError(UpstreamError):
+    """vLLM aborted, failed or could not be reached; the same request may succeed in a moment."""
+
+
+class AbortedError(TransientError):
+    """vLLM aborted the call because it replaces its weights."""
+
+    def __init__(self) -> None:
+        super().__init__("vLLM aborted the call")
+
+
+class UnreachableError(TransientError):
+    """No connection to this replica could be made; nothing was sent."""
+
+
+class Retries:
+    """The attempts of one call: a cap, and pauses with jitter that double up to two seconds."""
+
+    def __init__(self, attempts: int) -> None:
+        self._left = attempts
+        self._pause = _FIRST_PAUSE
+
+    async def after(self, error: TransientError) -> None:
+        """Pause before the next attempt.
+
+        Raises:
+            UpstreamError: no attempt is left.
+        """
+        self._left -= 1
+        if self._left <= 0:
+            raise UpstreamError(f"the engine could not complete the call: {error.message}") from error
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class Upstream:
@@ -41,27 +101,16 @@ class Upstream:
     def __init__(self) -> None:
         # no timeout of its own: silence is normal while weights are synced, and callers set deadlines
         self._http = HttpClient()
-        #: where the calls go
-        self.replicas = Replicas(self._answers)
 
     async def close(self) -> None:
-        await self.replicas.close()
         await self._http.close()
 
-    async def post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON answer to ``body``.
+    async def post(self, url: str, body: Body) -> Body:
+        """The JSON response to ``body``.
 
         Raises:
             UpstreamRefusalError: a 4xx.
-            TransientError: a 5xx or a broken connection.
-        """
-        return await self.ask(url, body, decoded)
-
-    async def ask(self, url: str, body: dict[str, Any], read: Callable[[bytes], T]) -> T:
-        """The answer to ``body`` as ``read`` gives it, which raises :class:`ValueError` for what is none.
-
-        Raises:
-            As :meth:`post`.
+            TransientError: a 5xx, a broken connection, or a response that is not a JSON object.
         """
         try:
             answer = await self._http.post(url, encode(body), _JSON)
@@ -69,43 +118,41 @@ class Upstream:
             raise _broken(exc) from exc
         if answer.status != 200:
             raise _failure(answer.status, answer.content, body)
-        try:
-            return read(answer.content)
-        except ValueError as exc:
-            raise TransientError(f"vLLM's answer makes no sense: {exc}") from exc
+        return _object(answer.content)
 
-    async def events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]]]:
-        """The chunks of the streamed answer to ``body``, those together that came together; it ends after ``[DONE]``.
+    async def events(self, url: str, body: Body) -> AsyncGenerator[list[Body]]:
+        """The chunks of the streamed response to ``body``, in lists of those that arrived together, until ``[DONE]``.
 
         Raises:
-            UpstreamRefusalError: a 4xx, by status or as an error event.
-            TransientError: a 5xx, an error event, or a stream that breaks off.
+            UpstreamRefusalError: a 4xx, as the status or in an error event.
+            TransientError: a 5xx, an error event, or a stream that ends early.
         """
         async with self._posted(url, body) as response:
             decoder = SseDecoder()
             async for data in response.parts():
                 events = decoder.feed(data)
                 done = "[DONE]" in events
-                chunks: list[dict[str, Any]] = []
-                try:
-                    for event in events[: events.index("[DONE]")] if done else events:
-                        chunks.append(_chunk(event, body))
-                except UpstreamError:
-                    if chunks:
-                        yield chunks
-                    raise
-                if chunks:
-                    yield chunks
+                if done:
+                    events = events[: events.index("[DONE]")]
+                if events:
+                    yield [_chunk(event, body) for event in events]
                 if done:
                     return
         raise TransientError("vLLM's stream broke off")
 
+    async def is_healthy(self, address: str) -> bool:
+        """Whether the replica at ``address`` answers ``GET /health`` with 200."""
+        try:
+            return (await self._http.get(f"http://{address}/health", _PROBE_SECONDS)).status == 200
+        except ConnectionBrokenError:
+            return False
+
     @asynccontextmanager
-    async def _posted(self, url: str, body: dict[str, Any]) -> AsyncGenerator[LiveAnswer]:
-        """vLLM's 200; an answer that is not read to its end takes its connection with it, and so ends the call there.
+    async def _posted(self, url: str, body: Body) -> AsyncGenerator[LiveAnswer]:
+        """A response with status 200. Leaving before its end closes the connection, which cancels the call in vLLM.
 
         Raises:
-            UpstreamRefusalError, TransientError: any other answer, or a connection that breaks, also while it is read.
+            UpstreamRefusalError, TransientError: another status, or a broken connection, also during the block.
         """
         try:
             async with self._http.posted(url, encode(body), _JSON) as response:
@@ -115,39 +162,53 @@ class Upstream:
         except ConnectionBrokenError as exc:
             raise _broken(exc) from exc
 
-    async def _answers(self, address: str) -> bool:
-        try:
-            return (await self._http.get(f"http://{address}/health", _PROBE_SECONDS)).status == 200
-        except ConnectionBrokenError:
-            return False
+
+def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> RequestError | None:
+    """``refusal`` in the words that SDKs look for, if it says that the prompt, or it and the answer, are too long."""
+    error: Any = refusal.body().get("error")
+    found = _TOO_LONG.search(str(error.get("message"))) if isinstance(error, dict) else None
+    if found is None:
+        return None
+    limit, answer = int(found["limit"] or found["most"]), int(found["answer"] or 0)
+    # a prompt of too many characters is refused before its tokens are counted
+    prompt = int(found["prompt"] or found["length"] or int(found["room"]) + 1)
+    at_least = found["least"] is not None or found["room"] is not None
+    if at_least and answer:
+        # vLLM stopped reading the prompt where no room was left for the answer
+        limit, answer = limit - answer, 0
+    fits = prompt < limit
+    return ContextLengthError(
+        limit=limit,
+        prompt_tokens=prompt,
+        answer_tokens=answer if fits else 0,
+        at_least=at_least,
+        param=refusal.param,
+        hint=(
+            f"Whoever runs the training job can raise job.max_prompt_length (now {job.max_prompt_length}; with "
+            f"job.max_response_length, {job.max_response_length}, it makes the context)."
+        ),
+    )
 
 
-def decoded(content: bytes) -> dict[str, Any]:
-    """The object that ``content`` is in JSON.
-
-    Raises:
-        ValueError: it is none.
-    """
-    answer: Any = decode(content)
-    if not isinstance(answer, dict):
-        raise ValueError(f"no object: {_text(content)[:500]}")
-    return cast("dict[str, Any]", answer)
-
-
-def _chunk(event: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _object(content: bytes | str) -> Body:
+    """The JSON object in ``content``; raises :class:`TransientError` for anything else."""
     try:
-        chunk: Any = decode(event)
+        value: Any = decode(content)
     except ValueError as exc:
-        raise TransientError(f"vLLM sent a chunk that is not JSON: {exc}") from exc
-    if not isinstance(chunk, dict):
-        raise TransientError(f"vLLM sent a chunk that is no object: {event[:500]}")
-    shaped = cast("dict[str, Any]", chunk)
-    if "error" in shaped:
-        code: Any = shaped["error"].get("code") if isinstance(shaped["error"], dict) else None
+        raise TransientError(f"vLLM sent something that is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise TransientError(f"vLLM sent something that is not an object: {str(value)[:500]}")
+    return cast("Body", value)
+
+
+def _chunk(event: str, asked: Mapping[str, Any]) -> Body:
+    chunk = _object(event)
+    if "error" in chunk:
+        code: Any = chunk["error"].get("code") if isinstance(chunk["error"], dict) else None
         if isinstance(code, int) and 400 <= code < 500:
-            raise UpstreamRefusalError(code, {"error": shaped["error"]}, _prompt_of(asked))
+            raise UpstreamRefusalError(code, {"error": chunk["error"]}, _prompt_field(asked))
         raise TransientError(f"vLLM failed: {event[:500]}")
-    return shaped
+    return chunk
 
 
 def _broken(exc: ConnectionBrokenError) -> TransientError:
@@ -156,25 +217,20 @@ def _broken(exc: ConnectionBrokenError) -> TransientError:
 
 
 def _failure(status: int, content: bytes, asked: Mapping[str, Any]) -> UpstreamError:
-    text = _text(content)
+    text = content.decode(errors="replace")
     if status in _RETRIED_STATUSES:
         return TransientError(f"vLLM answered {status}: {text[:500]}")
     try:
-        payload: Any = decode(content)
-    except ValueError:
-        payload = None
-    if not isinstance(payload, dict) or "error" not in payload:
+        payload = _object(content)
+    except TransientError:
+        payload = {}
+    if "error" not in payload:
         payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
-    error: Any = cast("dict[str, Any]", payload)["error"]
-    if isinstance(error, dict) and str(cast("dict[str, Any]", error).get("message")).endswith(_NO_PARSER):
+    error: Any = payload["error"]
+    if isinstance(error, dict) and str(cast("Body", error).get("message")).endswith(_NO_PARSER):
         return UpstreamRefusalError(status, _NO_TOOLS.body())
-    return UpstreamRefusalError(status, payload, _prompt_of(asked))
+    return UpstreamRefusalError(status, payload, _prompt_field(asked))
 
 
-def _prompt_of(asked: Mapping[str, Any]) -> str:
-    """Where the prompt of a request stands."""
+def _prompt_field(asked: Mapping[str, Any]) -> str:
     return next((name for name in ("prompt", "input") if name in asked), "messages")
-
-
-def _text(content: bytes) -> str:
-    return content.decode(errors="replace")

@@ -95,7 +95,7 @@ def export(
     """Write one row per episode in ``state``, with its timelines nested, oldest claim first.
 
     Why it was rewarded so is in ``components``, ``reason``, ``rank`` (1 for the best of its group) and ``hook``, as far
-    as its client said (see :mod:`gateway.rollout.episode_metadata`); its request, in ``request_id`` and ``trace_id``
+    as its client said (see :mod:`gateway.rollout.submission`); its request, in ``request_id`` and ``trace_id``
     (its ``step`` is then that trace's); why it was not trained, in ``drop_reason``.
 
     Args:

@@ -114,7 +114,7 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
 
 
 def _task_of(row: Row) -> Mapping[str, Any]:
-    """What the gateway told of the task, see :mod:`gateway.rollout.episode_metadata`."""
+    """What the gateway told of the task, see :mod:`gateway.rollout.submission`."""
     said = cast("dict[str, Any]", row["output"] or {}).get("metadata")
     told: Any = cast("dict[str, Any]", said).get("task") if isinstance(said, dict) else None
     return cast("dict[str, Any]", told) if isinstance(told, dict) else {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import CompletionsDialect
 from adapters.dialects.chat_answers import chunks_of, completion_of
-from adapters.dialects.forms import Answer
+from adapters.dialects.dialect import Answer
 from adapters.dialects.jsons import decode
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import RequestError, UpstreamError
@@ -84,9 +84,14 @@ def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> 
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_what_asks_for_nothing_is_no_fault() -> None:
-    DIALECT.parse({"prompt": "Once", "suffix": "", "best_of": 1, "echo": False, "logprobs": None})
-    DIALECT.parse({"prompt": "Once", "n": 3, "best_of": 3})
+@pytest.mark.parametrize(
+    ("neutral", "choices"),
+    [({"suffix": "", "best_of": 1, "echo": False, "logprobs": None}, 1), ({"n": 3, "best_of": 3}, 3)],
+)
+def test_values_that_ask_for_nothing_leave_the_request_as_it_is(neutral: dict[str, Any], choices: int) -> None:
+    call = DIALECT.parse({"prompt": "Once", **neutral})
+    plain = DIALECT.parse({"prompt": "Once", **({"n": choices} if choices > 1 else {})})
+    assert (call, call.choices, call.left_out) == (plain, choices, ())
 
 
 @st.composite

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from adapters.models.convert import convert_smollm2
+from adapters.models.pull import convert_smollm2
 from swarm.errors import ConfigError
 
 np = pytest.importorskip("numpy")

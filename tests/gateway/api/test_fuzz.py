@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -151,16 +151,15 @@ def check(http: httpx.Client, path: str, content: bytes) -> None:
         assert b"internal error" not in response.content
 
 
+@pytest.mark.property
 @pytest.mark.parametrize("path", _VALID)
 def test_any_body_gets_an_answer(running: Running, path: str) -> None:
     with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False) as http:
 
-        @settings(max_examples=60)
         @given(st.binary(max_size=40) | _JSON.map(lambda value: json.dumps(value).encode()))
         def anything(content: bytes) -> None:
             check(http, path, content)
 
-        @settings(max_examples=120)
         @given(st.dictionaries(st.sampled_from(_FIELDS) | _TEXT, _JSON, min_size=1, max_size=3))
         def one_field_changed(change: dict[str, Any]) -> None:
             check(http, path, json.dumps(_VALID[path] | change).encode())
@@ -170,10 +169,10 @@ def test_any_body_gets_an_answer(running: Running, path: str) -> None:
         running.rested(http)
 
 
+@pytest.mark.property
 def test_any_address_gets_an_answer(running: Running) -> None:
     with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False) as http:
 
-        @settings(max_examples=250)
         @given(
             method=st.sampled_from(_METHODS),
             address=_ANY_ADDRESS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.keys.rate import RequestRate
+from gateway.keys.ring import RequestRate
 
 
 class Clock:

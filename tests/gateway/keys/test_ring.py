@@ -14,7 +14,7 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
-from swarm.errors import AuthenticationError, ConfigError, OverloadedError
+from swarm.errors import AuthenticationError, ConfigError
 
 pytestmark = pytest.mark.anyio
 
@@ -141,14 +141,3 @@ async def test_uses_are_noted_beside_the_file(file: KeyFile) -> None:
     earlier = before - timedelta(days=1)
     file.note_used({used.id: earlier})
     assert file.last_used()[used.id] >= before
-
-
-def test_a_rate_is_kept_and_says_when_there_is_room(file: KeyFile) -> None:
-    _, text = file.create("app", requests_per_minute=2)
-    keys = ring(keys_file=file.path)
-    holder = keys.holder(text.encode())
-    keys.count(holder)
-    keys.count(holder)
-    with pytest.raises(OverloadedError) as caught:
-        keys.count(holder)
-    assert caught.value.code == "rate_limit_exceeded" and 0 < (caught.value.retry_after or 0) <= 60

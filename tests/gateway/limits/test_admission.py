@@ -52,11 +52,15 @@ class Users:
 
     async def _visit(self, name: str, to: Route, caller: Caller) -> None:
         try:
-            async with self.admission.place(to.name, to.settings, caller):
-                self.served.append(name)
-                await self._leave[name].wait()
+            release = await self.admission.enter(to.name, to.settings, caller)
         except OverloadedError as exc:
             self.refused.append((name, exc))
+            return
+        self.served.append(name)
+        try:
+            await self._leave[name].wait()
+        finally:
+            release()
 
     async def leave(self, name: str) -> None:
         self._leave[name].set()

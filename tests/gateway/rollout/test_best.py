@@ -209,17 +209,3 @@ async def test_a_winner_is_replayed_token_by_token(rig: server.Rig, open_route: 
         assert text_of(chunks) == said(decided)
         assert chunks[-1]["usage"]["completion_tokens"] == 5 and "pieces" not in chunks[-2]["choices"][0]
         assert chunks[-2]["swarm"]["reward"] == 16.0
-
-
-async def test_a_group_lost_to_a_weight_sync_gives_way_to_another(rig: server.Rig, open_route: OpenRoute) -> None:
-    gate = Gate(rig)
-    rig.vllm.script += [gate(plain([1]))]
-    async with open_route(acknowledge_seconds=5.0) as route:
-        asking = asyncio.create_task(answer(route, Policy()))
-        await reach(rig, lambda: gate.waiting == 1)
-        rig.controller.offline("killed by a test")
-        rig.controller.boot()
-        rig.controller.rollout_ready(server.ready(rig.vllm_address, 5))
-        decided = await asking
-        assert (decided.headers["x-swarm-policy-version"], decided.headers["x-swarm-trained"]) == ("5", "true")
-        await at_rest(rig, route)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from gateway.sessions.conversation import Conversation, DeliveredTurn, Scope
-from gateway.sessions.memory import Memory
+from gateway.sessions.conversation import Conversation, DeliveredTurn, Memory, Scope
 
 NOTHING = cast(Any, None)
 

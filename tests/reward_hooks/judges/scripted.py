@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from reward_hooks import Candidate, HookContext, Task
-from tests.gateway.stand_in import listening
+from tests.standins.vllm import listening
 
 _SHOWN = re.compile(r"----- (\w{10}) begin answer (\S+)\n(.*?)\n----- \1 end answer", re.DOTALL)
 _QUALITY = re.compile(r"quality (-?[\d.]+)")

@@ -12,9 +12,8 @@ from starlette.responses import JSONResponse
 
 from reward_hooks import Candidate, Task
 from reward_hooks.judges.client import Unparsable
-from reward_hooks.judges.judge import shortened, shown_answer
+from reward_hooks.judges.judge import DIGITS, json_of, means, score_of, shortened, shown_answer
 from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
-from reward_hooks.judges.reading import DIGITS, json_of, means, score_of
 from swarm.errors import HookError
 from tests.reward_hooks.judges.conftest import OpenJudge
 from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answer, answers, completion, context

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_hooks.judges.places import freed, orders_of
+from reward_hooks.judges.listwise import freed, orders_of
 
 SIZES = st.integers(1, 16)
 SEEDS = st.integers(0, 10_000)

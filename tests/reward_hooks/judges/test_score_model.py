@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
-from reward_hooks.judges.paths import JsonPath
+from reward_hooks.judges.score_model import JsonPath
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.judges.conftest import OpenJudge
 from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answer, answers, context

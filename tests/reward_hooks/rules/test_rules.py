@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reward_hooks import Candidate, HookContext, HookRunner, Task, load_hooks
 from reward_hooks.rules import Concise, Json, Matches, Repetition, Rule, Weighted
 from reward_hooks.rules.concise import score
-from reward_hooks.rules.repetition import distinct_share
+from reward_hooks.rules.text import distinct_share
 from swarm.errors import ConfigError
 
 QUESTION = "Why are Python strings immutable?"

@@ -493,7 +493,8 @@ class CollectionMachine(RuleBasedStateMachine):
                 assert getattr(row, what) == self.counts[name, what], what
 
 
+@pytest.mark.property
 @pytest.mark.parametrize("method", get_args(CollectionMethod))
 def test_the_collection_is_as_the_model_says(method: str) -> None:
     machine = type("Machine", (CollectionMachine,), {"method": cast("CollectionMethod", method)})
-    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=40))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
-from swarm.server.dataplane.calls import Members
+from swarm.server.dataplane.calls import EpisodeCall
 from swarm.server.journal.rows import CallRow, EndRow
 from swarm.tokens import ModelCall
 from tests.swarm.server.engine.test_controller import claim, rolling
@@ -34,7 +33,7 @@ async def test_a_call_that_is_not_on_disk_when_its_episode_ends_is_not_trained()
     controller = rolling(journal)
     (one,) = await claim(controller)
     episode = controller.pool.open(one.episode_uuid, one.key)
-    first, second = (Members(controller, [episode], Counter()) for _ in range(2))
+    first, second = (EpisodeCall(controller, [episode]) for _ in range(2))
     first.record({0: call(1)})
     await first.synced()
     journal.gate.clear()

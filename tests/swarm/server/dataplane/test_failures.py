@@ -10,7 +10,7 @@ import pytest
 from adapters.dialects import ChatDialect, CompletionsDialect, MessagesDialect, ResponsesDialect
 from swarm.errors import ContextLengthError
 from swarm.job import TrainJob
-from swarm.server.dataplane.failures import UpstreamRefusalError, too_long
+from swarm.server.dataplane.upstream import UpstreamRefusalError, too_long
 
 JOB = TrainJob(model="tiny", max_prompt_length=60, max_response_length=40)
 

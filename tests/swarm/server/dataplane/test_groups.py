@@ -144,27 +144,26 @@ async def test_an_abort_of_any_choice_repeats_the_whole_call(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "completion", "quarantined", "reason"),
+    ("first", "completion", "reasons"),
     [
-        ({"token_ids": [5]}, None, [True, False], "counts"),
-        ({"token_ids": None}, None, [True, False], "counts"),
-        ({"logprobs": {"content": [{"logprob": -9999.0}, {"logprob": -1.0}]}}, None, [True, False], "logprob_missing"),
-        ({}, 6, [True, True], "counts"),
-        ({"token_ids": [5]}, 9, [True, True], "counts"),
-        ({}, 5, [False, False], None),
+        ({"token_ids": [5]}, None, ["1 token ids, 2 log-probabilities", ""]),
+        ({"token_ids": None}, None, ["0 token ids, 2 log-probabilities", ""]),
+        ({"token_ids": [5, "6"]}, None, ["not a sequence of numbers", ""]),
+        ({"logprobs": {"content": [{"logprob": -9999.0}, {"logprob": -1.0}]}}, None, ["no log-probability", ""]),
+        ({}, 6, ["5 tokens in all choices but 6 by usage"] * 2),
+        ({"token_ids": [5]}, 9, ["1 token ids", "but 9 by usage"]),
+        ({}, 5, ["", ""]),
     ],
 )
 async def test_a_disagreement_concerns_the_choice_that_has_it_and_of_the_sum_all(
-    rig: Rig, first: dict[str, Any], completion: int | None, quarantined: list[bool], reason: str | None
+    rig: Rig, first: dict[str, Any], completion: int | None, reasons: list[str]
 ) -> None:
     choices = plain_choice([5, 6], index=0, **first), plain_choice([7, 8, 9], index=1)
     rig.vllm.script.append(several(*choices, completion=completion))
     group = await claim_group(rig)
     assert (await group.chat()).json()["choices"][0]["message"]["content"] == "t5 t6"
-    assert [bool(why) for why in group.quarantined] == quarantined
-    assert [bool(calls) for calls in group.sampled] == [not bad for bad in quarantined]
-    counted = rig.app.state.data_plane.quarantined
-    assert dict(counted) == ({reason: sum(quarantined)} if reason else {})
+    for why, reason, calls in zip(group.quarantined, reasons, group.sampled, strict=True):
+        assert reason in why and bool(why) == bool(reason) != bool(calls)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -179,7 +178,6 @@ async def test_a_picture_is_answered_and_its_group_never_trained(rig: Rig, strea
     assert rig.vllm.requests[0][1]["messages"] == messages
     assert group.sampled == [[], []]
     assert all("(image_url)" in why for why in group.quarantined)
-    assert dict(rig.app.state.data_plane.quarantined) == {"not_text": 2}
 
 
 async def test_an_answer_about_a_picture_is_not_continued_from_token_ids_alone(rig: Rig) -> None:
@@ -366,9 +364,8 @@ async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:
     events = await stream(group)
     assert events[-1]["error"]["code"] == "stream_cut" and "[DONE]" not in events
     assert texts(events[:-1])[1] == "t6 "
-    assert [bool(why) for why in group.quarantined] == [True, False]
+    assert ["could not be continued" in why for why in group.quarantined] == [True, False]
     assert group.sampled == [[], [[6]]]
-    assert dict(rig.app.state.data_plane.quarantined) == {"stream_cut": 1}
 
 
 # -------------------------------------------------------------------- leaving

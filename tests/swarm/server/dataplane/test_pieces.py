@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.server.dataplane.pieces import pieces_of
+from swarm.server.dataplane.answers import pieces_of
 from tests.swarm.server.conftest import Rig
 from tests.swarm.server.vllm import plain
 

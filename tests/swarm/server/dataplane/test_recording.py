@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -22,6 +23,14 @@ def answer(choices: list[dict[str, Any]], completion: int, prompt: int = 3) -> d
         "choices": choices,
         "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
     }
+
+
+def code_of(**changes: Any) -> str | None:
+    """What is wrong with an answer of one token, so changed."""
+    recorder = Recorder(0, 1)
+    recorder.add(answer([plain_choice([1], **changes)], 1))
+    (outcome,) = recorder.calls(0)
+    return outcome.code if isinstance(outcome, TokenTruthError) else None
 
 
 @given(st.lists(st.tuples(COUNTS, COUNTS), min_size=1, max_size=4), st.integers(-2, 2), st.integers(2, 4))
@@ -61,13 +70,16 @@ def test_chunks_in_any_order_give_what_one_answer_gives(tokens: list[list[int]],
 
 def test_values_that_are_no_log_probability_are_told() -> None:
     for value in (None, True, "x", float("nan"), float("inf"), -9999.0):
-        recorder = Recorder(0, 1)
-        recorder.add(answer([plain_choice([1], logprobs={"content": [{"logprob": value}]})], 1))
-        (outcome,) = recorder.calls(0)
-        assert isinstance(outcome, TokenTruthError) and outcome.code == "logprob_missing"
+        assert code_of(logprobs={"content": [{"logprob": value}]}) in ("logprob_missing", "not_numbers")
+    assert code_of(logprobs={"content": [{"logprob": 0}]}) is None
+
+
+@pytest.mark.parametrize("value", [1.5, None, "x", [1], 2**31, -(2**31) - 1, 2**64 - 1, 2**70])
+def test_values_that_are_no_token_id_are_told(value: Any) -> None:
+    assert code_of(token_ids=[value]) == "not_numbers"
     recorder = Recorder(0, 1)
-    recorder.add(answer([plain_choice([1], logprobs={"content": [{"logprob": 0}]})], 1))
-    assert isinstance(recorder.calls(0)[0], ModelCall)
+    recorder.add(answer([plain_choice([1])], 1) | {"prompt_token_ids": [1, 2, value]})
+    assert [getattr(outcome, "code", None) for outcome in recorder.calls(0)] == ["not_numbers"]
 
 
 def test_choices_of_different_prompts_are_no_group() -> None:

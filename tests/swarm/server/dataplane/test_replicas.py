@@ -11,8 +11,8 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from swarm.server.dataplane.failures import AbortedError, TransientError, UnreachableError
-from swarm.server.dataplane.replicas import Replicas, Route, prefix_of
+from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
+from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError
 
 pytestmark = pytest.mark.anyio
 
@@ -49,11 +49,11 @@ async def replicas(health: Health, monkeypatch: pytest.MonkeyPatch) -> AsyncGene
     await replicas.close()
 
 
-def route(replicas: Replicas, owner: object, prefix: bytes = b"p", addresses: list[str] = ADDRESSES) -> Route:
-    return Route(replicas, [owner], lambda: prefix, lambda: addresses)
+def route(replicas: Replicas, owner: object, prefix: bytes = b"p", addresses: list[str] = ADDRESSES) -> Placement:
+    return Placement(replicas, [owner], lambda: prefix, lambda: addresses)
 
 
-async def used(route: Route, samples: int = 1, error: Exception | None = None) -> str:
+async def used(route: Placement, samples: int = 1, error: Exception | None = None) -> str:
     """The address that a try of ``route`` goes to, and which fails with ``error``."""
     address = ""
     try:
@@ -108,7 +108,7 @@ async def test_an_episode_stays_where_it_is_however_full(replicas: Replicas) -> 
 
 async def test_members_of_a_group_share_its_home(replicas: Replicas) -> None:
     members = [Owner(), Owner(), Owner()]
-    async with Route(replicas, members, lambda: b"p", lambda: ADDRESSES).lease(3) as base_url:
+    async with Placement(replicas, members, lambda: b"p", lambda: ADDRESSES).lease(3) as base_url:
         home = base_url.removeprefix("http://").removesuffix("/v1")
     assert {await used(route(replicas, member, b"q")) for member in members} == {home}
 

@@ -8,11 +8,9 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-import anyio.lowlevel
 import pytest
 
-from swarm.server.dataplane.failures import TransientError, UnreachableError, UpstreamRefusalError
-from swarm.server.dataplane.upstream import Upstream
+from swarm.server.dataplane.upstream import TransientError, UnreachableError, Upstream, UpstreamRefusalError
 
 pytestmark = pytest.mark.anyio
 
@@ -199,16 +197,6 @@ async def test_a_stream_that_breaks_off_is_told(upstream: Upstream) -> None:
         assert got == [{"a": 1}]
 
 
-async def test_what_came_before_an_error_is_told_before_it(upstream: Upstream) -> None:
-    content = b'data: {"a": 1}\n\ndata: {"a": 2}\n\ndata: {"error": {"code": 500}}\n\ndata: [DONE]\n\n'
-    got: list[list[dict[str, Any]]] = []
-    async with Server(says("200 OK", content)) as server:
-        with pytest.raises(TransientError):
-            async for chunks in upstream.events(server.url, BODY):
-                got.append(chunks)
-    assert [chunk for together in got for chunk in together] == [{"a": 1}, {"a": 2}]
-
-
 async def test_nothing_is_told_after_the_end(upstream: Upstream) -> None:
     content = b'data: {"a": 1}\n\ndata: [DONE]\n\ndata: {"a": 2}\n\n'
     async with Server(says("200 OK", content)) as server:
@@ -216,17 +204,8 @@ async def test_nothing_is_told_after_the_end(upstream: Upstream) -> None:
 
 
 @pytest.mark.parametrize(("status", "well"), [("200 OK", True), ("503 Busy", False)])
-async def test_a_replica_set_aside_comes_back_by_its_health(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, status: str, well: bool
-) -> None:
-    monkeypatch.setattr("swarm.server.dataplane.replicas._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("swarm.server.dataplane.replicas._LONGEST_PAUSE", 0.002)
+async def test_a_replica_is_healthy_if_it_says_so(upstream: Upstream, status: str, well: bool) -> None:
     async with Server(says(status, b"")) as server:
-        replicas = upstream.replicas
-        replicas.follow([server.address])
-        replicas.set_aside(await replicas.choose([upstream], lambda: b"p", 1), "a test")
-        async with asyncio.timeout(10):
-            while len(server.heads) < 3 and not replicas.rows()[0].healthy:
-                await anyio.lowlevel.checkpoint()
-        assert replicas.rows()[0].healthy is well
+        assert await upstream.is_healthy(server.address) is well
         assert server.heads[0].startswith("get /health ")
+    assert not await upstream.is_healthy(server.address)

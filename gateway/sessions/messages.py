@@ -1,4 +1,4 @@
-"""Digests of a conversation's messages, which show that a request continues a delivered answer.
+"""What messages mean: digests, which show that a request continues a delivered answer, and the similarity of texts.
 
 Invariant: two conversations have one digest exactly when they mean the same, whatever form a client gave an answer when
 it sent it back (parts for a string, absent for null, other white space or field order in a call's arguments).
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, cast
 
 import orjson
@@ -18,6 +20,10 @@ import orjson
 _INSTRUCTIONS = frozenset({"system", "developer"})
 _BYTES = 16
 _START = b"\0" * _BYTES
+_WORD = re.compile(r"\w+|[^\w\s]")
+_WORDS = 200
+#: Below it a text is a different one, not an edit.
+_EDITED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,21 @@ def text_of(message: Mapping[str, Any]) -> str:
     parts = cast("list[Any]", content) if isinstance(content, list) else []
     texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def similarity(one: str, other: str, least: float = _EDITED) -> float:
+    """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
+    most 200 words of each, or 0 where it is below ``least``."""
+    words, others = words_of(one), words_of(other)
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
+    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
+    ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0
+    return ratio if ratio >= least else 0.0
+
+
+def words_of(text: str) -> list[str]:
+    """The first words of a text, in lower case."""
+    return _WORD.findall(text[: _WORDS * 40].lower())[:_WORDS]
 
 
 def size_of(value: object) -> int:
