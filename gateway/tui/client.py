@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
 
-import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.tui.format import printable
 from gateway.tui.targets import Kind, Target
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.protocol import ServerStatus
 
 StatusT = TypeVar("StatusT", bound=BaseModel)
@@ -25,7 +26,6 @@ StatusT = TypeVar("StatusT", bound=BaseModel)
 STEPS = 300
 #: Seconds that a response may take beyond those that the server was asked to wait.
 DEADLINE = 10.0
-_CONNECT = 5.0
 #: Characters of a server's own message that are shown.
 _MAX_MESSAGE = 300
 
@@ -143,30 +143,31 @@ class StatusClient(Generic[StatusT]):
     def __init__(self, target: Target, model: type[StatusT]) -> None:
         self._target = target
         self._model = model
-        headers = {"authorization": f"Bearer {target.secret}"} if target.secret else {}
-        self._http = httpx.AsyncClient(headers={"accept": "application/json", **headers}, trust_env=False)
+        self._headers = {"accept": "application/json"}
+        if target.secret:
+            self._headers["authorization"] = f"Bearer {target.secret}"
+        self._http = HttpClient()
 
     async def get(self, query: Mapping[str, int | float] | None = None, wait: float = 0.0) -> StatusT | Trouble:
         """The status, within ``wait`` plus :data:`DEADLINE` seconds."""
         target, limit = self._target, wait + DEADLINE
+        url = target.status_url + (f"?{urlencode(query)}" if query else "")
         try:
             async with asyncio.timeout(limit):
-                response = await self._send(query, limit)
-            if response.status_code >= 400:
-                return _error_status(target, response)
-            data = json.loads(response.content)
+                answer = await self._http.request("GET", url, None, self._headers)
+            if answer.status >= 400:
+                return _error_status(target, answer)
+            data = json.loads(answer.content)
             if not isinstance(data, dict):
                 return _nonsense(target, "the answer is not a JSON object")
             return self._model.model_validate({name: data[name] for name in self._model.model_fields if name in data})
-        except httpx.ConnectTimeout as exc:
-            return _away(target, exc)
-        except (TimeoutError, httpx.TimeoutException):
+        except TimeoutError:
             return Trouble(
                 Reason.SILENT,
                 f"{target.address} accepts the request and does not answer within {limit:.0f} s: is it overloaded or "
                 "stopped?",
             )
-        except httpx.RequestError as exc:
+        except ConnectionBrokenError as exc:
             return _away(target, exc)
         except ValidationError as exc:
             return _nonsense(target, f"the answer has {exc.error_count()} wrong fields")
@@ -176,17 +177,9 @@ class StatusClient(Generic[StatusT]):
             # a defect concerns this server alone: the others are still watched
             return unexpected(target, exc)
 
-    async def _send(self, query: Mapping[str, int | float] | None, limit: float) -> httpx.Response:
-        timeout = httpx.Timeout(limit, connect=_CONNECT)
-        try:
-            return await self._http.get(self._target.status_url, params=query, timeout=timeout)
-        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-            # a kept-alive connection breaks when its server restarted
-            return await self._http.get(self._target.status_url, params=query, timeout=timeout)
-
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http.close()
 
 
 def unexpected(target: Target, error: Exception) -> Trouble:
@@ -194,8 +187,8 @@ def unexpected(target: Target, error: Exception) -> Trouble:
     return _nonsense(target, f"{type(error).__name__}: {error}")
 
 
-def _error_status(target: Target, response: httpx.Response) -> Trouble:
-    message, status = _message_of(response), response.status_code
+def _error_status(target: Target, answer: Answer) -> Trouble:
+    message, status = _message_of(answer), answer.status
     if status in (401, 403):
         return Trouble(Reason.REFUSED, _refused(target, message))
     if status >= 500 or status == 429:
@@ -203,20 +196,21 @@ def _error_status(target: Target, response: httpx.Response) -> Trouble:
     return _nonsense(target, f"HTTP {status}: {message}")
 
 
-def _message_of(response: httpx.Response) -> str:
+def _message_of(answer: Answer) -> str:
     try:
-        body: Any = response.json()
+        body: Any = json.loads(answer.content)
     except (ValueError, RecursionError):
         body = None
     error: Any = (body.get("error") or body.get("detail")) if isinstance(body, dict) else None
-    return _clean(str(error.get("message") if isinstance(error, dict) else error or response.text))
+    text = answer.content.decode(errors="replace")
+    return _clean(str(error.get("message") if isinstance(error, dict) else error or text))
 
 
 def _clean(text: str) -> str:
     return printable(" ".join(text[: 10 * _MAX_MESSAGE].split()))[:_MAX_MESSAGE]
 
 
-def _away(target: Target, error: httpx.RequestError) -> Trouble:
+def _away(target: Target, error: ConnectionBrokenError) -> Trouble:
     why = _clean(str(error) or type(error).__name__)
     start = "swarm-gateway swarm start" if target.kind is Kind.SWARM else "swarm-gateway serve"
     message = f"no {target.kind} answers at {target.address} ({why}): start it (`{start}`)"

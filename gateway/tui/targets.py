@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-import httpx
+from urllib.parse import urlsplit
 
 from swarm.errors import ConfigError
 
@@ -33,18 +32,20 @@ class Target:
     """One server; ``secret`` is a swarm server's token or a gateway's key, or empty."""
 
     kind: Kind
-    url: httpx.URL
+    url: str = field(repr=False)
     secret: str = field(default="", repr=False)
 
     @property
     def status_url(self) -> str:
         """``/status`` below the address."""
-        return f"{str(self.url).rstrip('/')}/status"
+        # a user and a password in the address and a secret would be two credentials
+        return f"{self.address if self.secret else self.url}/status"
 
     @property
     def address(self) -> str:
         """``http://host:port/prefix`` for display: without user and password."""
-        return str(self.url.copy_with(userinfo=b"")).rstrip("/")
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     @property
     def name(self) -> str:
@@ -85,11 +86,12 @@ def _of_kind(kind: Kind, urls: Sequence[str], secrets: Sequence[str], option: st
     return [Target(kind, _parse_url(kind, url), secret) for url, secret in zip(urls, each, strict=True)]
 
 
-def _parse_url(kind: Kind, text: str) -> httpx.URL:
+def _parse_url(kind: Kind, text: str) -> str:
     try:
-        url = httpx.URL(text if "://" in text else f"http://{text}")
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        url, valid = None, False
+    if url is None or not valid:
         raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {kind.default_url}")
-    return url.copy_with(path=url.path.rstrip("/") or "/", query=None, fragment=None)
+    return url._replace(path=url.path.rstrip("/"), query="", fragment="").geturl()

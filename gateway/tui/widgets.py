@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.console import JustifyMethod
 from rich.text import Text
 from textual import events
@@ -77,12 +78,14 @@ class Grid(DataTable[Text]):
         x, y = self.scroll_offset
         self.clear(columns=True)
         sides: list[JustifyMethod] = ["right" if title.startswith(">") else "left" for title in table.columns]
-        for title, side in zip(table.columns, sides, strict=True):
-            self.add_column(Text(title.removeprefix(">"), justify=side))
-        for row in table.rows:
+        titles = [title.removeprefix(">") for title in table.columns]
+        rows = [[short(cell, _CELL) for cell in row.cells] for row in table.rows]
+        for title, side, cells in zip(titles, sides, zip(titles, *rows, strict=True), strict=True):
+            # textual measures columns later, and at times not at all once rows were replaced
+            self.add_column(Text(title, justify=side), width=max(1, *map(cell_len, cells)))
+        for row, cells in zip(table.rows, rows, strict=True):
             style = _CELL_STYLES[row.style]
-            cells = (Text(short(cell, _CELL), style, justify=side) for cell, side in zip(row.cells, sides, strict=True))
-            self.add_row(*cells)
+            self.add_row(*(Text(cell, style, justify=side) for cell, side in zip(cells, sides, strict=True)))
         self.scroll_to(x, y, animate=False)
 
 
