@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.replay.output import bar, print_report
+from gateway.replay.output import bar, print_report, write_report
 from gateway.replay.plot import smooth
 from gateway.replay.report import (
     Report,
@@ -14,7 +14,6 @@ from gateway.replay.report import (
     percentile,
     points_of_steps,
     read_report,
-    write_report,
 )
 from gateway.replay.senders import Outcome
 from swarm.errors import ConfigError
