@@ -1,7 +1,6 @@
 """Token data as bytes and back.
 
-Invariant: exact: each array is stored as its raw bytes, after one byte that names their type. Earlier versions stored
-log-probabilities as doubles and some ids in wider integers; those rows are still read.
+Invariant: exact: each array is stored as its raw bytes, after one byte that names their type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 import math
-import struct
 
-import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,15 +70,3 @@ def test_what_json_has_no_form_for_is_written_all_the_same() -> None:
 
 def test_sqlite_takes_any_text_that_is_clean() -> None:
     assert clean("ß\ud800x").encode() == "ß?x".encode()
-
-
-def test_rows_of_earlier_versions_are_still_read() -> None:
-    """They hold log-probabilities as doubles, masks as bytes, and ids that needed it as 64-bit integers."""
-    wide, ids = b"q" + struct.pack("<2q", 1, 2), b"i" + struct.pack("<2i", 3, 150_000)
-    doubles, mask = b"d" + struct.pack("<2d", -0.5, 0.0), b"B\x01\x00"
-    call = unpack_call("a", msgpack.packb([wide, ids, doubles, 1, 2, "stop"]))
-    assert (call.prompt_ids.tolist(), call.response_ids.tolist()) == ([1, 2], [3, 150_000])
-    assert call.logprobs.tolist() == [-0.5, 0.0]
-    line = [wide, ids, mask, doubles, 1, 2, 1]
-    (timeline,) = unpack_trajectory("e", msgpack.packb(["t", 1.0, 1, {}, [line]]), None).timelines
-    assert (timeline.response_ids.tolist(), timeline.response_mask.tolist()) == ([3, 150_000], [True, False])
