@@ -12,7 +12,8 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from tests.gateway.stand_in import Swarm, listening
+from tests.standins.swarm import Swarm
+from tests.standins.vllm import listening
 
 #: Longer answers are better; the reward of k words is k / 10.
 REWARD = """

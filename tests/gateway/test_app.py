@@ -20,7 +20,7 @@ from gateway.config import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway, write_hooks
-from tests.gateway.stand_in import Swarm
+from tests.standins.swarm import Swarm
 from tests.swarm.http.references import references
 
 pytestmark = pytest.mark.anyio

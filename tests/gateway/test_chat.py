@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, completion, error
+from tests.standins.swarm import Swarm, completion, error
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,8 @@ from starlette.routing import Route
 
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, completion, error, listening
+from tests.standins.swarm import Swarm, completion, error
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 

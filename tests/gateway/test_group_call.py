@@ -18,7 +18,8 @@ from swarm.errors import UpstreamError
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import MODEL, Swarm, completion, error, listening
+from tests.standins.swarm import MODEL, Swarm, completion, error
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 

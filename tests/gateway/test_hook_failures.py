@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 

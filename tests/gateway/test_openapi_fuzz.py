@@ -38,20 +38,20 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import until_async
-from tests.swarm.server.conftest import JOB, ready
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     PROMPT,
     ScriptedVllm,
     completion_chunk,
     of,
     plain,
     role_chunk,
-    serving,
     streamed,
     token_chunk,
     told,
     usage_chunk,
 )
+from tests.standins.vllm import listening as serving
+from tests.swarm.server.conftest import JOB, ready
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

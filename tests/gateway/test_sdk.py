@@ -10,7 +10,7 @@ import openai
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from tests.gateway.stand_in import Swarm, completion, error
+from tests.standins.swarm import Swarm, completion, error
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,8 @@ from reward_hooks.offline import OfflineConfig
 from swarm.protocol import ServerStatus
 from swarm.server.journal.export import ExportState, export
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import listening
+from tests.standins.vllm import listening, plain_choice, several
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain_choice, several
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 

@@ -20,6 +20,7 @@ from swarm.job import TrainJob
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import JOB, REWARD
 from tests.kill.invariants import lines
+from tests.standins.engine import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -211,7 +212,7 @@ class Users:
 def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RESILIENCE_FOLDER", str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
     users = Users(4)
     steps: list[str] = []

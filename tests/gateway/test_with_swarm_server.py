@@ -15,12 +15,10 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.observability.logs import TextFormatter
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import listening
-from tests.swarm.server import conftest as server
-from tests.swarm.server.dataplane.test_raw import told
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
+    listening,
     plain,
     plain_choice,
     role_chunk,
@@ -30,6 +28,8 @@ from tests.swarm.server.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.swarm.server import conftest as server
+from tests.swarm.server.dataplane.test_raw import told
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.states import EpisodeState
 from tests.kill.harness import VICTIMS, Harness
 from tests.kill.invariants import violations
 from tests.kill.proxy import FAULTS
@@ -34,4 +35,4 @@ async def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path) -> None:
     assert outcome.faults.keys() >= FAULTS.keys()
     assert len(outcome.witnesses.acknowledged) > KILLS
     assert report["steps"] > 0
-    assert report["journal"]["TRAINED"] > 0
+    assert report["journal"][EpisodeState.TRAINED] > 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from tests.gateway.stand_in import completion
+from tests.standins.swarm import completion
 
 Scripted = Callable[[dict[str, Any], int], Awaitable[Response]]
 

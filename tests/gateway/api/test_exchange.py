@@ -20,7 +20,8 @@ from gateway.api.exchange import Exchange, Rendering
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, completion, error, listening
+from tests.standins.swarm import Swarm, completion, error
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 

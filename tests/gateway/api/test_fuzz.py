@@ -24,7 +24,8 @@ from starlette.routing import Route
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import Swarm, completion, listening
+from tests.standins.swarm import Swarm, completion
+from tests.standins.vllm import listening
 
 _SECONDS = 60.0
 _JSON = st.recursive(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.gateway.api.conftest import calling, saying
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, error
+from tests.standins.swarm import Swarm, error
 
 pytestmark = pytest.mark.anyio
 

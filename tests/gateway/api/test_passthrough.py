@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, listening
+from tests.standins.swarm import Swarm
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from tests.gateway.api.conftest import LOOK, calling, saying
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, error
+from tests.standins.swarm import Swarm, error
 
 pytestmark = pytest.mark.anyio
 

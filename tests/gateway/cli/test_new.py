@@ -16,7 +16,8 @@ from gateway.cli.root import app
 from gateway.config import GatewayConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.job import parse_job
-from tests.gateway.stand_in import Swarm, listening
+from tests.standins.swarm import Swarm
+from tests.standins.vllm import listening
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.keys.store import KeyFile
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 

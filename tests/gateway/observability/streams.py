@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tests.gateway.stand_in import MODEL, by_number
+from tests.standins.swarm import MODEL, by_number
 
 
 async def streamed(body: dict[str, Any], number: int) -> Response:

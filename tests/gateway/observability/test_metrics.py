@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.observability.streams import streamed
 from tests.gateway.observability.test_metrics import scrape
-from tests.gateway.stand_in import Swarm, error
+from tests.standins.swarm import Swarm, error
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from gateway.observability import tracing
 from gateway.observability.logs import JsonFormatter
 from tests.gateway.conftest import REWARD, OpenGateway
 from tests.gateway.observability.streams import streamed
-from tests.gateway.stand_in import Swarm, error
+from tests.standins.swarm import Swarm, error
 
 pytestmark = pytest.mark.anyio
 

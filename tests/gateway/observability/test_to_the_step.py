@@ -15,7 +15,7 @@ from gateway.config import GatewayConfig
 from swarm.server.journal.export import export
 from swarm.types import StepResult
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import listening
+from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from gateway.observability import tracing
 from swarm.errors import ConfigError
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.observability.streams import streamed
-from tests.gateway.stand_in import Swarm
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 

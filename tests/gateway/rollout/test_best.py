@@ -15,8 +15,8 @@ from gateway.rollout.swarm import Training
 from gateway.types import Decided
 from swarm.errors import UpstreamError
 from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, asking, at_rest, chunks_of, text_of
+from tests.standins.vllm import plain, status
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain, status
 
 pytestmark = pytest.mark.anyio
 

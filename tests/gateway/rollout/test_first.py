@@ -17,8 +17,8 @@ from gateway.types import Decided, Live
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from tests.gateway.rollout.conftest import Judge, OpenRoute, asking, at_rest, chunks_of, text_of
 from tests.gateway.rollout.test_best import Gate, reach
+from tests.standins.vllm import Step, plain, role_chunk, status, streamed, token_chunk, usage_chunk
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import Step, plain, role_chunk, status, streamed, token_chunk, usage_chunk
 
 pytestmark = pytest.mark.anyio
 

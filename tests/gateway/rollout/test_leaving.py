@@ -14,8 +14,8 @@ from gateway.rollout.policy import Policy
 from gateway.sessions.conversation import Closing
 from gateway.types import Decided, Live
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
+from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk
 
 pytestmark = pytest.mark.anyio
 

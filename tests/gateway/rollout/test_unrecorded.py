@@ -15,8 +15,8 @@ from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of, text_of
 from tests.gateway.rollout.test_best import reach
 from tests.gateway.rollout.test_first import SAID
+from tests.standins.vllm import plain, role_chunk, status, token_chunk
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain, role_chunk, status, token_chunk
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, Response
 from gateway.app import create_app
 from gateway.config import load_config
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import Swarm, completion, listening
+from tests.standins.swarm import Swarm, completion
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"

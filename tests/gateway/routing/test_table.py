@@ -23,7 +23,8 @@ from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from tests.gateway.conftest import REWARD, write_hooks
-from tests.gateway.stand_in import Swarm, completion, listening
+from tests.standins.swarm import Swarm, completion
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"

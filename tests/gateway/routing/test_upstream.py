@@ -20,7 +20,8 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.upstream import Upstream
 from gateway.types import Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
-from tests.gateway.stand_in import completion, error, listening
+from tests.standins.swarm import completion, error
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"

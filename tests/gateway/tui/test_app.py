@@ -18,10 +18,9 @@ from swarm.server.config import ServerConfig
 from swarm.states import EngineState
 from swarm.types import StepResult
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import listening
 from tests.gateway.tui.conftest import watching
+from tests.standins.vllm import listening, plain
 from tests.swarm.server import conftest as server
-from tests.swarm.server.vllm import plain
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,8 @@ from gateway.tui.client import GatewayStatus, Reason, StatusClient, Trouble
 from gateway.tui.targets import Kind, make_targets
 from swarm.protocol import ServerStatus
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, listening
+from tests.standins.swarm import Swarm
+from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio

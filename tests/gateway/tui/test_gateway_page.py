@@ -13,8 +13,9 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.stand_in import Swarm, error, listening
 from tests.gateway.tui.conftest import watching
+from tests.standins.swarm import Swarm, error
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,8 @@ from gateway.tui.app import MonitorApp
 from gateway.tui.client import GatewayStatus
 from gateway.tui.targets import make_targets
 from swarm.protocol import ServerStatus
-from tests.gateway.stand_in import listening
 from tests.gateway.tui.conftest import watching
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 

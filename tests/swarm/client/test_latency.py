@@ -19,8 +19,8 @@ from swarm.client import SwarmClient
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
+from tests.standins.vllm import listening as serving
 from tests.swarm.client.test_with_server import JOB, READY, Swarm
-from tests.swarm.server.vllm import serving
 
 BOUND = 0.050
 TRIES, CLIENTS = 7, 4

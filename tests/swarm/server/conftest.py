@@ -20,7 +20,8 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.tokens import as_lists
-from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
+from tests.standins.vllm import ENGINE_MODEL, ScriptedVllm
+from tests.standins.vllm import listening as serving
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_response_length=100, temperature=0.9)
 

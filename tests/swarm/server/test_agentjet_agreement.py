@@ -17,10 +17,11 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
 from tests.standins import engine
+from tests.standins.vllm import ScriptedVllm
+from tests.standins.vllm import listening as serving
 from tests.swarm.server.agentjet_client import AgentJetClient, AprilClient
 from tests.swarm.server.batching.conftest import Clock
 from tests.swarm.server.test_agentjet_conformance import ROOT, Swarm, eventually, job_config, rollout, run, served
-from tests.swarm.server.vllm import ScriptedVllm, serving
 
 pytestmark = pytest.mark.anyio
 ANY, ALL = "rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight"

@@ -19,8 +19,9 @@ from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
 from swarm.types import StepResult
 from tests.standins import engine
+from tests.standins.vllm import ENGINE_MODEL, ScriptedVllm
+from tests.standins.vllm import listening as serving
 from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient
-from tests.swarm.server.vllm import ENGINE_MODEL, ScriptedVllm, serving
 from tests.swarm.test_agentjet import composed
 
 pytestmark = pytest.mark.anyio

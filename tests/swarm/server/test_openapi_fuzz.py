@@ -27,8 +27,9 @@ from starlette.routing import Route
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from tests.standins.vllm import ScriptedVllm, told
+from tests.standins.vllm import listening as serving
 from tests.swarm.server.conftest import JOB, ready
-from tests.swarm.server.vllm import ScriptedVllm, serving, told
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.sync.limits import ArchiveLimits
-from tests.swarm.server.vllm import serving
+from tests.standins.vllm import listening as serving
 from tests.swarm.sync.making import zipped
 
 pytestmark = pytest.mark.anyio

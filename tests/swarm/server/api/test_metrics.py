@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.types import StepResult
+from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig, ready
-from tests.swarm.server.vllm import plain
 
 pytestmark = pytest.mark.anyio
 

@@ -13,16 +13,8 @@ from msgspec import structs
 
 from swarm.credentials import TokenFile
 from swarm.states import EngineState
+from tests.standins.vllm import ENGINE_MODEL, completion_chunk, role_chunk, status, streamed, token_chunk, usage_chunk
 from tests.swarm.server.conftest import JOB, Rig, ready
-from tests.swarm.server.vllm import (
-    ENGINE_MODEL,
-    completion_chunk,
-    role_chunk,
-    status,
-    streamed,
-    token_chunk,
-    usage_chunk,
-)
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ import pytest
 from swarm.credentials import TokenFile
 from swarm.protocol import ServerStatus
 from swarm.types import StepResult
+from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig, ready
-from tests.swarm.server.vllm import plain
 
 pytestmark = pytest.mark.anyio
 

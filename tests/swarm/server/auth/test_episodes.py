@@ -10,8 +10,8 @@ import pytest
 
 from swarm.credentials import TokenFile
 from swarm.server.auth.scopes import ControlRoute
+from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
-from tests.swarm.server.vllm import plain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("overrides", [{"anonymous": True}])]
 

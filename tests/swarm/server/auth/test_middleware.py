@@ -21,7 +21,7 @@ from swarm.server.auth.middleware import check_exposure
 from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
-from tests.swarm.server.vllm import serving
+from tests.standins.vllm import listening as serving
 
 SCOPES: tuple[TokenScope, ...] = ("read", "claim", "admin")
 

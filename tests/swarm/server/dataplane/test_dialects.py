@@ -13,8 +13,7 @@ import pytest
 from starlette.responses import JSONResponse
 
 from swarm.server.engine.controller import Controller
-from tests.swarm.server.conftest import Claimed, Rig
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     ENGINE_MODEL,
     PROMPT,
     completion_chunk,
@@ -26,6 +25,7 @@ from tests.swarm.server.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.swarm.server.conftest import Claimed, Rig
 
 pytestmark = pytest.mark.anyio
 

@@ -12,19 +12,19 @@ import pytest
 from swarm.http.serve import bind
 from swarm.link.messages import RolloutReady
 from swarm.states import EngineState
-from tests.swarm.server.conftest import Rig, ready
-from tests.swarm.server.dataplane.group import claim_group
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     ENGINE_MODEL,
     ScriptedVllm,
     plain,
     role_chunk,
-    serving,
     status,
     streamed,
     token_chunk,
     usage_chunk,
 )
+from tests.standins.vllm import listening as serving
+from tests.swarm.server.conftest import Rig, ready
+from tests.swarm.server.dataplane.group import claim_group
 
 pytestmark = pytest.mark.anyio
 

@@ -99,6 +99,7 @@ def test_other_refusals_are_none() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs the cpu extra")
+@pytest.mark.filterwarnings("ignore:The distutils package is deprecated")  # torch imports it
 def test_these_are_the_words_of_the_vllm_that_is_installed() -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.renderers.params import TokenizeParams

@@ -11,9 +11,7 @@ import pytest
 
 from swarm.errors import UnavailableError
 from swarm.server.engine.controller import Controller
-from tests.swarm.server.conftest import Rig
-from tests.swarm.server.dataplane.group import ClaimedGroup, claim_group, read
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
     logprob,
@@ -27,6 +25,8 @@ from tests.swarm.server.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.swarm.server.conftest import Rig
+from tests.swarm.server.dataplane.group import ClaimedGroup, claim_group, read
 
 pytestmark = pytest.mark.anyio
 

@@ -14,10 +14,9 @@ import pytest
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from tests.gateway.conftest import write_hooks
-from tests.gateway.stand_in import listening
+from tests.standins.vllm import listening, of, plain, role_chunk, token_chunk
 from tests.swarm.server.conftest import Rig
 from tests.swarm.server.dataplane.group import claim_group
-from tests.swarm.server.vllm import of, plain, role_chunk, token_chunk
 
 pytestmark = pytest.mark.anyio
 

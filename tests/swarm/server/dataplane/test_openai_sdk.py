@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 import openai
 import pytest
 
-from tests.swarm.server.conftest import Claimed, Rig
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     ENGINE_MODEL,
     PROMPT,
     completion_chunk,
@@ -18,6 +17,7 @@ from tests.swarm.server.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.swarm.server.conftest import Claimed, Rig
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.server.dataplane.answers import pieces_of
+from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
-from tests.swarm.server.vllm import plain
 
 pytestmark = pytest.mark.anyio
 

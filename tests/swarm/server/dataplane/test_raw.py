@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.standins.vllm import ENGINE_MODEL, PROMPT, completion_chunk, logprob, streamed, told, usage_chunk
 from tests.swarm.server.conftest import Claimed, Rig
 from tests.swarm.server.dataplane.group import claim_group
-from tests.swarm.server.vllm import ENGINE_MODEL, PROMPT, completion_chunk, logprob, streamed, told, usage_chunk
 
 pytestmark = pytest.mark.anyio
 

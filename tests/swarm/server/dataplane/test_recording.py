@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from swarm.errors import TokenTruthError
 from swarm.server.dataplane.recording import Recorder
 from swarm.tokens import ModelCall
-from tests.swarm.server.vllm import plain_choice
+from tests.standins.vllm import plain_choice
 
 COUNTS = st.integers(0, 4)
 

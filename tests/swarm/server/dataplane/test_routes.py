@@ -11,9 +11,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from tests.standins.vllm_rules import VllmRules
-from tests.swarm.server.conftest import JOB, Rig, ready
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     ENGINE_MODEL,
     PROMPT,
     logprob,
@@ -24,6 +22,8 @@ from tests.swarm.server.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.standins.vllm_rules import VllmRules
+from tests.swarm.server.conftest import JOB, Rig, ready
 
 pytestmark = pytest.mark.anyio
 

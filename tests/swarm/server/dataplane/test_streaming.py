@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.swarm.server.conftest import Claimed, Rig, ready
-from tests.swarm.server.vllm import (
+from tests.standins.vllm import (
     PROMPT,
     chat_chunk,
     completion_chunk,
@@ -22,6 +21,7 @@ from tests.swarm.server.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.swarm.server.conftest import Claimed, Rig, ready
 
 pytestmark = pytest.mark.anyio
 
