@@ -5,12 +5,8 @@ The fast suite runs property tests with few examples and leaves out :data:`HEAVY
 
 from __future__ import annotations
 
-import importlib
 import signal
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -26,23 +22,6 @@ HEAVY = (
 )
 #: The fast suite divides the number of examples of a property test by this.
 _FEWER = 10
-
-
-class LazyModule(ModuleType):
-    """A package that is imported when a test first uses it; most workers run no test that does."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and name != "__path__":  # pytest looks for such in all that a test module has
-            raise AttributeError(name)
-        del sys.modules[self.__name__]
-        real = importlib.import_module(self.__name__)
-        self.__dict__.update(vars(real))
-        return getattr(real, name)
-
-
-# the SDKs take each worker as long to import as all of ours together
-for sdk in ("anthropic", "openai"):
-    sys.modules.setdefault(sdk, LazyModule(sdk))
 
 # a shell that runs the tests in the background has SIGINT ignored for them, and so for every process they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
