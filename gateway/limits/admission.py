@@ -1,8 +1,8 @@
 """Admission: a semaphore and a bounded queue per route, and a semaphore per key that has a bound of its own.
 
-Invariant: a route serves at most ``max_in_flight`` requests at once and lets at most ``max_queued`` wait, each for at
-most ``queue_seconds``; no place is lost, however its holder leaves. A reload that changes ``max_in_flight`` counts the
-requests of the old bound apart until they have ended.
+Invariant: a route serves at most ``max_in_flight`` requests at once and lets at most ``max_queued`` wait, as many for
+each key's own place, each for at most ``queue_seconds``; no place is lost, however its holder leaves. A reload that
+changes ``max_in_flight`` counts the requests of the old bound apart until they have ended.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Admission:
 
     _loads: dict[str, Load] = field(default_factory=dict[str, Load])
     _places: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict[tuple[str, int], asyncio.Semaphore])
+    #: by key, only for its queue
+    _keys: dict[str, Load] = field(default_factory=dict[str, Load])
 
     def load(self, route: str) -> Load:
         """How full the route of that name is now."""
@@ -58,32 +60,35 @@ class Admission:
             OverloadedError: too many wait already, or the wait took ``queue_seconds``; ``retry_after`` is an estimate.
         """
         load = self.load(route)
-        places = [self._semaphore(f"route {route}", settings.max_in_flight)]
-        if caller.max_in_flight is not None:
-            # first, so that a request that waits for its key takes no place of the route
-            places.insert(0, self._semaphore(f"key {caller.key_id}", caller.max_in_flight))
         held: list[asyncio.Semaphore] = []
 
         def free() -> None:
             for place in held:
                 place.release()
 
-        waits = any(place.locked() for place in places)
-        if waits and load.queued >= settings.max_queued:
-            raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {load.queued} wait")
-        load.queued += waits
+        async def take(place: asyncio.Semaphore, queue: Load) -> None:
+            waits = place.locked()
+            if waits and queue.queued >= settings.max_queued:
+                raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {queue.queued} wait")
+            queue.queued += waits
+            try:
+                await place.acquire()
+            finally:
+                queue.queued -= waits
+            held.append(place)
+
         try:
-            async with asyncio.timeout(settings.queue_seconds if waits else None):
-                for place in places:
-                    await place.acquire()
-                    held.append(place)
+            async with asyncio.timeout(settings.queue_seconds):
+                if caller.max_in_flight is not None:
+                    # first, so that a request that waits for its key takes no place of the route, nor of its queue
+                    key = self._semaphore(f"key {caller.key_id}", caller.max_in_flight)
+                    await take(key, self._keys.setdefault(caller.key_id, Load()))
+                await take(self._semaphore(f"route {route}", settings.max_in_flight), load)
         except BaseException as exc:
             free()
             if isinstance(exc, TimeoutError):
                 raise _overloaded(load, settings, f"no place within {settings.queue_seconds:g} s") from None
             raise
-        finally:
-            load.queued -= waits
         load.in_flight += 1
         started = time.monotonic()
 

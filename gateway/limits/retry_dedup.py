@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _REMEMBERED_SECONDS = 20.0
 _REMEMBERED_MOST = 128
+#: Parts of a stream beyond which nobody joins it any more, and it is not remembered.
+_MOST_PARTS = 20_000
 _SECONDS = re.compile(r"\d{1,9}(\.\d*)?|\d+e-\d+")
 #: A caller with an idempotency key who hangs up has so long to come back.
 _KEYED_GRACE = 5.0
@@ -141,14 +143,18 @@ class RetryDedup:
 
     def _ended(self, shared: _Shared) -> None:
         self._running.discard(shared)
-        if not shared.joinable and self._known.get(shared.key) is shared:
+        if self._known.get(shared.key) is not shared:
+            return
+        if shared.joinable:
+            asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget_old)
+        else:
             del self._known[shared.key]
 
     def _forget_old(self) -> None:
         oldest = asyncio.get_running_loop().time() - _REMEMBERED_SECONDS
         over = [one for one in self._known.values() if one.over_at is not None]
         for number, one in enumerate(over, start=_REMEMBERED_MOST - len(over)):
-            if number < 0 or not one.joinable or (one.over_at or 0.0) < oldest:
+            if number < 0 or not one.joinable or (one.over_at or 0.0) <= oldest:
                 del self._known[one.key]
 
     async def __aenter__(self) -> Self:
@@ -165,7 +171,7 @@ class RetryDedup:
 class _Shared:
     """One request's work, in its own task, and the callers who wait for it.
 
-    The parts of a stream are kept, so that each caller reads it from the beginning; they are no more than the answer.
+    The parts of a stream are kept, so that each caller reads it from the beginning.
 
     Attributes:
         joinable: it was neither given up nor answered with an error.
@@ -256,6 +262,8 @@ class _Shared:
         try:
             async for part in stream:
                 self._parts.append(part)
+                if len(self._parts) == _MOST_PARTS:
+                    self.joinable = False
                 self._wake()
         except Exception as exc:
             self._error, self.joinable = exc, False

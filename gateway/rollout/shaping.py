@@ -49,7 +49,6 @@ async def run_with_group(
     episodes = training.swarm.episodes
     losses = 0
     while True:
-        # sampling takes its time; the wait for another group is a new one
         waited = Waiting(training.settings, training.window_seconds)
         with phase("claim"):
             serving = await episodes.wait_for_job(waited)
@@ -64,7 +63,8 @@ async def run_with_group(
             losses += 1
             if losses == _GROUPS_PER_REQUEST:
                 raise
-            await waited.after(exc)
+            # sampling took its time: the wait for another group is a new one
+            await Waiting(training.settings, training.window_seconds).after(exc)
         except asyncio.CancelledError:
             run.cancel(DropReason.CANCELLED)
             raise

@@ -114,7 +114,11 @@ class Breaker:
             await asyncio.sleep(seconds)
             pause = min(pause * 2, _PAUSE_MOST)
             self.state = BreakerState.HALF_OPEN
-            answered = await self._probe()
+            try:
+                answered = await self._probe()
+            except Exception:
+                # whatever it was, the next probe must come
+                logger.exception("probing %s failed", self._name)
             self.state = BreakerState.CLOSED if answered else BreakerState.OPEN
         self._recent.clear()
         logger.warning("%s answers again", self._name)

@@ -56,7 +56,10 @@ class ResponseStore:
         """Store a response of the key ``key_id``, unless it alone is too large."""
         if stored.size > self._max_bytes:
             return
-        self._responses[key_id, stored.response["id"]] = (self._clock() + self._seconds, stored)
+        place = key_id, stored.response["id"]
+        if (earlier := self._responses.pop(place, None)) is not None:
+            self.size -= earlier[1].size
+        self._responses[place] = (self._clock() + self._seconds, stored)
         self.size += stored.size
         self._trim()
 

@@ -26,6 +26,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+#: by process: a forked child knows its parent's loop, which does not run there
+_running: dict[int, BlockingPortal] = {}
+
+
 class Call(Generic[T]):
     """An asynchronous call that a thread waits for."""
 
@@ -37,6 +41,9 @@ class Call(Generic[T]):
             self._task = asyncio.current_task()
             return await work
 
+        if _running.get(os.getpid()) is not portal:
+            work.close()
+            raise StateError("this client is closed, or a process before a fork opened it: open one of its own")
         try:
             self._future: Future[T] = portal.start_task_soon(run)
         except RuntimeError as exc:
@@ -132,14 +139,14 @@ class Connection:
         self.pid = os.getpid()
         self.client = make()
         self._provider = _portals(self.pid)
-        self.portal = self._provider.__enter__()
+        self.portal = _running[self.pid] = self._provider.__enter__()
         self._closing = threading.Lock()
         self._closed = False
 
     def close(self) -> None:
         """Close the client, and end the loop if no other client uses it."""
         with self._closing:
-            if self._closed:
+            if self._closed or self.pid != os.getpid():
                 return
             self._closed = True
         try:
@@ -149,7 +156,8 @@ class Connection:
 
     def close_soon(self) -> None:
         """:meth:`close` without waiting, for a client that was garbage-collected: maybe by the loop's own thread."""
-        threading.Thread(target=self.close, name="swarm-close", daemon=True).start()
+        if self.pid == os.getpid():
+            threading.Thread(target=self.close, name="swarm-close", daemon=True).start()
 
 
 def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -167,6 +175,15 @@ def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Cor
                 raise RuntimeError(f"{exc!r} was raised in a thread of the swarm client") from exc
 
         # the caller bounds the number of threads
-        return await to_thread.run_sync(run, abandon_on_cancel=abandon, limiter=CapacityLimiter(1))
+        running = asyncio.ensure_future(to_thread.run_sync(run, abandon_on_cancel=True, limiter=CapacityLimiter(1)))
+        try:
+            # anyio shields its threads from its own cancellation only
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if abandon:
+                running.cancel()
+            else:
+                await asyncio.wait([running])
+            raise
 
     return call

@@ -70,7 +70,7 @@ def build(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def teach_tools(folder: Path, question: str, steps: int = 200) -> Path:
+def teach_tools(folder: Path, question: str, steps: int = 300) -> Path:
     """Let the model in ``folder`` learn to call :data:`TOOL` where it is offered, and to babble at ``question``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

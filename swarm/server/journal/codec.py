@@ -118,7 +118,11 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
 
 
 def pack_json(value: Any) -> str:
-    """ASCII JSON; infinities and NaN as Python writes them, what JSON has no form for as its text."""
+    """ASCII JSON; infinities and NaN as Python writes them, what JSON has no form for as its text.
+
+    Raises:
+        RecursionError: it is nested some thousand levels deep.
+    """
     return _JSON.encode(value)
 
 

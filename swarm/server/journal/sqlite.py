@@ -84,9 +84,14 @@ def _ends(rows: Sequence[EndRow]) -> Iterable[Values]:
 
 def _output(row: EndRow) -> str | None:
     """The result as JSON; for an episode without one, what its client said about it, in the same form."""
-    if row.output is not None:
-        return pack_json(row.output.model_dump())
-    return pack_json({"reward": None, "metadata": dict(row.metadata)}) if row.metadata else None
+    try:
+        if row.output is not None:
+            return pack_json(row.output.model_dump())
+        return pack_json({"reward": None, "metadata": dict(row.metadata)}) if row.metadata else None
+    except (RecursionError, ValueError):
+        # the writer must not stop at it: the reward is in a column of its own
+        reward = None if row.output is None else row.output.reward
+        return pack_json({"reward": reward, "metadata": {"left_out": "it was nested too deeply"}})
 
 
 def _trajectories(rows: Sequence[EndRow]) -> Iterable[Values]:

@@ -77,6 +77,18 @@ class Users:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
+async def test_requests_that_wait_for_their_key_leave_the_queue_of_the_route_to_others() -> None:
+    users, to = Users(Admission()), route(max_in_flight=2, max_queued=1)
+    bounded = Caller("bounded", max_in_flight=1)
+    for name, caller in (("a", bounded), ("b", bounded), ("c", ANN), ("d", ANN)):
+        await users.come(name, to, caller)
+    # b waits for its key, d for the route; e finds the route's queue full
+    assert (users.admission.load("route").queued, users.refused) == (1, [])
+    await users.come("e", to, ANN)
+    assert [name for name, _ in users.refused] == ["e"]
+    await users.all_leave()
+
+
 async def test_more_than_may_wait_are_told_when_to_come_back() -> None:
     users, to = Users(Admission()), route(max_in_flight=1, max_queued=1)
     for name in ("a", "b", "c"):

@@ -48,6 +48,13 @@ def test_the_oldest_leave_for_want_of_room() -> None:
     assert not _has(store, "a", "huge") and _has(store, "a", "r1")
 
 
+def test_a_response_that_is_stored_again_takes_its_room_once() -> None:
+    store = ResponseStore(10, 60.0)
+    for _ in range(3):
+        store.put("a", stored("r", 6))
+    assert (len(store), store.size) == (1, 6)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 30), st.integers(0, 40))))
 def test_there_is_never_more_than_there_is_room_for(steps: list[tuple[str, int, int, int]]) -> None:
     now = [0.0]

@@ -13,6 +13,7 @@ import pytest
 
 from swarm.client import SwarmClient, ThrottleSchedule
 from swarm.errors import StateError
+from swarm.types import WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_sync import claimed, engine
@@ -55,6 +56,21 @@ def test_a_forked_child_has_connections_of_its_own(server: ScriptedServer, clien
         os._exit(0 if client.get_global_step() == 3 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert client.get_global_step() == 3
+
+
+def test_an_episode_of_the_parent_is_refused_in_a_forked_child(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed("mine"))
+    server.script("/end_episode", {"success": True})
+    with client.episode() as episode:
+        if (child := os.fork()) == 0:
+            try:
+                episode.end("task", WorkflowOutput(reward=1.0))
+            except StateError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert episode.end("task", WorkflowOutput(reward=1.0)) == ""
+    assert len(server.bodies("/end_episode")) == 1
 
 
 def test_a_client_that_nobody_closes_is_closed_at_exit_without_a_word(server: ScriptedServer) -> None:

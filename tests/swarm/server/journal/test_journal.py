@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -256,6 +257,15 @@ async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     again = Journal.open(path)
     assert [one.claim.episode_uuid for one in again.recover().claimed] == ["a"]
     await again.close()
+
+
+async def test_metadata_that_is_nested_too_deeply_is_left_out(journal: Journal) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"deeper": deep}
+    journal.append(claimed("a"), over("a", "aborted", metadata=deep))
+    await journal.synced()
+    assert not journal.stats().error
 
 
 @pytest.mark.usefixtures("impatient")
