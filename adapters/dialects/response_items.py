@@ -27,7 +27,7 @@ from adapters.dialects.conversation import (
 from adapters.dialects.fields import Fields, refuse
 from swarm.errors import NotFoundError
 
-#: What the function for a custom tool is told of it: its input is free text, which a function takes as an argument.
+#: Schema of the function that stands for a custom tool: the tool's free-text input is one argument.
 _INPUT = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The whole input of the tool."}},

@@ -121,7 +121,6 @@ class RetryDedup:
         retry = Retryable.of(incoming, route)
         if retry is None:
             return await produce()
-        self._forget_old()
         known = self._known.get(retry.key)
         if known is not None and not known.joinable:
             known = None
@@ -146,6 +145,7 @@ class RetryDedup:
         if self._known.get(shared.key) is not shared:
             return
         if shared.joinable:
+            self._forget_old()
             asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget_old)
         else:
             del self._known[shared.key]
@@ -154,7 +154,7 @@ class RetryDedup:
         oldest = asyncio.get_running_loop().time() - _REMEMBERED_SECONDS
         over = [one for one in self._known.values() if one.over_at is not None]
         for number, one in enumerate(over, start=_REMEMBERED_MOST - len(over)):
-            if number < 0 or not one.joinable or (one.over_at or 0.0) <= oldest:
+            if number < 0 or (one.over_at or 0.0) <= oldest:
                 del self._known[one.key]
 
     async def __aenter__(self) -> Self:

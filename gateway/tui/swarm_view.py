@@ -1,6 +1,6 @@
 """What the monitor shows of a swarm server's status: its engine, the batch that fills, and whatever stands in the way.
 
-Invariant: states and warnings are told by words and signs; colour only repeats them.
+Invariant: words and signs show states and warnings; colour only repeats them.
 """
 
 from __future__ import annotations

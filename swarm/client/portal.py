@@ -144,9 +144,11 @@ class Connection:
         self._closed = False
 
     def close(self) -> None:
-        """Close the client, and end the loop if no other client uses it."""
+        """Close the client, and end the loop if no other client uses it; nothing in a forked child."""
+        if self.pid != os.getpid():
+            return
         with self._closing:
-            if self._closed or self.pid != os.getpid():
+            if self._closed:
                 return
             self._closed = True
         try:
@@ -156,8 +158,7 @@ class Connection:
 
     def close_soon(self) -> None:
         """:meth:`close` without waiting, for a client that was garbage-collected: maybe by the loop's own thread."""
-        if self.pid == os.getpid():
-            threading.Thread(target=self.close, name="swarm-close", daemon=True).start()
+        threading.Thread(target=self.close, name="swarm-close", daemon=True).start()
 
 
 def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -92,7 +92,7 @@ class DataPlane:
         return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
-        """The engine's own answer, for no episode; the route checks who may ask."""
+        """The engine's own answer to a call without an episode; the caller checks permissions."""
         return await self._chat(request, Unrecorded(self.controller), ChatDialect())
 
     async def models(self, request: Request) -> Response:

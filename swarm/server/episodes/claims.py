@@ -28,7 +28,7 @@ Name = tuple[str, str]
 
 @dataclass(eq=False)
 class WaitingClaim:
-    """A claim in the queue: ``callers`` wait until it is ``granted``; ``reason`` says why not at the last try."""
+    """A claim in the queue: ``callers`` wait until it is ``granted``; ``reason`` says why the last try failed."""
 
     wish: ClaimWish
     reason: str = ""

@@ -1,1 +1,1 @@
-"""The journal: every change that someone is told about is on disk before they are told."""
+"""The journal: a change is on disk before any response reports it."""
