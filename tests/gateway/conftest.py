@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from tests.standins.swarm import Swarm
 from tests.standins.vllm import listening
 
