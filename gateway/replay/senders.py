@@ -35,8 +35,8 @@ class Prompt(Model):
 class Outcome:
     """What became of one request.
 
-    ``failure`` is the kind of failure, empty for an answer; ``detail`` is the first line of its message. ``reward`` (mean
-    of the request's group) and ``policy_version`` (of the weights that answered) are None if the answer lacks them.
+    ``failure`` is its kind, empty for an answer; ``detail`` is the first line of its message. ``reward`` (mean of the
+    request's group) and ``policy_version`` (of the weights that answered) are None if the answer lacks them.
     ``retry_after``: seconds to wait before the next request, as the server asks.
     """
 

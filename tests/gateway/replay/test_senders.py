@@ -20,7 +20,7 @@ COMPLETION = {"choices": [{"message": {"content": "a"}}], "usage": {"completion_
 pytestmark = pytest.mark.anyio
 
 
-async def over_http(response: Response | None, seen: list[Request], timeout: float = 30.0) -> Outcome:
+async def over_http(response: Response | None, seen: list[Request], limit: float = 30.0) -> Outcome:
     """The outcome of one prompt at a server that answers with ``response``; None: it never answers."""
     over = asyncio.Event()
 
@@ -31,7 +31,7 @@ async def over_http(response: Response | None, seen: list[Request], timeout: flo
         return response or PlainTextResponse("")
 
     server = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
-    async with listening(server) as url, HttpSender(f"{url}/v1/", "key", {"model": "m"}, timeout) as sender:
+    async with listening(server) as url, HttpSender(f"{url}/v1/", "key", {"model": "m"}, limit) as sender:
         outcome = await sender.send(PROMPT)
         over.set()
     return outcome
@@ -68,7 +68,7 @@ async def test_each_kind_of_failure_has_a_name(
 
 
 async def test_a_network_error_is_a_failure(nobody: str) -> None:
-    assert (await over_http(None, [], timeout=0.1)).failure == "timeout"
+    assert (await over_http(None, [], limit=0.1)).failure == "timeout"
     async with HttpSender(nobody, "", {}) as sender:
         assert (await sender.send(PROMPT)).failure == "connection"
         with pytest.raises(ConfigError, match=f"{nobody}/models does not answer"):
