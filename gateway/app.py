@@ -20,7 +20,7 @@ from starlette.types import Scope
 from gateway.api import metrics, models, status
 from gateway.api.feedback import end_session, give_feedback
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.keys.middleware import KeyMiddleware
 from gateway.keys.ring import KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
