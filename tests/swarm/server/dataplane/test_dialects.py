@@ -144,7 +144,7 @@ async def test_what_is_left_out_is_told(claude: anthropic.AsyncAnthropic, episod
     raw = await claude.messages.with_raw_response.create(
         model="tiny", max_tokens=20, messages=[HI], stream=as_stream, extra_body={"unheard": 1}
     )
-    assert raw.headers["x-swarm-left-out"] == "unheard: not known here"
+    assert raw.headers["x-swarm-left-out"] == "unheard: unknown field"
     assert "unheard" not in sent(episode)
 
 
