@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from tests.standins.swarm import Swarm
 from tests.standins.vllm import listening
 
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 #: Longer answers are better; the reward of k words is k / 10.
 REWARD = """
 def on_compute_relative_reward(task, candidates, context):
@@ -30,6 +33,21 @@ def write_hooks(folder: Path, reward: str = REWARD, submit: str | None = None) -
     if submit is not None:
         (folder / "on_user_submit_new_requests.py").write_text(submit)
     return folder
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    """``app`` on a socket, and a client that talks to it."""
+    async with (
+        listening(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
+    ):
+        yield http
+
+
+async def ask(http: httpx.AsyncClient, headers: Mapping[str, str] | None = None, **fields: Any) -> httpx.Response:
+    """A chat with ``fields``."""
+    return await http.post(CHAT, json=BODY | fields, headers=headers)
 
 
 @pytest.fixture
@@ -58,10 +76,7 @@ def open_gateway(swarm: Swarm, tmp_path: Path) -> OpenGateway:
                 **settings,
             }
         )
-        async with (
-            listening(create_app(config)) as url,
-            httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
-        ):
+        async with serving(create_app(config)) as http:
             yield http
 
     return open_one
