@@ -15,6 +15,7 @@ from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.http.serve import bind
 from tests.standins.swarm import Swarm
+from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
 
 CHAT = "/v1/chat/completions"
@@ -60,27 +61,29 @@ async def swarm() -> AsyncIterator[Swarm]:
 
 
 @pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    stand_in = Upstream()
+    async with listening(stand_in.app) as url:
+        stand_in.url = f"{url}/v1"
+        yield stand_in
+
+
+@asynccontextmanager
+async def gateway_before(
+    swarm_url: str, folder: Path, reward: str = REWARD, submit: str | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway on a socket, with its hooks in ``folder``, and a client that talks to it."""
+    hooks = str(write_hooks(folder / "hooks", reward, submit))
+    # tests read what became of the group in the answer's headers, and count claims
+    config = {"swarm_url": swarm_url, "hooks": hooks, "acknowledge_seconds": 5.0, **settings}
+    async with serving(create_app(GatewayConfig.model_validate(config))) as http:
+        yield http
+
+
+@pytest.fixture
 def open_gateway(swarm: Swarm, tmp_path: Path) -> OpenGateway:
-    """``async with open_gateway(**settings) as http``: a gateway on a socket and a client that talks to it."""
-
-    @asynccontextmanager
-    async def open_one(
-        reward: str = REWARD, submit: str | None = None, **settings: Any
-    ) -> AsyncIterator[httpx.AsyncClient]:
-        hooks = write_hooks(tmp_path / "hooks", reward, submit)
-        config = GatewayConfig(
-            **{
-                "swarm_url": swarm.url,
-                "hooks": str(hooks),
-                # tests read what became of the group in the answer's headers, and count claims
-                "acknowledge_seconds": 5.0,
-                **settings,
-            }
-        )
-        async with serving(create_app(config)) as http:
-            yield http
-
-    return open_one
+    """``async with open_gateway(**settings) as http``: a gateway before ``swarm``."""
+    return lambda **settings: gateway_before(**{"swarm_url": swarm.url, "folder": tmp_path, **settings})
 
 
 @pytest.fixture
