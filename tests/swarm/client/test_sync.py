@@ -17,7 +17,6 @@ from swarm.errors import (
     EngineError,
     NotFoundError,
     RequestError,
-    StateError,
     UnavailableError,
 )
 from swarm.job import TrainJob, parse_job
