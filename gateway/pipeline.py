@@ -18,8 +18,7 @@ from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.swarm import Training
 from gateway.rollout.unrecorded import straight
-from gateway.routing.live import LiveRoutes
-from gateway.routing.table import Route, RouteTable
+from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason

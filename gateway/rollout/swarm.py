@@ -20,7 +20,7 @@ from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient
-from swarm.client.policy import RetryPolicy
+from swarm.client.wire import RetryPolicy
 from swarm.http.client import HttpClient
 
 #: The gateway itself waits for a server that is away, within the bounds of its configuration.
