@@ -19,7 +19,7 @@ from typing import Any, Self
 from gateway.background import Background
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
 from gateway.config.route import RouteSettings, UpstreamConfig
-from gateway.rollout.swarm import Swarm, Training
+from gateway.rollout.server import Swarm, Training
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from gateway.types import Caller
