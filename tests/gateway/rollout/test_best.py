@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from gateway.rollout.best import best
+from gateway.rollout.answering import best
 from gateway.rollout.policy import Policy
-from gateway.rollout.swarm import Training
+from gateway.rollout.server import Training
 from gateway.types import Decided
 from swarm.errors import UpstreamError
 from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, asking, at_rest, chunks_of, text_of

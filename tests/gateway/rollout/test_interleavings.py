@@ -18,13 +18,12 @@ from adapters.dialects import Answer
 from gateway.background import Background
 from gateway.config.route import RouteSettings
 from gateway.rollout import group
-from gateway.rollout.best import best
-from gateway.rollout.claims import Serving
+from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.sampling import EpisodeLostError, Sample
+from gateway.rollout.server import Serving, Training
 from gateway.rollout.submission import Why
-from gateway.rollout.swarm import Training
 from gateway.stats import Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.rollout.swarm import Swarm
+from gateway.rollout.server import Swarm
 from gateway.stats import DropReason, Stats
 from swarm.types import WorkflowOutput
 from tests.gateway.rollout.conftest import JOB
