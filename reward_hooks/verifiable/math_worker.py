@@ -159,6 +159,13 @@ def judge(accepted: list[str], answers: list[str]) -> dict[str, Any]:
     return {"verdicts": [_verdict(golds, answer) for answer in answers]}
 
 
+def _warm_up() -> None:
+    """Load what math-verify imports on first use, which may take longer than :data:`STEP_SECONDS`."""
+    from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+
+    verify(parse("$x^2$", parsing_timeout=0), parse("2", parsing_timeout=0), timeout_seconds=0)
+
+
 def _verdict(golds: list[Any], answer: str) -> tuple[float, str]:
     from math_verify import verify  # pyright: ignore[reportMissingImports]
 
@@ -197,6 +204,7 @@ def main() -> None:
     logging.disable()
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # keeps other output out of the protocol
+        _warm_up()
         for line in sys.stdin:
             request = json.loads(line)
             out.write(json.dumps(judge(request["accepted"], request["answers"])) + "\n")
