@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -16,6 +17,7 @@ from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, Messages
 from gateway.api.exchange import Exchange, Rendering
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
+from tests.gateway.api.conftest import calling, saying
 from tests.gateway.conftest import OpenGateway, serving
 from tests.standins.swarm import Swarm, completion, error, hanging, once, said
 
@@ -87,6 +89,21 @@ async def test_who_leaves_cancels_what_is_sampled_for_him(
         asking.cancel()
         await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
         assert (await http.get("/status")).json()["in_flight"] == 0
+
+
+async def test_a_response_goes_on_from_the_one_before(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    ask: dict[str, Any] = {"tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}]}
+    swarm.answer = calling("Rome")
+    first = (await gateway.post("/v1/responses", json={"input": "hi", **ask})).json()
+    (call,) = [item for item in first["output"] if item["type"] == "function_call"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    swarm.answer = saying("It is.")
+    asked = {"input": [result], "previous_response_id": first["id"], **ask}
+    second = (await gateway.post("/v1/responses", json=asked)).json()
+    assert second["previous_response_id"] == first["id"]
+    assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
+    await gateway.post("/v1/responses", json={"input": "and?", "previous_response_id": second["id"]})
+    assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
 
 
 # ---------------------------------------------------------------------- the exchange alone

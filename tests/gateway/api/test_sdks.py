@@ -1,10 +1,8 @@
-"""The SDKs of OpenAI and Anthropic, unmodified, over sockets, in every dialect; :mod:`tests.clients` has them before
-the whole stack, synchronous too."""
+"""The SDKs of OpenAI and Anthropic, unmodified: what :mod:`tests.clients`, which has the whole stack, does not show."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,7 +21,6 @@ BEST = "word word word word"
 HI: Any = {"role": "user", "content": "hi"}
 CHAT: Any = {"model": "tiny", "messages": [HI]}
 FUNCTION: Any = {"type": "function", "name": "look", "parameters": LOOK, "strict": True}
-TOOL: Any = {"name": "look", "input_schema": LOOK}
 
 
 @pytest.fixture
@@ -43,14 +40,6 @@ async def claude(gateway: httpx.AsyncClient) -> AsyncIterator[Any]:
 # ---------------------------------------------------------------------- Anthropic Messages
 
 
-async def test_messages(claude: Any, swarm: Swarm) -> None:
-    message = await claude.messages.create(model="tiny", max_tokens=9, messages=[HI], system="Be brief.")
-    assert [block.text for block in message.content if block.type == "text"] == [BEST]
-    assert (message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("end_turn", 5, 3)
-    assert swarm.bodies[-1]["messages"] == [{"role": "system", "content": "Be brief."}, HI]
-    assert message._request_id
-
-
 async def test_messages_streamed(claude: Any, swarm: Swarm) -> None:
     swarm.answer = saying("It is sunny.", reasoning="hm hm")
     async with claude.messages.stream(model="tiny", max_tokens=9, messages=[HI]) as stream:
@@ -61,26 +50,6 @@ async def test_messages_streamed(claude: Any, swarm: Swarm) -> None:
     assert [block.to_dict() for block in final.content] == [block.to_dict() for block in plain.content]
     assert [block.type for block in final.content] == ["thinking", "text"]
     assert (final.stop_reason, final.usage.output_tokens) == (plain.stop_reason, plain.usage.output_tokens)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_messages_use_tools(claude: Any, swarm: Swarm, streamed: bool) -> None:
-    swarm.answer = calling("Rome", "Oslo")
-    ask: Any = {"model": "tiny", "max_tokens": 9, "tools": [TOOL], "messages": [HI]}
-    if streamed:
-        async with claude.messages.stream(**ask) as stream:
-            message = await stream.get_final_message()
-    else:
-        message = await claude.messages.create(**ask)
-    uses = [block for block in message.content if block.type == "tool_use"]
-    assert [(use.name, use.input) for use in uses] == [("look", {"city": "Rome"}), ("look", {"city": "Oslo"})]
-    assert message.stop_reason == "tool_use"
-    results: Any = [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"} for use in uses]
-    back: Any = {"role": "assistant", "content": message.content}
-    await claude.messages.create(**ask | {"messages": [HI, back, {"role": "user", "content": results}]})
-    said = swarm.bodies[-1]["messages"]
-    assert [turn["role"] for turn in said] == ["user", "assistant", "tool", "tool"]
-    assert said[1]["reasoning"] == "hm"
 
 
 async def test_pings_before_the_message_do_not_disturb(swarm: Swarm, open_gateway: OpenGateway) -> None:
@@ -126,29 +95,6 @@ async def test_responses_streamed(sdk: Any, swarm: Swarm) -> None:
     plain = await sdk.responses.create(model="tiny", input="hi", instructions="Be brief.")
     assert [item.type for item in last.response.output] == [item.type for item in plain.output]
     assert (plain.output_text, plain.status, plain.usage.total_tokens) == (text, "completed", 8)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_responses_use_tools_and_go_on_from_what_was_kept(sdk: Any, swarm: Swarm, streamed: bool) -> None:
-    swarm.answer = calling("Rome")
-    ask: Any = {"model": "tiny", "input": "hi", "tools": [FUNCTION]}
-    if streamed:
-        async with sdk.responses.stream(**ask) as stream:
-            response = await stream.get_final_response()
-    else:
-        response = await sdk.responses.create(**ask)
-    (call,) = [item for item in response.output if item.type == "function_call"]
-    assert json.loads(call.arguments) == {"city": "Rome"}
-    swarm.answer = saying("sunny")
-    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees"}
-    second = await sdk.responses.create(model="tiny", previous_response_id=response.id, input=[result])
-    assert (second.output_text, second.previous_response_id) == ("sunny", response.id)
-    said = swarm.bodies[-1]["messages"]
-    assert [turn["role"] for turn in said] == ["user", "assistant", "tool"]
-    assert (said[0]["content"], said[2]["content"]) == ("hi", "20 degrees")
-    third = await sdk.responses.create(model="tiny", previous_response_id=second.id, input="and now?")
-    assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
-    assert third.previous_response_id == second.id
 
 
 async def test_items_of_kept_responses_can_be_referred_to(open_gateway: OpenGateway, swarm: Swarm) -> None:
@@ -199,17 +145,6 @@ async def test_chat(sdk: Any) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == BEST
     assert chunks[-1].usage.prompt_tokens == 5
     assert chunks[-2].model_extra.keys() == {"swarm"} and chunks[-2].model_extra["swarm"]["trained"] is True
-
-
-async def test_chat_uses_tools(sdk: Any, swarm: Swarm) -> None:
-    swarm.answer = calling("Rome", "Oslo")
-    tools: Any = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
-    async with sdk.chat.completions.stream(**CHAT, tools=tools) as stream:
-        streamed = await stream.get_final_completion()
-    for answer in (streamed, await sdk.chat.completions.create(**CHAT, tools=tools)):
-        calls = answer.choices[0].message.tool_calls
-        assert [call.function.arguments for call in calls] == ['{"city": "Rome"}', '{"city": "Oslo"}']
-        assert answer.choices[0].finish_reason == "tool_calls"
 
 
 async def test_chat_errors_have_their_sdk_class(sdk: Any, swarm: Swarm) -> None:
