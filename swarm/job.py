@@ -126,6 +126,12 @@ class TrainJob(Model):
         return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
 
     @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints; 0: the job writes none."""
+        steps = self.overrides.get("trainer.save_freq", self.save_freq)
+        return max(0, steps) if isinstance(steps, int) else 0
+
+    @property
     def model_name(self) -> str:
         """The name clients use for the served model."""
         return self.served_model_name or Path(self.model.rstrip("/")).name
