@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -208,9 +210,9 @@ async def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_other_reques
     work = Streaming()
     work.sent.set()
     outcome = await retries.run(first(), ROUTE, work)
-    kept = weakref.ref(outcome)
     assert await everything(outcome) == [0, 1, 2]
-    del outcome
+    kept = weakref.ref(work)
+    del outcome, work
     async with asyncio.timeout(20):
         while kept() is not None:
             gc.collect()
