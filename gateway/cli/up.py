@@ -98,7 +98,9 @@ class EventPrinter:
             case "config":
                 return f"engine: configuration as it runs: {values['path']}"
             case "continued":
-                return f"engine: goes on with the run of this folder after step {values['step']}"
+                return f"engine: continues the run of this folder after step {values['step']}"
+            case "warning":
+                return f"WARNING: {values['message']}"
             case "boot":
                 return f"engine: {values['detail'] or values['stage']}"
             case "ready":

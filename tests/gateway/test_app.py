@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from gateway.api.routes import ANY_OTHER
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
 from tests import sdks

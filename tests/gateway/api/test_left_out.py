@@ -88,7 +88,7 @@ async def test_the_engines_refusal_tells_too_and_what_is_whole_does_not(
     body = {"model": "tiny", "max_tokens": 9, "messages": [HI], "unheard": 1}
     swarm.answer = refuses
     refused = await gateway.post("/v1/messages", json=body)
-    assert (refused.status_code, refused.headers["x-swarm-left-out"]) == (400, "unheard: not known here")
+    assert (refused.status_code, refused.headers["x-swarm-left-out"]) == (400, "unheard: unknown field")
     swarm.answer = saying("x")
     del body["unheard"]
     assert "x-swarm-left-out" not in (await gateway.post("/v1/messages", json=body)).headers
@@ -105,12 +105,12 @@ async def test_the_logs_tell_each_kind_once_and_each_request(
                 turns = [*turns, {**HI, "unheard": 1}]
                 assert (await http.post("/v1/messages", json={"max_tokens": 9, "messages": turns})).is_success
     assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
-        "a field was left out of a request (logged once for its kind): messages.1.unheard: not known here"
+        "a field was left out of a request (logged once for its kind): messages.1.unheard: unknown field"
     ]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["left_out"] for line in lines] == [
-        ["messages.1.unheard: not known here"],
-        *[["messages.*.unheard: not known here"]] * 2,
+        ["messages.1.unheard: unknown field"],
+        *[["messages.*.unheard: unknown field"]] * 2,
     ]
 
 
