@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from swarm.client import AsyncSwarmClient
-from swarm.errors import RequestError, UnavailableError
+from swarm.errors import UnavailableError
 from swarm.protocol import NO_EPISODES, POST_ROLLING
 from swarm.states import EngineState
-from swarm.types import WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_sync import engine, not_yet
