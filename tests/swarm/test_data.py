@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,3 +141,15 @@ def test_a_dataset_needs_a_name_and_its_library(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=message):
         read_tasks(source)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("datasets") is None, reason="`datasets` is not installed")
+def test_the_real_library_reads_a_folder(tmp_path: Path) -> None:
+    """In a process of its own: the library warns and starts threads as it likes."""
+    (tmp_path / "train.jsonl").write_text('{"question": "0?"}\n{"question": "1?"}\n')
+    code = "import sys; from swarm.data import read_tasks; print([task.main_query for task in read_tasks(sys.argv[1])])"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", code, f"hf:{tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.stdout == "['0?', '1?']\n", done.stderr
