@@ -1,4 +1,4 @@
-"""Resolve the ``model`` of a job to a path or hub name that transformers and vLLM can load, and decode its token ids."""
+"""Resolve the ``model`` of a job to a path or hub name that transformers and vLLM load, and decode its token ids."""
 
 from __future__ import annotations
 
