@@ -1,17 +1,18 @@
 """Server-sent events, both ways.
 
-Invariant: events survive any cut of the byte stream; lines end at LF, CR or CRLF only (``str.splitlines`` would also
-cut at U+2028 and friends, which stand unescaped in JSON).
+Invariant: the byte stream may be cut anywhere; lines end at LF, CR or CRLF only (``str.splitlines`` would also cut at
+U+2028 and the like, which JSON does not escape).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adapters.dialects.jsons import encode
 
 DONE = b"data: [DONE]\n\n"
-#: says nothing, in any dialect
+#: A comment, which every client ignores.
 COMMENT = b": keep-alive\n\n"
 
 
@@ -20,20 +21,20 @@ def encode_event(data: Any) -> bytes:
     return b"data: " + encode(data) + b"\n\n"
 
 
-def encode_named(name: str, data: Any) -> bytes:
-    """One event called ``name``, a word in ASCII, that carries ``data`` as JSON."""
-    return b"event: " + name.encode() + b"\n" + encode_event(data)
+def encode_named(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Events as JSON, each named by its ``type``, a word in ASCII."""
+    return b"".join([b"event: " + event["type"].encode() + b"\n" + encode_event(event) for event in events])
 
 
 class SseDecoder:
-    """Feed it bytes, get the ``data`` of each event that is complete."""
+    """Turns bytes into the ``data`` of events."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that ``chunk`` completes; comments and other fields are skipped."""
+        """The data of the events that ``chunk`` completes, without comments and other fields."""
         self._buffer += chunk
         events: list[str] = []
         if b"\r" in self._buffer:

@@ -7,9 +7,6 @@ from swarm.server.journal.rows import (
     CallRow,
     EndedHow,
     EndRow,
-    EpisodeRow,
-    QuarantineRow,
-    StateRow,
     StepRow,
 )
 from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
@@ -52,35 +49,6 @@ def call(tokens: int) -> ModelCall:
 
 def ended(how: EndedHow = "ended", drop_reason: str = "", one: Trajectory | None = None) -> EndRow:
     return EndRow("e", "c", EpisodeState.DELETED, how, 0.0, drop_reason=drop_reason, trajectory=one)
-
-
-def test_each_record_is_counted_once() -> None:
-    meters = Meters(Clock())
-    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1, 0, 1])] * 2)])
-    for record in (
-        EpisodeRow("e", "c", "train", b"", 1.0, 1.0, 0.0),
-        CallRow("e", call(3)),
-        QuarantineRow("e", "3 token ids, 2 log-probabilities"),
-        QuarantineRow("f", "4 token ids, 1 log-probabilities"),
-        ended(one=trajectory([1])),
-        ended(),
-        ended(drop_reason="quarantined: 3 token ids"),
-        ended(drop_reason="no completed LLM call was recorded"),
-        ended("idle"),
-        StateRow(["a", "b"], EpisodeState.DROPPED, reason="sampled more than 1 weight syncs", cause="stale"),
-        BatchRow(batch),
-        StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0)),
-    ):
-        meters.observe(record)
-    value = meters.registry.get_sample_value
-    assert value("swarm_claimed_episodes_total", {"type": "train"}) == 1
-    assert value("swarm_tokens_total", {"kind": "sampled"}) == 3
-    assert meters.outcomes == {"trainable": 1, "eval": 1, "untrainable": 2, "idle": 1}
-    assert meters.quarantined.counts() == {"N token ids, N log-probabilities": 2}
-    assert meters.dropped.counts() == {"stale": 2, "no completed LLM call was recorded": 1}
-    assert value("swarm_trained_episodes_total") == 2
-    assert value("swarm_tokens_total", {"kind": "trained"}) == 4
-    assert value("swarm_step_seconds_sum") == 3.0
 
 
 def test_what_its_client_gave_up_is_counted_by_the_kind_of_its_reason() -> None:

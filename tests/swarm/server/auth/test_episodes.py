@@ -42,15 +42,6 @@ async def test_no_route_tells_the_ids_of_others(rig: Rig, tmp_path: Path, scope:
                 assert episode.key not in answer.text, path
 
 
-async def test_what_is_told_of_ids_tells_episodes_apart(rig: Rig, tmp_path: Path) -> None:
-    theirs = [await rig.claim("theirs") for _ in range(4)]
-    await become(rig, tmp_path, "read")
-    told = {one["episode_uuid"] for one in (await rig.client.get("/status")).json()["running"]}
-    assert told == {episode.uuid[-8:] for episode in theirs} and len(told) == 4
-    pool = (await rig.client.get("/get_current_batch_rollout_pool_information")).json()
-    assert set(pool["running_episode_details"]) == told
-
-
 async def test_a_guess_ends_nothing(rig: Rig, tmp_path: Path) -> None:
     theirs = await rig.claim("theirs")
     await become(rig, tmp_path, "claim")

@@ -18,7 +18,6 @@ from swarm.credentials import TokenFile, TokenScope
 from swarm.errors import ConfigError
 from swarm.server.app import create_app
 from swarm.server.auth.middleware import check_exposure
-from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from swarm.server.config import ServerConfig
 from tests.standins.vllm import listening as serving
@@ -46,7 +45,7 @@ ROUTES = [
     (method, route.path_format, route.scope)
     for route in create_app(ServerConfig(run_dir=Path("/nonexistent"))).routes
     if isinstance(route, ControlRoute)
-    for method in route.methods
+    for method in route.methods - {"HEAD"}
 ]
 
 
@@ -154,15 +153,6 @@ async def live(tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
         yield client
 
 
-async def settles(live: httpx.AsyncClient, *wanted: tuple[str | None, int]) -> None:
-    """The answers to each token become ``wanted``: the server looks at the file twenty times a second."""
-    async with asyncio.timeout(10):
-        while [
-            (await live.get("/status", headers=auth(token) if token else {})).status_code for token, _ in wanted
-        ] != [status for _, status in wanted]:
-            pass
-
-
 async def becomes(client: httpx.AsyncClient, status: int, token: str = "") -> bool:
     """Whether a running server comes to answer ``status``: it looks at the file every so often."""
     async with asyncio.timeout(10):
@@ -187,25 +177,6 @@ async def test_tokens_rotate_while_the_server_runs(live: httpx.AsyncClient, tmp_
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("harm", ["damaged", "gone"])
-async def test_harm_to_the_file_neither_opens_nor_locks_a_running_server(
-    live: httpx.AsyncClient, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    tokens = TokenFile(tmp_path)
-    token = tokens.create("ci", ["read"])
-    assert await becomes(live, 200, token)
-    if harm == "damaged":
-        tokens.path.write_text("damaged")
-    else:
-        tokens.path.unlink()
-    async with asyncio.timeout(10):
-        while "stay in force" not in caplog.text:
-            assert (await live.get("/status")).status_code == 401
-    assert (await live.get("/status")).status_code == 401
-    assert (await live.get("/status", headers=auth(token))).status_code == 200
-
-
-@pytest.mark.anyio
 async def test_the_log_tells_names_and_no_secrets(
     live: httpx.AsyncClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,12 +196,6 @@ async def test_the_log_tells_names_and_no_secrets(
     digests = [token.sha256 for token in tokens.read()]
     assert not [digest for digest in digests if digest in told]
     assert admin not in repr(ServerConfig(token=admin))
-
-
-def test_scopes_of_a_caller() -> None:
-    assert [Caller("x", frozenset({"claim"})).may(scope) for scope in SCOPES] == [True, True, False]
-    assert [Caller("x", frozenset({"read"})).may(scope) for scope in SCOPES] == [True, False, False]
-    assert not Caller("x", frozenset()).may("read")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

@@ -20,7 +20,6 @@ from tests.standins.vllm import (
     plain_choice,
     role_chunk,
     several,
-    status,
     streamed,
     token_chunk,
     usage_chunk,
@@ -99,15 +98,6 @@ async def test_places_that_make_no_sense_are_refused(rig: Rig, places: str) -> N
     response = await rig.client.send(request)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-places")
     assert rig.vllm.requests == []
-
-
-async def test_an_eval_group_keeps_its_sampling_and_is_not_recorded(rig: Rig) -> None:
-    group = await claim_group(rig, episode_type="eval")
-    answer = (await group.chat(temperature=0.1, seed=7)).json()
-    assert len(answer["choices"]) == 2
-    sent = rig.vllm.requests[0][1]
-    assert (sent["temperature"], sent["seed"], sent["n"]) == (0.1, 7, 2)
-    assert group.sampled == [[], []]
 
 
 async def test_the_key_of_a_group_opens_nothing_else(rig: Rig) -> None:
@@ -195,13 +185,6 @@ async def test_a_prompt_that_disagrees_concerns_all(rig: Rig, changes: dict[str,
     group = await claim_group(rig)
     assert (await group.chat()).status_code == 200
     assert all(group.quarantined) and group.sampled == [[], []]
-
-
-async def test_refusals_of_vllm_pass_through(rig: Rig) -> None:
-    payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
-    rig.vllm.script.append(status(400, payload))
-    response = await (await claim_group(rig)).chat()
-    assert (response.status_code, response.json()) == (400, payload)
 
 
 async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> None:
@@ -369,18 +352,6 @@ async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:
 
 
 # -------------------------------------------------------------------- leaving
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_a_caller_that_leaves_cancels_the_call_and_leaves_no_record(rig: Rig, streaming: bool) -> None:
-    rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")))
-    group = await claim_group(rig)
-    call = asyncio.create_task(stream(group) if streaming else group.chat())
-    await rig.eventually(lambda: bool(rig.vllm.requests))
-    call.cancel()
-    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
-    await asyncio.gather(call, return_exceptions=True)
-    assert group.sampled == [[], []] and not any(group.quarantined)
 
 
 async def test_an_answer_that_the_disk_does_not_take_is_not_given_and_not_trained(

@@ -271,20 +271,6 @@ async def test_tokens_that_disagree_are_delivered_but_not_trained(rig: Rig) -> N
     assert "1 token ids" in (await episode.end())["error"]
 
 
-async def test_a_caller_that_leaves_cancels_its_stream_and_leaves_no_record(rig: Rig) -> None:
-    rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
-    episode = await rig.claim()
-    response = await rig.client.send(episode.request(stream=True), stream=True)
-    async with asyncio.timeout(10):
-        async for part in response.aiter_bytes():
-            if b"t5" in part:
-                break
-        await response.aclose()
-        await rig.vllm.cancelled.wait()
-    assert episode.calls == []
-    assert not rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
-
-
 async def test_an_episode_that_ends_cuts_its_stream_with_an_error(rig: Rig) -> None:
     rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
     episode = await rig.claim()

@@ -15,7 +15,7 @@ from msgspec import structs
 from swarm.errors import ConfigError, UnavailableError
 from swarm.http.serve import loop_factory
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import CallRow, Ending, Recovered, RunRow
+from swarm.server.journal.rows import CallRow, Ending
 from tests.swarm.server.journal.build import call, claimed, dropped, ended, over, refused
 
 pytestmark = pytest.mark.anyio
@@ -80,28 +80,6 @@ def held() -> Generator[Held]:
     held.let_go.set()
 
 
-def test_an_empty_journal_recovers_to_nothing(path: Path) -> None:
-    journal = Journal.open(path)
-    assert journal.recover() == Recovered()
-    asyncio.run(journal.close())
-
-
-async def test_what_is_synced_is_there_for_another_connection(journal: Journal) -> None:
-    journal.append(RunRow("r", "job"), claimed("a"), call("a", "1"), claimed("b"))
-    assert journal.pending == 4
-    await journal.synced()
-    assert journal.pending == 0
-    found = journal.recover()
-    assert [one.claim.episode_uuid for one in found.claimed] == ["a", "b"]
-    assert found.claimed[0].calls == (call("a", "1").call,)
-    assert (found.run_id, found.job_yaml) == ("r", "job")
-
-
-async def test_synced_returns_at_once_when_nothing_is_pending(journal: Journal) -> None:
-    async with asyncio.timeout(0):
-        await journal.synced()
-
-
 async def test_hundreds_who_wait_share_commits(journal: Journal) -> None:
     async def one(number: int) -> None:
         journal.append(claimed(f"e{number}"))
@@ -143,20 +121,6 @@ async def test_what_was_just_appended_when_the_server_ends_is_written(path: Path
     again = Journal.open(path)
     assert [one.episode_uuid for _, one in again.recover().finished] == ["a"]
     await again.close()
-
-
-async def test_one_who_gives_up_takes_nobody_along(
-    journal: Journal, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{WRITER}.write", held)
-    journal.append(claimed("a"))
-    tasks = [asyncio.create_task(journal.synced()) for _ in range(3)]
-    await asyncio.to_thread(held.reached.wait, 60)
-    tasks[1].cancel()
-    held.let_go.set()
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert done[0] is done[2] is None
-    assert isinstance(done[1], asyncio.CancelledError)
 
 
 async def test_closing_writes_what_is_pending(path: Path) -> None:
