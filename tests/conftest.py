@@ -25,6 +25,7 @@ HEAVY = (
     "tests/gateway/tui/test_app.py",
     "tests/gateway/tui/test_hostile.py",
     "tests/reward_hooks/judges/test_bias.py",
+    "tests/swarm/server/dataplane/test_dialects.py",
 )
 #: The fast suite divides the number of examples of a property test by this.
 _FEWER = 10

@@ -6,11 +6,12 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from swarm.server.engine.controller import Controller
-from tests import sdks
 from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
@@ -54,16 +55,16 @@ async def episode(rig: Rig) -> Claimed:
 
 
 @pytest.fixture
-async def claude(episode: Claimed) -> AsyncGenerator[sdks.anthropic.AsyncAnthropic]:
+async def claude(episode: Claimed) -> AsyncGenerator[anthropic.AsyncAnthropic]:
     # this SDK adds /v1 itself
     base_url = episode.base_url.removesuffix("/v1")
-    async with sdks.anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-async def sdk(episode: Claimed) -> AsyncGenerator[sdks.openai.AsyncOpenAI]:
-    async with sdks.openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
+async def sdk(episode: Claimed) -> AsyncGenerator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
         yield client
 
 
@@ -73,7 +74,7 @@ def sent(episode: Claimed) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("as_stream", [False, True])
-async def test_messages_use_tools(claude: sdks.anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
+async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
     script = episode.rig.vllm.script
     script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
     tools: Any = [{"name": "look", "description": "Look.", "input_schema": SCHEMA}]
@@ -103,7 +104,7 @@ async def test_messages_use_tools(claude: sdks.anthropic.AsyncAnthropic, episode
 
 
 @pytest.mark.slow
-async def test_messages_stream_over_a_weight_sync(claude: sdks.anthropic.AsyncAnthropic, episode: Claimed) -> None:
+async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
     episode.rig.vllm.script.extend(
         [
             streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort")),
@@ -119,10 +120,10 @@ async def test_messages_stream_over_a_weight_sync(claude: sdks.anthropic.AsyncAn
 
 
 @pytest.mark.slow
-async def test_a_cut_messages_stream_raises(claude: sdks.anthropic.AsyncAnthropic, episode: Claimed) -> None:
+async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
     reasoning = token_chunk([5], delta={"reasoning": "hm"})
     episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
-    with pytest.raises(sdks.anthropic.APIError, match="cannot be continued"):
+    with pytest.raises(anthropic.APIError, match="cannot be continued"):
         async with claude.messages.stream(model="tiny", max_tokens=20, messages=[HI]) as stream:
             await stream.until_done()
     assert not episode.calls
@@ -130,7 +131,7 @@ async def test_a_cut_messages_stream_raises(claude: sdks.anthropic.AsyncAnthropi
 
 
 @pytest.mark.slow
-async def test_responses_stream(sdk: sdks.openai.AsyncOpenAI, episode: Claimed) -> None:
+async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
     episode.rig.vllm.script.append(
         streamed(role_chunk(), token_chunk([5]), token_chunk([6]), token_chunk([7], "length"), usage_chunk(3))
     )
@@ -156,7 +157,7 @@ async def test_responses_stream(sdk: sdks.openai.AsyncOpenAI, episode: Claimed) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("as_stream", [False, True])
-async def test_responses_use_tools(sdk: sdks.openai.AsyncOpenAI, episode: Claimed, as_stream: bool) -> None:
+async def test_responses_use_tools(sdk: openai.AsyncOpenAI, episode: Claimed, as_stream: bool) -> None:
     script = episode.rig.vllm.script
     script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
     tools: Any = [{"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA}]
