@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from benchmarks.wire import Connection, post
 from swarm.client import AsyncSwarmClient, SwarmClient, wire
-from swarm.client.policy import RetryPolicy
+from swarm.client.wire import RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.types import WorkflowOutput
 

@@ -51,7 +51,7 @@ def test_drains_hand_out_every_outcome_once_and_in_order() -> None:
 
 
 def test_a_failure_is_an_outcome_too_after_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.client.policy.RetryPolicy.delay", lambda self, failures, retry_after=0.0: 0.0)
+    monkeypatch.setattr("swarm.client.wire.RetryPolicy.delay", lambda self, failures, retry_after=0.0: 0.0)
     tries: list[int] = []
 
     def fail() -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportState, export
