@@ -6,9 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from swarm.server.engine.controller import Controller
@@ -56,7 +54,9 @@ async def episode(rig: Rig) -> Claimed:
 
 
 @pytest.fixture
-async def claude(episode: Claimed) -> AsyncGenerator[anthropic.AsyncAnthropic]:
+async def claude(episode: Claimed) -> AsyncGenerator[Any]:
+    import anthropic  # to import an SDK takes seconds, in every worker that collects tests
+
     # this SDK adds /v1 itself
     base_url = episode.base_url.removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
@@ -64,7 +64,9 @@ async def claude(episode: Claimed) -> AsyncGenerator[anthropic.AsyncAnthropic]:
 
 
 @pytest.fixture
-async def sdk(episode: Claimed) -> AsyncGenerator[openai.AsyncOpenAI]:
+async def sdk(episode: Claimed) -> AsyncGenerator[Any]:
+    import openai  # to import an SDK takes seconds, in every worker that collects tests
+
     async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
         yield client
 
@@ -73,7 +75,7 @@ def sent(episode: Claimed) -> dict[str, Any]:
     return episode.rig.vllm.requests[-1][1]
 
 
-async def test_messages_plain(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
+async def test_messages_plain(claude: Any, episode: Claimed) -> None:
     message = await claude.messages.create(
         model="claude", max_tokens=20, system="Be brief.", messages=[HI], stop_sequences=["END"]
     )
@@ -90,7 +92,7 @@ async def test_messages_plain(claude: anthropic.AsyncAnthropic, episode: Claimed
 
 
 @pytest.mark.parametrize("as_stream", [False, True])
-async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
+async def test_messages_use_tools(claude: Any, episode: Claimed, as_stream: bool) -> None:
     script = episode.rig.vllm.script
     script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
     tools: Any = [{"name": "look", "description": "Look.", "input_schema": SCHEMA}]
@@ -119,7 +121,7 @@ async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, episode: Cla
     assert len(episode.calls) == 2
 
 
-async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
+async def test_messages_stream_over_a_weight_sync(claude: Any, episode: Claimed) -> None:
     episode.rig.vllm.script.extend(
         [
             streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort")),
@@ -134,7 +136,9 @@ async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthrop
     assert [call.response_ids for call in episode.calls] == [[5, 6]]
 
 
-async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
+async def test_a_cut_messages_stream_raises(claude: Any, episode: Claimed) -> None:
+    import anthropic
+
     reasoning = token_chunk([5], delta={"reasoning": "hm"})
     episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
     with pytest.raises(anthropic.APIError, match="cannot be continued"):
@@ -144,7 +148,7 @@ async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, ep
     assert episode.rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
 
 
-async def test_responses_plain(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
+async def test_responses_plain(sdk: Any, episode: Claimed) -> None:
     response = await sdk.responses.create(model="gpt", input="hi", instructions="Be brief.", max_output_tokens=20)
     assert (response.output_text, response.status, response.model) == ("t1 t2", "completed", "tiny")
     assert response.usage is not None and response.usage.total_tokens == len(PROMPT) + 2
@@ -153,7 +157,7 @@ async def test_responses_plain(sdk: openai.AsyncOpenAI, episode: Claimed) -> Non
     assert sent(episode)["max_completion_tokens"] == 20
 
 
-async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
+async def test_responses_stream(sdk: Any, episode: Claimed) -> None:
     episode.rig.vllm.script.append(
         streamed(role_chunk(), token_chunk([5]), token_chunk([6]), token_chunk([7], "length"), usage_chunk(3))
     )
@@ -178,7 +182,7 @@ async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> No
 
 
 @pytest.mark.parametrize("as_stream", [False, True])
-async def test_responses_use_tools(sdk: openai.AsyncOpenAI, episode: Claimed, as_stream: bool) -> None:
+async def test_responses_use_tools(sdk: Any, episode: Claimed, as_stream: bool) -> None:
     script = episode.rig.vllm.script
     script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
     tools: Any = [{"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA}]
@@ -205,7 +209,7 @@ async def test_responses_use_tools(sdk: openai.AsyncOpenAI, episode: Claimed, as
     assert len(episode.calls) == 2
 
 
-async def test_a_cut_responses_stream_says_that_it_failed(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
+async def test_a_cut_responses_stream_says_that_it_failed(sdk: Any, episode: Claimed) -> None:
     reasoning = token_chunk([5], delta={"reasoning": "hm"})
     episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
     events = [event async for event in await sdk.responses.create(model="tiny", input="hi", stream=True)]

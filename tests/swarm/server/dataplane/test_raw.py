@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.standins.vllm import ENGINE_MODEL, PROMPT, completion_chunk, logprob, streamed, told, usage_chunk
@@ -22,15 +21,15 @@ async def episode(rig: Rig) -> Claimed:
 
 
 @pytest.fixture
-async def sdk(episode: Claimed) -> AsyncGenerator[openai.AsyncOpenAI]:
+async def sdk(episode: Claimed) -> AsyncGenerator[Any]:
+    import openai  # to import an SDK takes seconds, in every worker that collects tests
+
     async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
         yield client
 
 
 @pytest.mark.parametrize("prompt", ["Once upon", [5, 6, 7]])
-async def test_a_prompt_is_continued_and_recorded(
-    rig: Rig, episode: Claimed, sdk: openai.AsyncOpenAI, prompt: Any
-) -> None:
+async def test_a_prompt_is_continued_and_recorded(rig: Rig, episode: Claimed, sdk: Any, prompt: Any) -> None:
     rig.vllm.script.append(told([21, 22]))
     answer = await sdk.completions.create(model="any", prompt=prompt, max_tokens=9, logprobs=0)
     assert (answer.object, answer.choices[0].text, answer.choices[0].finish_reason) == (
@@ -51,13 +50,13 @@ async def test_a_prompt_is_continued_and_recorded(
     assert call.logprobs == [logprob(21), logprob(22)]
 
 
-async def test_the_length_is_openais_where_none_is_asked_for(rig: Rig, sdk: openai.AsyncOpenAI) -> None:
+async def test_the_length_is_openais_where_none_is_asked_for(rig: Rig, sdk: Any) -> None:
     rig.vllm.script.append(told([21]))
     await sdk.completions.create(model="any", prompt="Once")
     assert rig.vllm.requests[-1][1]["max_tokens"] == 16
 
 
-async def test_a_stream_is_recorded_too(rig: Rig, episode: Claimed, sdk: openai.AsyncOpenAI) -> None:
+async def test_a_stream_is_recorded_too(rig: Rig, episode: Claimed, sdk: Any) -> None:
     rig.vllm.script.append(
         streamed(completion_chunk([21], prompt=PROMPT), completion_chunk([22], "stop"), usage_chunk(2))
     )
@@ -70,7 +69,7 @@ async def test_a_stream_is_recorded_too(rig: Rig, episode: Claimed, sdk: openai.
     assert [call.response_ids for call in episode.calls] == [[21, 22]]
 
 
-async def test_a_stream_cut_by_a_weight_sync_goes_on(rig: Rig, episode: Claimed, sdk: openai.AsyncOpenAI) -> None:
+async def test_a_stream_cut_by_a_weight_sync_goes_on(rig: Rig, episode: Claimed, sdk: Any) -> None:
     rig.vllm.script.append(
         streamed(completion_chunk([21], prompt=PROMPT), completion_chunk([22], "abort"), usage_chunk(2))
     )
@@ -85,16 +84,14 @@ async def test_a_stream_cut_by_a_weight_sync_goes_on(rig: Rig, episode: Claimed,
     assert [call.response_ids for call in episode.calls] == [[21, 22, 23]]
 
 
-async def test_an_aborted_answer_is_asked_for_again(rig: Rig, episode: Claimed, sdk: openai.AsyncOpenAI) -> None:
+async def test_an_aborted_answer_is_asked_for_again(rig: Rig, episode: Claimed, sdk: Any) -> None:
     rig.vllm.script += [told([21], finish="abort"), told([22])]
     answer = await sdk.completions.create(model="any", prompt="Once")
     assert answer.choices[0].text == "t22 "
     assert [call.response_ids for call in episode.calls] == [[22]]
 
 
-async def test_tokens_and_usage_that_disagree_are_never_trained(
-    rig: Rig, episode: Claimed, sdk: openai.AsyncOpenAI
-) -> None:
+async def test_tokens_and_usage_that_disagree_are_never_trained(rig: Rig, episode: Claimed, sdk: Any) -> None:
     rig.vllm.script.append(told([21, 22], counted=3))
     await sdk.completions.create(model="any", prompt="Once")
     assert not episode.calls
