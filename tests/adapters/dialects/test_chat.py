@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,31 +26,10 @@ def answer(message: dict[str, Any], **more: Any) -> Answer:
     return Answer(**{"model": "tiny", "message": message, "finish_reason": "stop", "usage": USAGE, **more})
 
 
-def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+def joined(chunks: Iterable[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     """The message that a client assembles from the deltas of one choice."""
-    message: dict[str, Any] = {}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            if choice["index"] != index:
-                continue
-            for key, value in choice["delta"].items():
-                if key == "tool_calls":
-                    merge_tool_calls(message.setdefault(key, []), value)
-                elif isinstance(value, str) and key != "role":
-                    message[key] = message.get(key, "") + value
-                else:
-                    message[key] = value
-    return message
-
-
-def merge_tool_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
-    for delta in deltas:
-        position = delta["index"]
-        if position == len(calls):
-            calls.append(json.loads(json.dumps(delta)))
-            del calls[position]["index"]
-        else:
-            calls[position]["function"]["arguments"] += delta["function"]["arguments"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return answers.whole([choice["delta"] for choice in choices])
 
 
 def test_parse_keeps_unknown_fields_and_reads_the_known() -> None:
