@@ -83,6 +83,11 @@ class TrainJob(Model):
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )
     ppo_epochs: int = Field(default=1, ge=1)
+    shared_prefixes: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: a prefix that rows share (the prompt of a group, a conversation) is computed once where "
+        "that is estimated to cost less; off: once for each row, as on GPUs always",
+    )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)
     save_freq: int = Field(default=-1, description="checkpoint every so many steps; -1: never")
@@ -124,6 +129,12 @@ class TrainJob(Model):
         """Tokens that the model takes, prompt and answer together."""
         given = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
         return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints; 0: the job writes none."""
+        steps = self.overrides.get("trainer.save_freq", self.save_freq)
+        return max(0, steps) if isinstance(steps, int) else 0
 
     @property
     def model_name(self) -> str:

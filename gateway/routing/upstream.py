@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from adapters.dialects import Answer, ChatDialect, to_json
+from adapters.dialects import Answer, to_json
+from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.sse import SseDecoder
 from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
@@ -272,7 +273,7 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
     answer = Answer.from_completion(completion)
 
     async def chunks() -> AsyncGenerator[dict[str, Any]]:
-        for chunk in ChatDialect().chunks([answer], str(completion.get("id", "")), include_usage=True):
+        for chunk in chunks_of([answer], str(completion.get("id", "")), include_usage=True):
             yield chunk
 
     return Decided(completion, chunks, headers)

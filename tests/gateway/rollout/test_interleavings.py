@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from adapters.dialects import Answer
 from gateway.background import Background
 from gateway.config.route import RouteSettings
-from gateway.rollout import group
+from gateway.rollout import group, server
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
@@ -192,8 +192,6 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
                 elif asked.done() and not asked.cancelled() and asked.exception() is None and reading is None:
                     reading = asyncio.create_task(_read(asked.result()))
                 await turn()
-                if what == "lost":
-                    await asyncio.sleep(0.11)
             if not asked.done():
                 async with asyncio.timeout(5):
                     while not asked.done():
@@ -211,7 +209,7 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
         return world
 
     # turns of the event loop are all the time there is
-    with patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0):
+    with patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0), patch.object(server, "_RETRY_FIRST", 0.0):
         world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
     assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"
