@@ -15,6 +15,7 @@ from gateway.app import create_app
 from gateway.cli.root import app
 from gateway.config.gateway import GatewayConfig
 from gateway.config.load import parse_config
+from gateway.scaffold import scaffold
 from swarm.errors import ConfigError
 from swarm.job import parse_job
 from tests.standins.swarm import Swarm
@@ -43,24 +44,20 @@ def test_the_folder_is_complete_and_named(tmp_path: Path) -> None:
 
 
 def test_nothing_that_is_there_is_touched(tmp_path: Path) -> None:
-    made = make("x", tmp_path)
+    made = scaffold("x", tmp_path)
     (made / "README.md").write_text("mine")
     with pytest.raises(ConfigError, match="is there already"):
-        make("x", tmp_path)
+        scaffold("x", tmp_path)
     assert (made / "README.md").read_text() == "mine"
+    with pytest.raises(ConfigError, match=r"cannot make .*opencode_build_x"):
+        scaffold("x", made / "README.md")
 
 
 @pytest.mark.parametrize("name", ["", "1x", "../x", "Großes", "a b"])
 def test_names_that_will_not_do(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no name"):
-        make(name, tmp_path)
+        scaffold(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot make .*opencode_build_x"):
-        make("x", tmp_path / "file")
 
 
 def test_its_reward_recovers_the_order_of_its_own_groups(tmp_path: Path) -> None:
