@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import ConfigError
-from swarm.sync import ArchiveLimits, build_archive, check_and_extract
+from swarm.sync import ArchiveLimits, build_archive
 from tests.swarm.sync.making import git, tracked
 
 
@@ -46,6 +46,7 @@ def test_only_what_git_tracks_is_packed(code: Path, caplog: pytest.LogCaptureFix
         (code / name).parent.mkdir(exist_ok=True)
         (code / name).write_text("secret")
     assert sorted(packed(code)) == NAMES
+    assert sorted(packed(code / "pkg")) == ["__init__.py", "tool.sh"]
     left_out = build_archive(code).left_out
     assert left_out == dict.fromkeys((".env", "old.pyc", "runs/"), "git ignores it") | dict.fromkeys(
         ("new/", "notes.txt"), "git does not track it"
@@ -64,11 +65,6 @@ def test_files_go_as_they_are_in_the_work_tree(code: Path) -> None:
     files = packed(code)
     assert (files["agent.py"], files["added.py"]) == (b"print(2)", b"print(4)")
     assert sorted(files) == [".gitignore", "added.py", "agent.py", "pkg/__init__.py"]
-
-
-def test_a_part_of_a_checkout(code: Path) -> None:
-    (code / "pkg/.env").write_text("secret")
-    assert sorted(packed(code / "pkg")) == ["__init__.py", "tool.sh"]
 
 
 def test_a_folder_in_no_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +124,6 @@ def test_equal_files_are_equal_bytes(code: Path, tmp_path: Path) -> None:
     assert build_archive(tracked(copy)) == first
     (copy / "agent.py").write_text("print(2)")
     assert build_archive(copy).content != first.content
-
-
-def test_there_and_back(code: Path, tmp_path: Path) -> None:
-    there = check_and_extract(build_archive(code).content, tmp_path / "target")
-    assert (there / "agent.py").read_text() == "print(1)"
-    assert os.access(there / "pkg/tool.sh", os.X_OK)
-    assert not os.access(there / "agent.py", os.X_OK)
-    assert [path.name for path in (tmp_path / "target").iterdir()] == [there.name]
 
 
 def test_a_link_goes_as_the_tracked_file_that_it_leads_to(code: Path, tmp_path: Path) -> None:
@@ -246,7 +234,7 @@ RULES = st.lists(
     dropped=st.lists(PATHS, max_size=2),
     links=st.dictionaries(PATHS, PATHS, max_size=2),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_git_ignores_or_does_not_track_is_in_no_archive(
     tmp_path_factory: pytest.TempPathFactory,
     files: set[str],
