@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -93,27 +94,25 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def app(server: Server, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
-    command = [sys.executable, str(FOLDER / "app.py"), *arguments]
-    return subprocess.run(command, env=env, input=typed, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_the_app_asks_one_question_or_chats(server: Server) -> None:
-    done = app(server, QUESTION)
-    assert (done.returncode, done.stdout) == (0, "They are made once.\n")
+def test_the_app_asks_one_question_or_chats(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = SourceFolder(FOLDER).module("app")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(sys, "argv", ["app.py", QUESTION])
+    app.main()
+    assert capsys.readouterr().out == "They are made once.\n"
     assert server.bodies[0]["messages"][-1]["content"] == f"{QUESTION} Answer in one short sentence."
-    done = app(server, typed=f"{QUESTION}\nSince when?\n\n")
-    assert done.stdout.count("They are made once.") == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{QUESTION}\nSince when?\n\n"))
+    monkeypatch.setattr(sys, "argv", ["app.py"])
+    app.main()
+    assert capsys.readouterr().out.count("They are made once.") == 2
     assert [message["role"] for message in server.bodies[2]["messages"]] == ["system", "user", "assistant", "user"]
-
-
-def test_an_error_is_one_line(server: Server) -> None:
     server.status = 503
-    done = app(server, QUESTION)
-    assert done.returncode == 1
-    assert done.stderr.startswith("app: ")
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(sys, "argv", ["app.py", QUESTION])
+    with pytest.raises(SystemExit, match="app: "):
+        app.main()
 
 
 @contextlib.contextmanager
