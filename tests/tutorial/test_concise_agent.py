@@ -138,11 +138,6 @@ def test_as_many_users_as_asked_for_and_ctrl_c_waits_for_none(server: Server) ->
     assert "interrupted" in out
 
 
-def test_the_app_knows_nothing_of_training() -> None:
-    source = (FOLDER / "app.py").read_text()
-    assert not any(word in source for word in ("import swarm", "from swarm", "gateway", "reward"))
-
-
 @pytest.mark.anyio
 async def test_the_hooks_judge_the_question_without_the_apps_instruction() -> None:
     hooks = load_hooks(FOLDER)

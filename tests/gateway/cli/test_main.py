@@ -27,11 +27,14 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return code if isinstance(code, int) else 0
 
 
-def test_building_the_commands_imports_nothing_slow() -> None:
-    slow = {"rich", "pydantic", "aiohttp", "textual", "yaml"}
-    probe = f"import sys, gateway.cli.root; print(sorted({slow} & set(sys.modules)))"
+def test_building_the_commands_imports_nothing_slow_and_only_the_monitor_draws() -> None:
+    slow, drawing = {"rich", "pydantic", "aiohttp", "textual", "yaml"}, {"textual", "torch"}
+    probe = (
+        f"import sys, gateway.cli.root; print(sorted({slow} & set(sys.modules)))\n"
+        f"import gateway.cli.status, gateway.tui.client; print(sorted({drawing} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["[]", "[]"]
 
 
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

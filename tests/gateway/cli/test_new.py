@@ -1,25 +1,17 @@
 """``swarm-gateway new``: what it makes runs as it is, against a stand-in."""
 
-import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gateway.app import create_app
 from gateway.cli.root import app
-from gateway.config.gateway import GatewayConfig
 from gateway.config.load import parse_config
 from gateway.scaffold import scaffold
 from swarm.errors import ConfigError
 from swarm.job import parse_job
-from tests.standins.swarm import Swarm
-from tests.standins.vllm import listening
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,33 +57,3 @@ def test_its_reward_recovers_the_order_of_its_own_groups(tmp_path: Path) -> None
     command = ["hooks", "test", str(made), "--data", str(made / "groups.jsonl"), "--json"]
     report = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
     assert (report["tau_rank"], report["flip_rate"], report["failed"]) == (1.0, 0.0, {})
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-async def test_its_mock_users_train_through_a_gateway(tmp_path: Path) -> None:
-    made = make("x", tmp_path)
-    asked = len((made / "prompts.jsonl").read_text().splitlines())
-    swarm = Swarm()
-    async with listening(swarm.app) as url:
-        swarm.url = url
-        config = GatewayConfig(swarm_url=url, hooks=str(made))
-        async with listening(create_app(config)) as gateway:
-            users = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "mock_user_request.py",
-                "--base-url",
-                f"{gateway}/v1",
-                "--model",
-                "tiny",
-                cwd=made,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            out, _ = await asyncio.wait_for(users.communicate(), 60)
-            assert users.returncode == 0, out.decode()
-            await swarm.until(lambda: len(swarm.ends) == asked)
-    rewards = [end["workflow_output"]["reward"] for end in swarm.ends[0]["ends"]]
-    assert len(rewards) == 4
-    assert len(set(rewards)) > 1

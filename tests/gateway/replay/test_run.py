@@ -1,6 +1,5 @@
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -174,10 +173,3 @@ def test_each_epoch_has_every_prompt_in_an_order_that_the_seed_fixes(data: Path)
     half = len(prompts)
     assert sorted(one[:half]) == sorted(one[half:]) == sorted(prompt.text for prompt in prompts)
     assert one[:half] != one[half:] and one == same != other
-
-
-def test_a_parquet_file_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "q.parquet").touch()
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[parquet\]'"):
-        read_prompts(tmp_path / "q.parquet")

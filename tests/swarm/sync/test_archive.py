@@ -79,17 +79,9 @@ def test_a_folder_in_no_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.
         build_archive(tmp_path)
 
 
-def test_the_environment_names_no_other_checkout(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/secret.key").write_text("")
-    other = tracked(tmp_path / "other")
-    # as in a hook of git's
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
-    assert sorted(packed(code)) == NAMES
-
-
-def test_no_program_of_the_checkout_runs(code: Path, tmp_path: Path) -> None:
+def test_no_other_checkout_is_packed_and_no_program_of_it_runs(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     trap.chmod(0o755)
@@ -98,7 +90,13 @@ def test_no_program_of_the_checkout_runs(code: Path, tmp_path: Path) -> None:
     for key in ("core.fsmonitor", "filter.trap.clean", "filter.trap.smudge", "core.pager", "core.sshCommand"):
         git(code, "config", key, str(trap))
     (code / "agent.py").write_text("print(2)")
-    assert "agent.py" in packed(code)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/secret.key").write_text("")
+    other = tracked(tmp_path / "other")
+    # as in a hook of git's
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+    assert sorted(packed(code)) == [".gitattributes", *NAMES]
     assert not (tmp_path / "ran").exists()
 
 
@@ -179,14 +177,12 @@ def test_a_submodule_is_left_out(code: Path, tmp_path: Path) -> None:
     assert sorted(packed(code)) == [".gitignore", ".gitmodules", *NAMES[1:]]
 
 
-def test_big_files_stay_out(code: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_and_folders_over_the_limits(code: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (code / "weights.bin").write_bytes(b"x" * 5000)
     git(code, "add", "weights.bin")
     assert "weights.bin" not in packed(code, ArchiveLimits(max_file_bytes=4096))
     assert "because it has 5000 bytes, more than 4096: weights.bin" in caplog.text
-
-
-def test_what_cannot_be_packed_is_said(code: Path, tmp_path: Path) -> None:
+    git(code, "rm", "--quiet", "--force", "weights.bin")
     with pytest.raises(ConfigError, match="no folder"):
         build_archive(tmp_path / "none")
     with pytest.raises(ConfigError, match="5 files, at most 3"):
