@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-#: Tests whose imports (torch, verl, transformers) or work take seconds. The fast suite runs them only when named.
+#: Tests whose imports (torch, verl, transformers, SDKs) or work take seconds. The fast suite runs them only when named.
 HEAVY = (
     "tests/adapters/verl",
     "tests/adapters/models/test_convert.py",
     "tests/adapters/models/test_decoding.py",
+    "tests/gateway/api/test_sdks.py",
     "tests/gateway/tui/test_app.py",
     "tests/gateway/tui/test_hostile.py",
     "tests/reward_hooks/judges/test_bias.py",

@@ -121,7 +121,7 @@ class HttpClient:
         """:meth:`request` with ``POST``."""
         return await self.request("POST", url, content, headers)
 
-    async def get(self, url: str, seconds: float) -> Answer:
+    async def get(self, url: str, seconds: float, headers: Mapping[str, str] | None = None) -> Answer:
         """:meth:`request` with ``GET``, given up after ``seconds``.
 
         Raises:
@@ -129,7 +129,7 @@ class HttpClient:
         """
         try:
             async with asyncio.timeout(seconds):
-                return await self.request("GET", url, None, {})
+                return await self.request("GET", url, None, headers or {})
         except TimeoutError as exc:
             raise ConnectionBrokenError(f"no answer within {seconds:g} s", unsent=False) from exc
 

@@ -89,6 +89,10 @@ class Work:
         return decided(str(number))
 
 
+class Chunk(dict[str, Any]):
+    """Something that a weak reference can point to."""
+
+
 class Streaming(Work):
     """Produces streams of ``parts``; ``sent`` lets the parts after the first go."""
 
@@ -98,6 +102,7 @@ class Streaming(Work):
         self.sent = asyncio.Event()
         self.closed = 0
         self.read = 0
+        self.chunks: list[weakref.ref[Chunk]] = []
 
     async def __call__(self) -> Outcome:
         self.began += 1
@@ -107,7 +112,10 @@ class Streaming(Work):
         try:
             for number in range(self.parts):
                 self.read += 1
-                yield {"n": number}
+                chunk = Chunk(n=number)
+                self.chunks.append(weakref.ref(chunk))
+                yield chunk
+                del chunk
                 await self.sent.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -210,11 +218,10 @@ async def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_other_reques
     work = Streaming()
     work.sent.set()
     outcome = await retries.run(first(), ROUTE, work)
-    kept = weakref.ref(outcome)
     assert await everything(outcome) == [0, 1, 2]
     del outcome
     async with asyncio.timeout(20):
-        while kept() is not None:
+        while any(chunk() is not None for chunk in work.chunks):
             gc.collect()
             await asyncio.sleep(0.005)
 

@@ -21,9 +21,10 @@ rig = server.rig
 TRACES = ["0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736"]
 
 
-@pytest.mark.parametrize("tracing", [None, {"endpoint": "http://127.0.0.1:9"}])
+@pytest.mark.usefixtures("exported")
+@pytest.mark.parametrize("tracing", [None, {}])
 async def test_the_step_that_trained_on_a_request_is_found_by_its_trace(
-    rig: server.Rig, tmp_path: Path, tracing: dict[str, Any] | None
+    rig: server.Rig, tmp_path: Path, tracing: Any
 ) -> None:
     async with gateway_before(str(rig.client.base_url), tmp_path, tracing=tracing) as http:
         asked: list[str] = []

@@ -6,14 +6,12 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from swarm.server.engine.controller import Controller
+from tests import sdks
 from tests.standins.vllm import (
-    ENGINE_MODEL,
     PROMPT,
     completion_chunk,
     plain,
@@ -56,16 +54,16 @@ async def episode(rig: Rig) -> Claimed:
 
 
 @pytest.fixture
-async def claude(episode: Claimed) -> AsyncGenerator[anthropic.AsyncAnthropic]:
+async def claude(episode: Claimed) -> AsyncGenerator[sdks.anthropic.AsyncAnthropic]:
     # this SDK adds /v1 itself
     base_url = episode.base_url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
+    async with sdks.anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-async def sdk(episode: Claimed) -> AsyncGenerator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
+async def sdk(episode: Claimed) -> AsyncGenerator[sdks.openai.AsyncOpenAI]:
+    async with sdks.openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
         yield client
 
 
@@ -73,24 +71,9 @@ def sent(episode: Claimed) -> dict[str, Any]:
     return episode.rig.vllm.requests[-1][1]
 
 
-async def test_messages_plain(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
-    message = await claude.messages.create(
-        model="claude", max_tokens=20, system="Be brief.", messages=[HI], stop_sequences=["END"]
-    )
-    assert [block.model_dump(exclude_none=True) for block in message.content] == [{"type": "text", "text": "t1 t2"}]
-    assert (message.stop_reason, message.model, message.role) == ("end_turn", "tiny", "assistant")
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(PROMPT), 2)
-    (call,) = episode.calls
-    assert (call.prompt_ids, call.response_ids) == (PROMPT, [1, 2])
-    body = sent(episode)
-    assert body["messages"] == [{"role": "system", "content": "Be brief."}, HI]
-    assert (body["model"], body["max_tokens"], body["stop"]) == (ENGINE_MODEL, 20, ["END"])
-    # a train episode samples from the policy, whatever the dialect
-    assert body["temperature"] == 0.9
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("as_stream", [False, True])
-async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
+async def test_messages_use_tools(claude: sdks.anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
     script = episode.rig.vllm.script
     script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
     tools: Any = [{"name": "look", "description": "Look.", "input_schema": SCHEMA}]
@@ -119,7 +102,8 @@ async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, episode: Cla
     assert len(episode.calls) == 2
 
 
-async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
+@pytest.mark.slow
+async def test_messages_stream_over_a_weight_sync(claude: sdks.anthropic.AsyncAnthropic, episode: Claimed) -> None:
     episode.rig.vllm.script.extend(
         [
             streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort")),
@@ -134,26 +118,19 @@ async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthrop
     assert [call.response_ids for call in episode.calls] == [[5, 6]]
 
 
-async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
+@pytest.mark.slow
+async def test_a_cut_messages_stream_raises(claude: sdks.anthropic.AsyncAnthropic, episode: Claimed) -> None:
     reasoning = token_chunk([5], delta={"reasoning": "hm"})
     episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
-    with pytest.raises(anthropic.APIError, match="cannot be continued"):
+    with pytest.raises(sdks.anthropic.APIError, match="cannot be continued"):
         async with claude.messages.stream(model="tiny", max_tokens=20, messages=[HI]) as stream:
             await stream.until_done()
     assert not episode.calls
     assert episode.rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
 
 
-async def test_responses_plain(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
-    response = await sdk.responses.create(model="gpt", input="hi", instructions="Be brief.", max_output_tokens=20)
-    assert (response.output_text, response.status, response.model) == ("t1 t2", "completed", "tiny")
-    assert response.usage is not None and response.usage.total_tokens == len(PROMPT) + 2
-    assert [call.response_ids for call in episode.calls] == [[1, 2]]
-    assert sent(episode)["messages"] == [{"role": "system", "content": "Be brief."}, HI]
-    assert sent(episode)["max_completion_tokens"] == 20
-
-
-async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
+@pytest.mark.slow
+async def test_responses_stream(sdk: sdks.openai.AsyncOpenAI, episode: Claimed) -> None:
     episode.rig.vllm.script.append(
         streamed(role_chunk(), token_chunk([5]), token_chunk([6]), token_chunk([7], "length"), usage_chunk(3))
     )
@@ -177,8 +154,9 @@ async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> No
     assert [call.response_ids for call in episode.calls] == [[5, 6, 7]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_stream", [False, True])
-async def test_responses_use_tools(sdk: openai.AsyncOpenAI, episode: Claimed, as_stream: bool) -> None:
+async def test_responses_use_tools(sdk: sdks.openai.AsyncOpenAI, episode: Claimed, as_stream: bool) -> None:
     script = episode.rig.vllm.script
     script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
     tools: Any = [{"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA}]
@@ -203,14 +181,6 @@ async def test_responses_use_tools(sdk: openai.AsyncOpenAI, episode: Claimed, as
         *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in CALLS),
     ]
     assert len(episode.calls) == 2
-
-
-async def test_a_cut_responses_stream_says_that_it_failed(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
-    reasoning = token_chunk([5], delta={"reasoning": "hm"})
-    episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
-    events = [event async for event in await sdk.responses.create(model="tiny", input="hi", stream=True)]
-    assert events[-1].type == "response.failed"
-    assert "cannot be continued" in events[-1].response.error.message
 
 
 ASKS: dict[str, dict[str, Any]] = {

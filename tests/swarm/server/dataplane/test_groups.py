@@ -113,12 +113,6 @@ async def test_the_key_of_a_group_opens_nothing_else(rig: Rig) -> None:
     assert rig.vllm.requests == []
 
 
-async def test_members_may_be_called_by_themselves_too(rig: Rig) -> None:
-    group = await claim_group(rig)
-    assert (await group.chat()).status_code == (await group.members[1].chat()).status_code == 200
-    assert [len(calls) for calls in group.sampled] == [1, 2]
-
-
 async def test_an_abort_of_any_choice_repeats_the_whole_call(rig: Rig) -> None:
     rig.vllm.script.extend(
         [
@@ -179,14 +173,6 @@ async def test_an_answer_about_a_picture_is_not_continued_from_token_ids_alone(r
     assert len(rig.vllm.requests) == 1
 
 
-@pytest.mark.parametrize("changes", [{"prompt_token_ids": [1]}, {"prompt_token_ids": None}])
-async def test_a_prompt_that_disagrees_concerns_all(rig: Rig, changes: dict[str, Any]) -> None:
-    rig.vllm.script.append(plain([1, 2], **changes))
-    group = await claim_group(rig)
-    assert (await group.chat()).status_code == 200
-    assert all(group.quarantined) and group.sampled == [[], []]
-
-
 async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> None:
     rig.vllm.default = rig.vllm.hang()
     group = await claim_group(rig)
@@ -202,19 +188,6 @@ async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> Non
     assert (await group.chat()).status_code == 401
     rig.vllm.default = plain([1])
     assert (await group.members[0].chat(n=1)).status_code == 200
-
-
-async def test_a_call_in_flight_keeps_all_members_alive(rig: Rig) -> None:
-    rig.vllm.default = rig.vllm.hang()
-    group = await claim_group(rig, discard_episode_timeout=1.0)
-    async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(group.chat())
-        await rig.eventually(lambda: bool(rig.vllm.requests))
-        pool = rig.controller.pool
-        assert [pool.open(one.uuid, one.key).in_flight for one in group.members] == [1, 1]
-        call.cancel()
-    # then they idle, and are taken back
-    await rig.eventually(lambda: pool.information().running_episodes == 0)
 
 
 # ------------------------------------------------------------------- streamed
@@ -307,29 +280,28 @@ async def test_the_choices_that_were_cut_are_continued_each_from_its_own_tokens(
     assert not any(group.quarantined)
 
 
-async def test_the_first_usage_is_held_against_what_came_before_the_cut(rig: Rig) -> None:
-    rig.vllm.script.extend(
-        [
-            streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), usage_chunk(7)),
-            streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
-        ]
-    )
+@pytest.mark.parametrize(
+    ("ends", "sampled", "quarantined"),
+    [
+        # held against what came before the cut
+        ([usage_chunk(7)], [[], []], ["7 by usage"] * 2),
+        # without it, only what was continued can be trained
+        ([], [[[5, 7]], []], ["", "vLLM sent no usage"]),
+    ],
+)
+async def test_the_usage_before_a_cut_counts(
+    rig: Rig, ends: list[Any], sampled: list[Any], quarantined: list[str]
+) -> None:
+    rig.vllm.script += [
+        streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), *ends, done=bool(ends)),
+        streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
+    ]
     group = await claim_group(rig)
     assert texts(await stream(group)) == ["t5 t7 ", "t6 "]
-    assert all("7 by usage" in why for why in group.quarantined)
-
-
-async def test_without_a_usage_only_what_was_continued_can_be_trained(rig: Rig) -> None:
-    rig.vllm.script.extend(
-        [
-            streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), done=False),
-            streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
-        ]
+    assert group.sampled == sampled
+    assert all(
+        said in why and bool(said) == bool(why) for said, why in zip(quarantined, group.quarantined, strict=True)
     )
-    group = await claim_group(rig)
-    assert texts(await stream(group)) == ["t5 t7 ", "t6 "]
-    assert group.quarantined == ["", "vLLM sent no usage"]
-    assert group.sampled == [[[5, 7]], []]
 
 
 async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:

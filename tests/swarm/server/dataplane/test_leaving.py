@@ -20,7 +20,7 @@ from tests.swarm.server.dataplane.group import claim_group
 
 pytestmark = pytest.mark.anyio
 
-TIMES = 50
+TIMES = 10
 #: seconds that a departure may take to reach vLLM on any machine; what it takes on this one is printed
 BOUND = 5
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
@@ -206,13 +205,6 @@ async def test_what_is_not_text_is_answered_counted_and_never_trained(rig: Rig, 
     assert "swarm_quarantined_episodes_total{" in metrics and "only text is trained" in metrics
 
 
-async def test_text_parts_are_trained(rig: Rig) -> None:
-    episode = await rig.claim()
-    parts = ["look", {"type": "text", "text": "here"}, {"type": "refusal", "refusal": "no"}]
-    assert (await episode.chat(messages=[{"role": "user", "content": parts}])).status_code == 200
-    assert not (await episode.end())["error"]
-
-
 async def test_wrong_key_dead_key_and_foreign_key(rig: Rig) -> None:
     episode, other = await rig.claim(), await rig.claim()
     response = await rig.client.post(f"{episode.base_url}/chat/completions", json={})
@@ -314,35 +306,6 @@ async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:
         first, second = await asyncio.gather(episode.chat(), episode.chat())
     assert first.status_code == second.status_code == 200
     assert len(episode.calls) == 2
-
-
-def _started(asked: asyncio.Event, reply: Any) -> Any:
-    asked.set()
-    return reply
-
-
-async def test_an_episode_that_ends_takes_its_calls_with_it(rig: Rig) -> None:
-    asked = asyncio.Event()
-    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
-    episode = await rig.claim()
-    call = asyncio.create_task(episode.chat())
-    await asyncio.wait_for(asked.wait(), 10)
-    await rig.post("/abort_episode", client_uuid="me", episode_uuid=episode.uuid)
-    response: httpx.Response = await asyncio.wait_for(call, 10)
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_aborted")
-    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
-
-
-async def test_calls_of_a_dying_engine_are_told_so(rig: Rig) -> None:
-    asked = asyncio.Event()
-    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
-    call = asyncio.create_task((await rig.claim()).chat())
-    await asyncio.wait_for(asked.wait(), 10)
-    rig.controller.offline("the engine process was killed by SIGKILL")
-    response: httpx.Response = await asyncio.wait_for(call, 10)
-    assert response.status_code == 503
-    assert "SIGKILL" in response.json()["error"]["message"]
-    assert response.headers["retry-after"]
 
 
 async def test_policy_versions_span_the_call(rig: Rig) -> None:
