@@ -186,6 +186,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
             assert result.metrics["training/rollout_probs_diff_max"] < 1e-3
             # 8 rows of 7 trajectories: one optimizer step
             assert (result.metrics["swarm/rows"], result.metrics["swarm/padding_rows"]) == (8, 0)
+            assert 0 < result.metrics["swarm/unique_tokens"] <= result.metrics["swarm/tokens"]
             assert result.metrics["actor/grad_norm"] > 0
 
         served = await served_logprobs(client, ready)
