@@ -118,7 +118,7 @@ def test_imports_follow_the_table() -> None:
         ("reward_hooks.runner", "swarm.client"),
         ("swarm.link.server", "torch"),
         ("swarm.types", "starlette"),
-        ("swarm.credentials.ring", "swarm.http.serve"),
+        ("swarm.credentials", "swarm.http.serve"),
         ("swarm.sync.archive", "httpx"),
         ("swarm.sync.archive", "swarm.client"),
     ],

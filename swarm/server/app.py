@@ -26,9 +26,7 @@ from swarm.server.api.engine import CODE_PATH, CODE_TYPE, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
-from swarm.server.auth.middleware import AuthMiddleware
-from swarm.server.auth.ring import TokenRing
-from swarm.server.auth.scopes import WITHOUT_TOKEN, ControlRoute, Scopes
+from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.controller import Controller

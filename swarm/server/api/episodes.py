@@ -34,8 +34,7 @@ from swarm.protocol import (
     WithdrawClaimRequest,
 )
 from swarm.server.api.engine import BACKLOG
-from swarm.server.auth.ring import Caller
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import Caller, ControlRoute
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.credentials import TokenFile
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import ControlRoute
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
 

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.errors import ForbiddenError
 from swarm.server.api.episodes import ClientNames
-from swarm.server.auth.ring import Caller
+from swarm.server.auth import Caller
 
 ANN, BOB = Caller("ann", frozenset({"claim"})), Caller("bob", frozenset({"claim"}))
 ROOT = Caller("root", frozenset({"admin"}))
