@@ -1,10 +1,9 @@
-"""AgentJet's job YAML as a :class:`TrainJob`.
+"""Reads AgentJet's job YAML as a :class:`TrainJob`.
 
-Invariant: every key of the YAML is carried over with its meaning, refused with the reason, or listed as ignored; none
-gets lost unnoticed.
+Invariant: every key of the YAML is carried over with its meaning, refused with the reason, or listed as ignored.
 
-What AgentJet's client syncs is its whole composed configuration: the job under ``ajet``, and beside it the sections of
-its trainer (``actor_rollout_ref``, ``trainer``, ...), which its server overwrites from ``ajet``.
+AgentJet's client syncs its whole composed configuration: the job under ``ajet``, and beside it the sections of its
+trainer (``actor_rollout_ref``, ``trainer``, ...), which its server overwrites from ``ajet``.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast, get_args
 
-import yaml
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, TrainJob, parse_job
+from swarm.job import CollectionMethod, TrainJob, parse_job, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ _FIELDS = {
     f"{_TRAINER}.total_training_steps": "total_training_steps",
 }
 
-#: AgentJet's key -> verl's key, for what verl has under the same meaning and a TrainJob has no field for.
+#: AgentJet's key -> verl's key with the same meaning, for settings that a TrainJob has no field for.
 _VERL = {
     "rollout.max_num_seqs": f"{_ROLLOUT}.max_num_seqs",
     "rollout.ppo_max_token_len_per_gpu": f"{_ACTOR}.ppo_max_token_len_per_gpu",
@@ -76,7 +74,7 @@ _VERL = {
     f"{_TRAINER}.ulysses_sequence_parallel_size": f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
 }
 
-#: LoRA's keys, carried only where ``lora_rank`` turns it on.
+#: LoRA's keys, carried only if ``lora_rank`` turns it on.
 _LORA = {
     "lora.lora_rank": "actor_rollout_ref.model.lora_rank",
     "lora.lora_alpha": "actor_rollout_ref.model.lora_alpha",
@@ -85,7 +83,7 @@ _LORA = {
     "lora.layered_summon": f"{_ROLLOUT}.layered_summon",
 }
 
-#: AgentJet's key -> the values it may have, and why no other can be carried.
+#: AgentJet's key -> the values it may have, and why no other one is possible.
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "backbone": (("verl",), "the only trainer here is verl"),
     "enable_swarm_mode": ((True,), "a swarm server trains on what its clients run, not on a workflow of its own"),
@@ -109,7 +107,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_TRAINER}.val_only": ((False,), "evaluation runs as eval episodes of a client"),
 }
 
-#: Pattern of AgentJet's key -> why it is of no use here; asked for keys that nothing above has taken.
+#: Pattern of AgentJet's key -> why it has no effect here; for keys that none of the tables above has.
 _IGNORED = {
     "experiment_dir": "the operator's run folder is used",
     f"{_TRAINER}.checkpoint_base_dir": "the operator's run folder is used",
@@ -147,27 +145,24 @@ _UNKNOWN = "not known here"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """``job`` is what an AgentJet job means here; ``ignored`` has its keys without a meaning here, with the reason."""
+    """The job, and the keys that have no effect here with the reason."""
 
     job: TrainJob
     ignored: dict[str, str]
 
 
 def read_job(text: str, where: str = "job") -> TrainJob:
-    """Read a job from YAML text, ours or AgentJet's; what is ignored of the latter is logged.
+    """Read a job from YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
 
     Raises:
-        ConfigError: no mapping, a misspelt key, a value out of range or one that cannot be carried; names each.
+        ConfigError: no mapping, a misspelt key, a value that is out of range or not possible here; names each.
     """
     if "ajet" not in text:
         return parse_job(text, where)
-    try:
-        data: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{where} is not valid YAML: {_first_line(exc)}") from exc
-    if not isinstance(data, Mapping) or "ajet" not in data:
+    data = parse_mapping(text, where)
+    if "ajet" not in data:
         return parse_job(text, where)
-    conversion = convert(cast("Mapping[str, Any]", data), where)
+    conversion = convert(data, where)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
         logger.info("%s is AgentJet's; ignored: %s", where, listed)
@@ -177,10 +172,10 @@ def read_job(text: str, where: str = "job") -> TrainJob:
 
 
 def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
-    """What AgentJet's composed configuration means here.
+    """Convert AgentJet's composed configuration.
 
     Raises:
-        ConfigError: a value out of range or one that cannot be carried; names each by AgentJet's key.
+        ConfigError: a value is out of range or not possible here; names each by AgentJet's key.
     """
     job: Any = config["ajet"]
     if not isinstance(job, Mapping):
@@ -204,7 +199,7 @@ def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
 
 
 class _Reader:
-    """Takes the keys of one job, by their dotted names below ``ajet``, and remembers which it has taken."""
+    """Takes the keys of one job, by their dotted names below ``ajet``, and remembers which ones it has taken."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given
@@ -212,7 +207,7 @@ class _Reader:
         self.refused: list[str] = []
 
     def values(self) -> dict[str, Any]:
-        """Fields of a TrainJob; what cannot be one of them is in :attr:`refused`."""
+        """Fields of a TrainJob; adds to :attr:`refused`."""
         values: dict[str, Any] = {ours: self._take(theirs) for theirs, ours in _FIELDS.items() if theirs in self._given}
         if values.get("experiment") == "read_yaml_name":  # AgentJet's place-holder for the name of the YAML file
             del values["experiment"]
@@ -225,7 +220,7 @@ class _Reader:
         return values
 
     def ignored(self) -> dict[str, str]:
-        """Keys that were not taken, or the pattern that says why for several at once."""
+        """Keys that were not taken, or the pattern for several of them, with the reason."""
         found: dict[str, str] = {}
         for key in sorted(set(self._given) - self._taken):
             pattern = next((pattern for pattern in _IGNORED if fnmatchcase(key, pattern)), key)
@@ -273,12 +268,12 @@ class _Reader:
         return {"tool_call_parser": "none"} if disabled is True else {}
 
     def _refuse_teacher(self) -> None:
-        """Distillation is off where its switch says so; its other keys then are defaults."""
+        """Refuse distillation; if its switch is off, its other keys are only defaults."""
         switch = "teacher_model.teacher_opd_enabled"
         if self._given.get(switch) is False:
             return
         if keys := sorted(f"ajet.{key}" for key in self._given if key.startswith(("teacher_model.", "opd."))):
-            # without the values: one is a key to somebody's server
+            # without the values: one of them is a key to somebody's server
             self.refused.append(
                 f"{', '.join(keys)}: nothing is distilled from a teacher here; set ajet.{switch} to false"
             )
@@ -341,7 +336,3 @@ def _described(exc: ValidationError) -> Iterator[str]:
             yield re.sub(
                 r"\w+_\w+", lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0], error["msg"]
             )
-
-
-def _first_line(exc: Exception) -> str:
-    return (str(exc) or type(exc).__name__).splitlines()[0]

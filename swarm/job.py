@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -83,6 +83,11 @@ class TrainJob(Model):
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )
     ppo_epochs: int = Field(default=1, ge=1)
+    shared_prefixes: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: a prefix that rows share (the prompt of a group, a conversation) is computed once where "
+        "that is estimated to cost less; off: once for each row, as on GPUs always",
+    )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)
     save_freq: int = Field(default=-1, description="checkpoint every so many steps; -1: never")
@@ -126,6 +131,12 @@ class TrainJob(Model):
         return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
 
     @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints; 0: the job writes none."""
+        steps = self.overrides.get("trainer.save_freq", self.save_freq)
+        return max(0, steps) if isinstance(steps, int) else 0
+
+    @property
     def model_name(self) -> str:
         """The name clients use for the served model."""
         return self.served_model_name or Path(self.model.rstrip("/")).name
@@ -152,6 +163,21 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> str:
     return "".join(f"{name}: " for name in outer) + f"unknown key {last!r}{hint}"
 
 
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """The mapping at the top of YAML (or JSON) text; empty for text without content.
+
+    Raises:
+        ConfigError: the text is not YAML, or not a mapping; ``where`` names it.
+    """
+    try:
+        data: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(data, dict | None):
+        raise ConfigError(f"{where} must be a mapping, got {type(data).__name__}")
+    return cast("dict[str, Any]", data or {})
+
+
 def parse_job(text: str, where: str = "job") -> TrainJob:
     """Read a ``TrainJob`` from YAML (or JSON) text.
 
@@ -159,13 +185,7 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
         ConfigError: no mapping, a misspelt key, a value out of range; names each.
     """
     try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
-        raise ConfigError(f"{where} is not valid YAML: {(str(exc) or type(exc).__name__).splitlines()[0]}") from exc
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where} must be a mapping of TrainJob fields, got {type(data).__name__}")
-    try:
-        return TrainJob.model_validate(data)
+        return TrainJob.model_validate(parse_mapping(text, where))
     except ValidationError as exc:
         raise describe_validation(exc, where, TrainJob) from exc
 

@@ -16,11 +16,11 @@ from typing import Any, cast
 from adapters.dialects import Answer
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
+from gateway.rollout.answering import outliving, run_with_group
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample, too_late
-from gateway.rollout.shaping import outliving, run_with_group
-from gateway.rollout.swarm import Training
+from gateway.rollout.server import Training
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from gateway.types import Decided, Incoming, Live
@@ -35,8 +35,8 @@ _KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 async def first(training: Training, incoming: Incoming, session: SessionLink | None) -> Live | Decided:
     """Answer 0 of a group: live where a stream was asked for, else whole as soon as it is there.
 
-    Arguments and errors as of :func:`gateway.rollout.best.best`; a failure after the first chunk ends the stream with
-    an error.
+    Arguments and errors as of :func:`gateway.rollout.answering.best`; a failure after the first chunk ends the stream
+    with an error.
     """
 
     async def use(run: GroupRun) -> Live | Decided:

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from adapters.dialects import Answer, to_json
 from adapters.dialects.chat_answers import chunks_of
-from gateway.rollout.claims import Waiting
 from gateway.rollout.sampling import Chunk, EpisodeLostError, LiveSample, too_late
-from gateway.rollout.swarm import Training
+from gateway.rollout.server import Training, Waiting
 from gateway.types import Decided, Incoming, Live, Relayed
 from swarm.errors import UnavailableError
 

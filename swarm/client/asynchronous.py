@@ -15,11 +15,10 @@ from typing import Any, Self, TypeVar
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer, Throttle
+from swarm.client.claiming import Claim, Claimer, OpenEpisodes, Throttle
 from swarm.client.engine import EngineControl, WeightSyncCallbacks, raise_failed_starts, watch
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, OpenEpisodes, sweep_async
-from swarm.client.policy import RetryPolicy, attempts_of
-from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep_async
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import (

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from pydantic import BaseModel
 
 from swarm.client import wire
-from swarm.client.policy import Outcome, RetryPolicy, may_retry, retry_after
+from swarm.client.wire import Outcome, RetryPolicy, may_retry, retry_after
 from swarm.errors import StateError, SwarmGatewayError, UnavailableError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.protocol import SuccessResponse

@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
-#: Seconds to resolve a host's name, connect and agree on TLS.
+#: Seconds to connect and agree on TLS.
 CONNECT_SECONDS = 5.0
 #: Seconds an idle connection is kept: below the 5 s after which uvicorn and vLLM close it.
 KEEPALIVE_SECONDS = 3.0
@@ -114,14 +114,14 @@ class HttpClient:
             ConnectionBrokenError: the connection failed.
         """
         response = await self._send(method, url, content, headers)
-        async with response:
-            return Answer(response.status, response.headers, await _Live(response, self).read())
+        # aiohttp closes the connection where reading fails or is cancelled
+        return Answer(response.status, response.headers, await _Live(response, self).read())
 
     async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
         """:meth:`request` with ``POST``."""
         return await self.request("POST", url, content, headers)
 
-    async def get(self, url: str, seconds: float) -> Answer:
+    async def get(self, url: str, seconds: float, headers: Mapping[str, str] | None = None) -> Answer:
         """:meth:`request` with ``GET``, given up after ``seconds``.
 
         Raises:
@@ -129,7 +129,7 @@ class HttpClient:
         """
         try:
             async with asyncio.timeout(seconds):
-                return await self.request("GET", url, None, {})
+                return await self.request("GET", url, None, headers or {})
         except TimeoutError as exc:
             raise ConnectionBrokenError(f"no answer within {seconds:g} s", unsent=False) from exc
 
@@ -168,7 +168,8 @@ class HttpClient:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive, ssl=self._tls or True),
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+                # with ``connect``, a call over an idle connection would start a timer, too
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=_NOT_ADDED,
                 trust_env=self._proxies,

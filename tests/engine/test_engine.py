@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,9 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from swarm.errors import LinkError
 from swarm.job import TrainJob
-from swarm.link.messages import BatchReady, BootProgress, Finished, RolloutReady, StepDone
+from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
 from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
@@ -272,14 +269,3 @@ def title(process: psutil.Process) -> str:
         return " ".join([process.name(), *process.cmdline()])
     except psutil.Error:
         return ""
-
-
-async def test_a_killed_driver_is_noticed(model: Path, tmp_path: Path) -> None:
-    async with EngineProcess(make_job(model), tmp_path / "run") as engine:
-        await engine.expect(BootProgress, BOOT_TIMEOUT)
-        engine.process.send_signal(signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(LinkError, match="silent"):
-            while True:
-                await engine.link.receive()
-        assert time.monotonic() - began < 60

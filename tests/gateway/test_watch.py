@@ -4,17 +4,19 @@ from typing import Any
 import pytest
 
 from gateway.watch import EngineWatch, UpFailedError
+from swarm.job import TrainJob
 from swarm.protocol import EngineFailure, EngineStatus, ServerStatus
 from swarm.states import EngineState
 from swarm.types import StepResult
 
 
 class Watched:
-    def __init__(self, run_dir: Path, total_steps: int = 2) -> None:
+    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1) -> None:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
+        job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq)
         self.watch = EngineWatch(
-            total_steps, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
+            job, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
         )
 
     def see(self, state: EngineState, detail: str = "", **fields: Any) -> list[str]:
@@ -90,6 +92,18 @@ def test_where_training_went_on_is_told_also_when_it_has_done_steps_since(tmp_pa
     told = watched.see(EngineState.WEIGHT_SYNCING, steps=[step(1), step(2), step(3), again])
     assert told == ["recovered", "state", "step"]
     assert watched.events[-3][1]["step"] == 2
+
+
+@pytest.mark.parametrize(("save_freq", "why"), [(-1, "job.save_freq is not set"), (3, "is due at step 3"), (2, "")])
+def test_a_start_without_a_checkpoint_warns_that_steps_are_lost(tmp_path: Path, save_freq: int, why: str) -> None:
+    steps, warning = [step(1), step(2)], ["warning"] if why else []
+    watched = Watched(tmp_path, 9, save_freq)
+    # `up` is started again in the folder of a run, and its engine dies then
+    assert watched.see(EngineState.BOOTING, steps=steps) == ["continued", *warning, "boot", "state"]
+    watched.see(EngineState.ROLLING, steps=steps)
+    assert watched.see(EngineState.OFFLINE, **died(1), steps=steps) == ["state", "restarting", *warning]
+    messages = [values["message"] for kind, values in watched.events if kind == "warning"]
+    assert all(why in one and "the job's model again, 2 steps are lost" in one for one in messages)
 
 
 def test_a_start_that_fails_at_once_is_one_more_death(tmp_path: Path) -> None:

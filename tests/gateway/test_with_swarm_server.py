@@ -11,14 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import create_app
-from gateway.config import GatewayConfig
 from gateway.observability.logs import TextFormatter
-from tests.gateway.conftest import write_hooks
+from tests.gateway.conftest import BODY, CHAT, gateway_before
 from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
-    listening,
     plain,
     plain_choice,
     role_chunk,
@@ -35,21 +32,11 @@ pytestmark = pytest.mark.anyio
 
 overrides = server.overrides
 rig = server.rig
-BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
 async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
-    config = GatewayConfig(
-        swarm_url=str(rig.client.base_url),
-        hooks=str(write_hooks(tmp_path / "hooks")),
-        acknowledge_seconds=5.0,
-    )
-    async with (
-        listening(create_app(config)) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
-    ):
+    async with gateway_before(str(rig.client.base_url), tmp_path) as http:
         yield http
 
 

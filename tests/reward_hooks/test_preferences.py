@@ -60,7 +60,7 @@ async def taus(hooks: Hooks, recorded: Iterable[RecordedGroup]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "code" else ()) for name in MAKERS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("code", "math") else ()) for name in MAKERS]
 )
 async def test_built_ins_recover_the_order(name: str) -> None:
     found = await taus(hooks_named(name), groups(name))

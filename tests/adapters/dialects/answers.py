@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from adapters.dialects.sse import SseDecoder
+
 HEAD = {"id": "chatcmpl-7", "created": 5, "model": "tiny"}
 USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": 3}}
 
@@ -72,6 +74,14 @@ def chunks(draw: st.DrawFn, message: dict[str, Any], finish: str, stop: int | st
     else:
         choices.append({"index": 0, "delta": {}, **ending})
     return [*({**HEAD, "choices": [choice]} for choice in choices), {**HEAD, "choices": [], "usage": USAGE}]
+
+
+def sent(data: bytes) -> list[dict[str, Any]]:
+    """The events in the bytes of a stream; each names itself by its ``type``."""
+    events = [json.loads(event) for event in SseDecoder().feed(data)]
+    names = [line for line in data.decode().split("\n") if line.startswith("event: ")]
+    assert names == [f"event: {event['type']}" for event in events]
+    return events
 
 
 _BROKEN = st.sampled_from(["", "{", '{"a', "[1]", "null", "NaN", '{"a": NaN}', '{"input": "x"}', '{"input": 3}'])

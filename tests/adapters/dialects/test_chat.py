@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects import Answer, ChatDialect
+from adapters.dialects.chat_answers import chunks_of, completion_of
 from swarm.errors import RequestError, UpstreamError
 from tests.adapters.dialects import answers
 
@@ -208,7 +209,7 @@ def test_answer_refuses_what_is_no_completion(body: object) -> None:
 
 def test_completion_has_one_choice_per_answer_and_adds_their_tokens() -> None:
     first = answer({"role": "assistant", "content": "a"}, choice_extra={"stop_reason": None})
-    body = CHAT.completion([first, answer({"role": "assistant", "content": "b"})], "chatcmpl-1")
+    body = completion_of([first, answer({"role": "assistant", "content": "b"})], "chatcmpl-1")
     assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
     assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
     assert (body["id"], body["object"], body["model"]) == ("chatcmpl-1", "chat.completion", "tiny")
@@ -218,14 +219,14 @@ def test_completion_has_one_choice_per_answer_and_adds_their_tokens() -> None:
 @given(st.text(), st.text())
 def test_deltas_join_to_the_message(content: str, reasoning: str) -> None:
     message = {"role": "assistant", "content": content, "reasoning": reasoning, "annotations": [{"a": 1}]}
-    got = joined(list(CHAT.chunks([answer(message)], "id", include_usage=False)))
+    got = joined(list(chunks_of([answer(message)], "id", include_usage=False)))
     assert got.pop("reasoning", "") == reasoning
     assert got == {"role": "assistant", "content": content, "annotations": [{"a": 1}]}
 
 
 def test_content_is_split_into_natural_pieces() -> None:
     message = {"role": "assistant", "content": "The capital of France\nis Paris."}
-    chunks = list(CHAT.chunks([answer(message)], "id", include_usage=False))
+    chunks = list(chunks_of([answer(message)], "id", include_usage=False))
     pieces = [c["choices"][0]["delta"].get("content") for c in chunks]
     assert pieces == ["", "The", " capital", " of", " France", "\nis", " Paris.", None]
 
@@ -233,7 +234,7 @@ def test_content_is_split_into_natural_pieces() -> None:
 def test_stream_begins_with_role_and_ends_with_finish_reason_and_usage() -> None:
     last = {"swarm": {"reward": 0.5}}
     chunks = list(
-        CHAT.chunks(
+        chunks_of(
             [answer({"role": "assistant", "content": "hi"}, finish_reason="length", choice_extra={"stop_reason": 2})],
             "id",
             include_usage=True,
@@ -256,7 +257,7 @@ def test_tool_calls_stream_id_and_name_first_then_arguments() -> None:
         for k in range(2)
     ]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
-    chunks = list(CHAT.chunks([answer(message, finish_reason="tool_calls")], "id", include_usage=False))
+    chunks = list(chunks_of([answer(message, finish_reason="tool_calls")], "id", include_usage=False))
     first = chunks[1]["choices"][0]["delta"]["tool_calls"][0]
     assert first == {
         "index": 0,
@@ -271,7 +272,7 @@ def test_tool_calls_stream_id_and_name_first_then_arguments() -> None:
 def test_logprobs_stream_with_their_tokens(tokens: list[str]) -> None:
     logprobs = {"content": [{"token": token, "logprob": -0.1} for token in tokens]}
     chunks = list(
-        CHAT.chunks([answer({"role": "assistant", "content": "Paris"}, logprobs=logprobs)], "id", include_usage=False)
+        chunks_of([answer({"role": "assistant", "content": "Paris"}, logprobs=logprobs)], "id", include_usage=False)
     )
     assert joined(chunks)["content"] == "Paris"
     streamed = [entry for c in chunks for entry in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
@@ -280,6 +281,6 @@ def test_logprobs_stream_with_their_tokens(tokens: list[str]) -> None:
 
 def test_several_choices_stream_one_after_the_other() -> None:
     answers = [answer({"role": "assistant", "content": text}) for text in ("one", "two words")]
-    chunks = list(CHAT.chunks(answers, "id", include_usage=False, last={"swarm": {}}))
+    chunks = list(chunks_of(answers, "id", include_usage=False, last={"swarm": {}}))
     assert [joined(chunks, index)["content"] for index in (0, 1)] == ["one", "two words"]
     assert [index for index, chunk in enumerate(chunks) if "swarm" in chunk] == [len(chunks) - 1]

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig, RequestLogConfig
-from gateway.observability.metrics import Metrics
-from gateway.observability.request import RequestRecord
+from gateway.config.gateway import GatewayConfig, RequestLogConfig
+from gateway.observability.request import Metrics, RequestRecord
 from gateway.observability.request_log import RequestLog
 from swarm.errors import ConfigError
 from tests.gateway.conftest import OpenGateway

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from adapters.dialects import ChatDialect
-from gateway.config import RouteSettings
-from gateway.rollout.swarm import Swarm, Training
+from gateway.config.route import RouteSettings
+from gateway.rollout.server import Swarm, Training
 from gateway.stats import Stats
 from gateway.types import Caller, Decided, Incoming, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.rollout import group
-from gateway.rollout.best import best
+from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.sessions.conversation import Closing

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout.claims import Waiting
+from gateway.rollout.server import Waiting
 from gateway.rollout.unrecorded import passed, straight
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, UnavailableError, UpstreamError

@@ -71,12 +71,6 @@ def test_a_connection_that_broke_is_replaced_at_once(kept_alive: KeptAlive) -> N
     assert kept_alive.connections == 2
 
 
-def test_even_a_policy_of_one_try_bears_a_broken_connection(kept_alive: KeptAlive) -> None:
-    with SwarmClient(kept_alive.url, policy=RetryPolicy(attempts=1)) as client:
-        for _ in range(2):
-            client.get_engine_status()
-
-
 def test_only_the_first_repetition_is_at_once(server: ScriptedServer) -> None:
     waited: list[int] = []
 
@@ -121,15 +115,6 @@ def test_an_answer_that_trickles_in_is_bounded() -> None:
         finally:
             over.set()
         serving.result(30)
-
-
-def test_a_closed_client_says_so(server: ScriptedServer) -> None:
-    client = SwarmClient(server.url)
-    client.close()
-    client.close()
-    with pytest.raises(StateError, match="closed"):
-        client.get_engine_status()
-    assert server.requests == []
 
 
 def test_a_close_ends_what_waits_between_its_polls(server: ScriptedServer) -> None:

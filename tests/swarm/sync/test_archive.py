@@ -50,7 +50,7 @@ def test_only_what_git_tracks_is_packed(code: Path, caplog: pytest.LogCaptureFix
     assert left_out == dict.fromkeys((".env", "old.pyc", "runs/"), "git ignores it") | dict.fromkeys(
         ("new/", "notes.txt"), "git does not track it"
     )
-    assert "is left out, because git does not track it: new/, notes.txt" in caplog.text
+    assert "because git does not track it: new/, notes.txt" in caplog.text
 
 
 def test_files_go_as_they_are_in_the_work_tree(code: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_link_goes_as_the_tracked_file_that_it_leads_to(code: Path, tmp_path: 
     assert sorted(files) == sorted([*NAMES, "inner.py"])
     assert build_archive(code).left_out == {
         ".env": "git ignores it",
-        "out.py": "it leads to what is not tracked in this folder",
-        "ignored.py": "it leads to what is not tracked in this folder",
-        "loop": "it leads to what is not tracked in this folder",
+        "out.py": "it leads to a file that is not tracked in this folder",
+        "ignored.py": "it leads to a file that is not tracked in this folder",
+        "loop": "it leads to a file that is not tracked in this folder",
         "gone.py": "it is a link to nothing",
         "odd": "it is a link to nothing",
         "round": "it is a link to nothing",
@@ -178,7 +178,7 @@ def test_what_took_the_place_of_tracked_files_is_not_packed(code: Path, tmp_path
     os.mkfifo(code / "agent.py")
     files = packed(code)
     assert sorted(files) == [".gitignore", "data/raw/rows.jsonl"]
-    assert build_archive(code).left_out["agent.py"] == "it is no file"
+    assert build_archive(code).left_out["agent.py"] == "it is not a regular file"
 
 
 def test_a_submodule_is_left_out(code: Path, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_what_cannot_be_packed_is_said(code: Path, tmp_path: Path) -> None:
     git(code, "add", "largest.py")
     with pytest.raises(ConfigError, match=r"3\d+ bytes, at most 1024.*largest.py \(3000 bytes\)"):
         build_archive(code, limits=ArchiveLimits(max_total_bytes=1024))
-    with pytest.raises(ConfigError, match="packed they are"):
+    with pytest.raises(ConfigError, match="packed they have"):
         build_archive(code, limits=ArchiveLimits(max_archive_bytes=1024))
     (code / "a:b.py").write_text("")
     git(code, "add", "a:b.py")

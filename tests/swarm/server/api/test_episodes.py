@@ -161,11 +161,6 @@ async def test_late_ends_say_what_happened(rig: Rig) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (409, code)
 
 
-async def test_agreement_over_http(rig: Rig) -> None:
-    answer = await rig.post("/agree_sync_weight", client_uuid="me")
-    assert answer["success"] is False and "finish_enough_tasks" in answer["failure_reason"]
-
-
 async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
     config = ServerConfig(run_dir=tmp_path)
     claim = {"client_uuid": "me", "idempotency_key": "c"}

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from tests.gateway.conftest import write_hooks
 from tests.standins.vllm import listening, of, plain, role_chunk, token_chunk
 from tests.swarm.server.conftest import Rig
@@ -20,7 +20,7 @@ from tests.swarm.server.dataplane.group import claim_group
 
 pytestmark = pytest.mark.anyio
 
-TIMES = 50
+TIMES = 10
 #: seconds that a departure may take to reach vLLM on any machine; what it takes on this one is printed
 BOUND = 5
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 from typing import Any
 
-import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
@@ -121,15 +119,6 @@ async def test_a_stream_that_is_no_boolean_is_refused(rig: Rig, stream: Any) -> 
     assert rig.vllm.requests == []
 
 
-async def test_asked_for_fields_are_delivered(rig: Rig) -> None:
-    episode = await rig.claim()
-    answer = (await episode.chat(logprobs=True, top_logprobs=2, return_token_ids=True)).json()
-    assert answer["prompt_token_ids"] == PROMPT
-    assert answer["choices"][0]["token_ids"] == [1, 2]
-    assert len(answer["choices"][0]["logprobs"]["content"]) == 2
-    assert rig.vllm.requests[0][1]["top_logprobs"] == 2
-
-
 async def test_abort_is_repeated_and_never_delivered(rig: Rig) -> None:
     rig.vllm.script.extend([plain([1], "abort"), plain([], "abort"), plain([7, 8])])
     episode = await rig.claim()
@@ -159,18 +148,6 @@ async def test_repeated_failure_ends_in_one_clear_error(rig: Rig) -> None:
     assert "no room" in response.json()["error"]["message"]
     assert response.headers["x-should-retry"] == "false"
     assert episode.calls == []
-
-
-async def test_refusals_of_vllm_pass_through(rig: Rig) -> None:
-    payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
-    rig.vllm.script.append(status(400, payload))
-    episode = await rig.claim()
-    response = await episode.chat()
-    assert (response.status_code, response.json()) == (400, payload)
-    rig.vllm.script.append(status(422, "odd"))
-    response = await episode.chat()
-    assert response.status_code == 422
-    assert "odd" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -226,13 +203,6 @@ async def test_what_is_not_text_is_answered_counted_and_never_trained(rig: Rig, 
     assert "only text is trained" in reason and count == 1
     metrics = (await rig.client.get("/metrics")).text
     assert "swarm_quarantined_episodes_total{" in metrics and "only text is trained" in metrics
-
-
-async def test_text_parts_are_trained(rig: Rig) -> None:
-    episode = await rig.claim()
-    parts = ["look", {"type": "text", "text": "here"}, {"type": "refusal", "refusal": "no"}]
-    assert (await episode.chat(messages=[{"role": "user", "content": parts}])).status_code == 200
-    assert not (await episode.end())["error"]
 
 
 async def test_wrong_key_dead_key_and_foreign_key(rig: Rig) -> None:
@@ -321,19 +291,6 @@ async def test_what_vllm_would_refuse_without_need_is_left_out_and_told(rig: Rig
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("overrides", [{"max_body_bytes": 2048}])
-async def test_malformed_and_oversized_bodies(rig: Rig) -> None:
-    episode = await rig.claim()
-    url, headers = f"{episode.base_url}/chat/completions", {"authorization": f"Bearer {episode.key}"}
-    response = await rig.client.post(url, content=b'{"messages": [', headers=headers)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_json")
-    response = await rig.client.post(url, content=b"[" * 5000, headers=headers)
-    assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
-    packed = {**headers, "content-encoding": "gzip"}
-    response = await rig.client.post(url, content=gzip.compress(b'{"messages": []}'), headers=packed)
-    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_content_encoding")
-
-
 async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:
     both = asyncio.Barrier(2)
 
@@ -349,47 +306,6 @@ async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:
         first, second = await asyncio.gather(episode.chat(), episode.chat())
     assert first.status_code == second.status_code == 200
     assert len(episode.calls) == 2
-
-
-async def test_a_caller_that_leaves_cancels_its_call_and_leaves_no_record(rig: Rig) -> None:
-    asked = asyncio.Event()
-    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
-    episode = await rig.claim()
-    call = asyncio.create_task(episode.chat())
-    await asyncio.wait_for(asked.wait(), 10)
-    call.cancel()
-    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
-    await asyncio.gather(call, return_exceptions=True)
-    assert episode.calls == []
-
-
-def _started(asked: asyncio.Event, reply: Any) -> Any:
-    asked.set()
-    return reply
-
-
-async def test_an_episode_that_ends_takes_its_calls_with_it(rig: Rig) -> None:
-    asked = asyncio.Event()
-    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
-    episode = await rig.claim()
-    call = asyncio.create_task(episode.chat())
-    await asyncio.wait_for(asked.wait(), 10)
-    await rig.post("/abort_episode", client_uuid="me", episode_uuid=episode.uuid)
-    response: httpx.Response = await asyncio.wait_for(call, 10)
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_aborted")
-    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
-
-
-async def test_calls_of_a_dying_engine_are_told_so(rig: Rig) -> None:
-    asked = asyncio.Event()
-    rig.vllm.script.append(lambda body: _started(asked, rig.vllm.hang()(body)))
-    call = asyncio.create_task((await rig.claim()).chat())
-    await asyncio.wait_for(asked.wait(), 10)
-    rig.controller.offline("the engine process was killed by SIGKILL")
-    response: httpx.Response = await asyncio.wait_for(call, 10)
-    assert response.status_code == 503
-    assert "SIGKILL" in response.json()["error"]["message"]
-    assert response.headers["retry-after"]
 
 
 async def test_policy_versions_span_the_call(rig: Rig) -> None:

@@ -128,20 +128,6 @@ def test_parquet_holds_what_json_holds_and_gives_the_trajectory_back(path: Path,
     assert back == trajectory("trained")
 
 
-def test_an_export_of_nothing_has_the_columns(path: Path, tmp_path: Path) -> None:
-    report = export(path, tmp_path / "x.parquet", "trained", run_id="r0")
-    table = pq.read_table(tmp_path / "x.parquet")
-    assert (report.rows, table.num_rows) == (0, 0)
-    assert "timelines" in table.column_names
-
-
-def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None, str]] = []
-    report = export(path, tmp_path / "x.jsonl", "all", "r1", progress=lambda *one: seen.append(one))
-    assert report.rows == 7
-    assert seen == [("export", 7, 7, "episodes")]
-
-
 def test_many_episodes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.journal.export._PIECE_BYTES", 5_000)
     path = tmp_path / "journal.db"

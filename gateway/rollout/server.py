@@ -1,6 +1,9 @@
-"""Episodes for requests: what the swarm server serves now, and groups claimed from it.
+"""``Swarm``: one swarm server as the gateway uses it: what it serves now, and groups claimed from it; ``Training``: how
+one route's requests train through it.
 
 Invariant: a claimed episode is either handed to the caller or aborted, even if the caller is gone meanwhile.
+Connections and tasks that belong to a swarm server live exactly as long as its ``async with``; submissions under way
+get their time first.
 """
 
 from __future__ import annotations
@@ -9,15 +12,23 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
 
 from gateway.background import Background
-from gateway.config import RouteSettings
-from gateway.rollout.submission import NO_REASON, Why
+from gateway.config.route import RouteSettings
+from gateway.rollout.sampling import Sampler
+from gateway.rollout.submission import NO_REASON, Submitter, Why
 from gateway.sessions.open_groups import OpenGroups
+from gateway.stats import Stats
+from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
+from swarm.client.wire import RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.http.client import HttpClient
 from swarm.protocol import EngineFailure
 from swarm.states import EngineState
 
@@ -35,6 +46,10 @@ _GONE_AGE = 10.0
 #: Longest delay of a reader that can do with the last known status; a healthy server answers in milliseconds.
 _GLANCE_SECONDS = 0.25
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
+#: The gateway itself waits for a server that is away, within the bounds of its configuration.
+_QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
+#: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
+_LAST_SECONDS = 15.0
 
 #: Collection methods that train whole groups only.
 _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
@@ -244,3 +259,83 @@ class Waiting:
         if down:
             bound = min(bound, self.settings.offline_wait_seconds)
         return max(0.0, self._started + bound - asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The address of a swarm server's engine, for requests that belong to no episode."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+
+
+class Swarm:
+    """One swarm server, shared by the routes that lead to it.
+
+    Attributes:
+        url: its address.
+        client: control calls.
+        episodes: what it serves, and claims.
+        sampler: calls to an episode's address, and to the engine's.
+        engine: where the engine is without an episode.
+        submitter: hands rewards in.
+        open_groups: scored groups that wait for feedback.
+        background: work that outlives its request.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.background = Background(grace_seconds=_LAST_SECONDS)
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
+        self._http = HttpClient()
+        self.engine = Engine(f"{url.rstrip('/')}/v1", token)
+        self.open_groups = OpenGroups(self.client)
+        self.episodes = Episodes(self.client, self.background, self.open_groups)
+        self.sampler = Sampler(self._http)
+        self.submitter = Submitter(self.client)
+        self._held = AsyncExitStack()
+
+    def status(self) -> dict[str, Any]:
+        """Its last known state as JSON."""
+        serving, down_since = self.episodes.known, self.episodes.down_since
+        return {
+            "url": self.url,
+            "engine": serving.engine or "unreachable",
+            "down_since": down_since and down_since.isoformat(timespec="seconds"),
+            "model": serving.model,
+            "num_repeat": serving.num_repeat,
+            "policy_version": serving.policy_version,
+            "background": len(self.background),
+            "open_groups": len(self.open_groups),
+        }
+
+    async def __aenter__(self) -> Self:
+        self._held.push_async_callback(self._http.close)
+        await self._held.enter_async_context(self.client)
+        await self._held.enter_async_context(self.background)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.open_groups.close()
+        await self._held.__aexit__(exc_type, exc, tb)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The half of a route that trains: the swarm server that samples, and the hooks that judge.
+
+    Attributes:
+        stats: of the route, since the gateway started.
+    """
+
+    swarm: Swarm
+    hooks: HookRunner
+    settings: RouteSettings
+    stats: Stats
+
+    @property
+    def window_seconds(self) -> float:
+        """How long a judged group may stay open for feedback and for the end of its session; 0: not at all."""
+        return self.settings.window_seconds(credits=self.hooks.ends_sessions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.client.policy import Outcome, RetryPolicy, may_retry, retry_after
+from swarm.client.wire import Outcome, RetryPolicy, may_retry, retry_after
 from swarm.http.client import Answer, ConnectionBrokenError
 
 

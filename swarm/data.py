@@ -1,6 +1,6 @@
 """Read tasks from JSON Lines, Parquet and Hugging Face datasets, one at a time.
 
-Invariant: every row becomes a task with a non-empty id or an error that names file and line; equal rows get equal ids,
+Invariant: every row becomes a task with a non-empty id, or an error that names file and line; equal rows get equal ids,
 on every machine and in every format.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +21,12 @@ from swarm.errors import ConfigError
 from swarm.job import describe_validation
 from swarm.types import Task
 
-#: Columns that may hold what is asked, in order of preference: a string, or a list of chat messages.
+#: Columns that may hold the prompt, in order of preference: a string, or a list of chat messages.
 QUERY_COLUMNS = ("messages", "init_messages", "prompt", "main_query", "question", "query")
 ID_COLUMNS = ("task_id", "id")
 
-#: How the name of a Hugging Face dataset begins.
+#: Begins the name of a Hugging Face dataset.
 HUB_PREFIX = "hf:"
-
 _BATCH_ROWS = 256
 
 
@@ -34,16 +34,15 @@ def read_tasks(source: str | Path) -> Iterator[Task]:
     """The tasks in a ``.jsonl`` or ``.parquet`` file, or in a dataset ``hf:NAME[:split]`` of Hugging Face (its first
     configuration, ``NAME@CONFIG`` for another; the default split is ``train``), lazily.
 
-    What is asked is in one of :data:`QUERY_COLUMNS`, the id in ``task_id`` or ``id`` (else it is a hash of the row),
-    ``env_type`` and ``metadata`` where they are; every other column goes into the task's metadata.
+    The prompt is in one of :data:`QUERY_COLUMNS`, the id in ``task_id`` or ``id`` (default: a hash of the row), and
+    ``env_type`` and ``metadata`` are optional; every other column goes into the task's metadata.
 
     Raises:
-        ConfigError: there is no such file or dataset, its kind is unknown, or (while reading) a row is wrong.
+        ConfigError: the file does not exist, its kind is unknown, `datasets` or pyarrow is not installed, or (while
+            reading) the source cannot be read or a row is wrong.
     """
     if isinstance(source, str) and source.startswith(HUB_PREFIX):
-        from swarm.data.hub import hub_rows
-
-        return _tasks(hub_rows(source))
+        return _tasks(_hub_rows(source))
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
@@ -64,7 +63,7 @@ def task_of(row: object, where: str) -> Task:
     """The task that one row describes; ``where`` names the row in errors.
 
     Raises:
-        ConfigError: the row is no mapping, asks nothing, or a column has the wrong type.
+        ConfigError: the row is no mapping, has no prompt, or a column has the wrong type.
     """
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
@@ -82,7 +81,7 @@ def task_of(row: object, where: str) -> Task:
             messages = cast("list[Any]", value)
             used.add(column)
     if not query and not messages:
-        raise ConfigError(f"{where}: asks nothing; fill one of the columns {', '.join(QUERY_COLUMNS)}")
+        raise ConfigError(f"{where}: there is no prompt; fill one of the columns {', '.join(QUERY_COLUMNS)}")
     id_column = next((column for column in ID_COLUMNS if str(columns.get(column, "")).strip()), None)
     known = {*used, "env_type", "metadata", *([id_column] if id_column else [])}
     metadata = columns.get("metadata", {})
@@ -102,7 +101,7 @@ def task_of(row: object, where: str) -> Task:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON would carry it, without nulls: Parquet has every column, and every field, in every row."""
+    """``value`` in JSON's types, without nulls: Parquet has every column, and every field, in every row."""
     if isinstance(value, dict):
         fields = cast("dict[Any, Any]", value)
         return {str(key): _plain(member) for key, member in fields.items() if member is not None}
@@ -117,7 +116,7 @@ def _digest(columns: Mapping[str, Any], where: str) -> str:
     try:
         canonical = json.dumps(columns, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as exc:
-        raise ConfigError(f"{where}: holds a value that JSON cannot: {exc}") from exc
+        raise ConfigError(f"{where}: a value cannot be JSON: {exc}") from exc
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -160,3 +159,30 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{path}, row {number}", row
     except pa.ArrowException as exc:
         raise ConfigError(f"{path} is not a readable Parquet file (after row {number}): {exc}") from exc
+
+
+def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
+    path, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    name, _, config = path.partition("@")
+    if not name:
+        raise ConfigError(f"{source!r} names no dataset; write it like hf:openai/gsm8k@main:train")
+    try:
+        load = import_module("datasets").load_dataset
+    except ImportError as exc:
+        raise ConfigError(f"{source} needs the package `datasets`: pip install datasets ({exc})") from exc
+    return _streamed(load, name, config or None, split or "train")
+
+
+def _streamed(load: Callable[..., Any], name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:
+    number = 0
+    try:
+        for row in load(name, config, split=split, streaming=True):
+            number += 1
+            yield f"dataset {name}, row {number}", dict(row)
+    except Exception as exc:
+        # the library raises the errors of its transports and parsers, which have no common class
+        raise ConfigError(
+            f"dataset {name} (split {split}) cannot be read after row {number}: {type(exc).__name__}: "
+            f"{' '.join(str(exc).split())[:300]}; check its name and that the hub can be reached, or download it and "
+            "give the .jsonl or .parquet file"
+        ) from exc

@@ -1,4 +1,4 @@
-"""Length, words, language, JSON schema and tool calls."""
+"""The built-in rules: their values, bounds and errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,92 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_hooks import Task
-from reward_hooks.rules import JsonSchema, Language, Length, ToolCalls, Words
+from reward_hooks import Reward, Task
+from reward_hooks.rules import Concise, Json, JsonSchema, Language, Length, Matches, Repetition, Rule, ToolCalls, Words
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import CONTEXT, candidate, values
 
-TASK = Task(task_id="t")
+QUESTION = "Why are Python strings immutable?"
+GOOD = "Python strings are immutable for speed and as dict keys."
+TASK = Task(task_id="t", main_query=QUESTION)
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}, "additionalProperties": False}
+
+
+def concise(text: str, finish_reason: str = "stop", question: str = QUESTION, *lengths: int) -> Reward:
+    task = Task(task_id="t", main_query=question)
+    return Concise(*lengths).judge(task, candidate(text, finish_reason=finish_reason))
+
+
+def test_a_short_complete_answer_gets_nearly_full_marks() -> None:
+    reward = concise(GOOD)
+    assert reward.value > 0.9
+    assert all(value == 1.0 for name, value in reward.components.items() if name != "concise")
+
+
+@pytest.mark.parametrize(
+    ("factor", "text", "finish_reason"),
+    [
+        ("finished", GOOD, "length"),
+        ("finished", "", "stop"),
+        ("on_topic", "Cats sleep because the night is for hunting and play.", "stop"),
+        ("substance", "Python strings are immutable.", "stop"),
+        ("complete", GOOD.rstrip("."), "stop"),
+        ("fluent", "Python strings are immutable, speed: python strings are immutable, keys.", "stop"),
+        ("fluent", "Python strings immutable speed hashing dict keys interning memory.", "stop"),
+        ("fluent", "Python strings are immutable §§§§§ ¶¶¶¶¶ for speed and hashing.", "stop"),
+        ("concise", GOOD[:-1] + " and so on" * 12 + ".", "stop"),
+    ],
+)
+def test_each_factor_has_its_fault(factor: str, text: str, finish_reason: str) -> None:
+    reward = concise(text, finish_reason)
+    assert reward.components[factor] < concise(GOOD).components[factor]
+    assert reward.value < concise(GOOD).value
+
+
+def test_concise_in_detail() -> None:
+    marks = [concise("word " * words, "stop", QUESTION, 10, 20).components["concise"] for words in (1, 10, 15, 20, 40)]
+    assert marks == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert concise(GOOD, "length").reason.startswith("finished 0.00")
+    assert concise("Python strings are immutable for speed and hashing.").reason == ""
+    assert concise("Blue is a color.", "stop", "why?").components["on_topic"] == 1.0
+
+
+@given(st.text(), st.text(), st.sampled_from(["stop", "length", "abort", ""]), st.integers(1, 5))
+def test_rules_accept_any_text_and_are_bounded(text: str, question: str, finish_reason: str, n: int) -> None:
+    task, answer = Task(task_id="t", main_query=question), candidate(text, finish_reason=finish_reason)
+    languages = [Language(name) for name in ("en", "fr", "ja", "ru")]
+    for rule in (Concise(), *languages, Length(5), Words(["a"], ["b"]), JsonSchema(SCHEMA), Repetition(n)):
+        assert 0.0 <= rule.judge(task, answer).value <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "value"),
+    [
+        (Matches(r"Answer: \d+"), " Answer: 42\n", 1.0),
+        (Matches(r"Answer: \d+"), "The Answer: 42", 0.0),
+        (Json(), '{"a": 1}', 1.0),
+        (Json(), " [1, 2] ", 1.0),
+        (Json(), "{'a': 1}", 0.0),
+        (Json(), "NaN", 0.0),
+        (Json(), "", 0.0),
+        (Json(), "[" * 100_000, 0.0),
+        (Json(), '```json\n{"a": 1}\n```', 0.0),
+        (Json(fenced=True), '```json\n{"a": 1}\n```', 1.0),
+        (Json(fenced=True), 'Here: ```json\n{"a": 1}\n```', 0.0),
+        (Json(("a", "b")), '{"a": 1, "b": 2}', 1.0),
+        (Json(("a", "b")), '{"a": 1}', 0.0),
+        (Json(("a",)), "[1]", 0.0),
+        (Repetition(), "all of these words are new", 1.0),
+        (Repetition(), "again and again and again and again", 2 / 5),
+        (Repetition(), "two words", 1.0),
+        (Repetition(), " ", 0.0),
+        (Repetition(1), "ДА да", 0.5),
+    ],
+)
+def test_format_and_repetition(rule: Rule, text: str, value: float) -> None:
+    reward = rule.judge(TASK, candidate(text))
+    assert reward.value == pytest.approx(value)
+    assert bool(reward.reason) == (value < 1.0) or not text.strip()
 
 
 def test_length_has_a_plateau_and_two_slopes() -> None:
@@ -27,10 +106,8 @@ def test_length_has_a_plateau_and_two_slopes() -> None:
 
 
 def test_words_wanted_and_banned() -> None:
-    rule = Words(["red", "blue sky"], ["as an AI"])
-    assert values(
-        rule, ["Red, blue\nsky", "red", "reddish", "red blue sky. As an AI, as an ai", "  "]
-    ) == pytest.approx([1, 0.5, 0, 1 / 3, 0], abs=1e-6)
+    texts = ["Red, blue\nsky", "red", "reddish", "red blue sky. As an AI, as an ai", "  "]
+    assert values(Words(["red", "blue sky"], ["as an AI"]), texts) == pytest.approx([1, 0.5, 0, 1 / 3, 0], abs=1e-6)
     assert values(Words(["猫"]), ["我有猫吗"]) == [0]
     assert values(Words(["猫"], whole=False), ["我有猫吗"]) == [1]
 
@@ -42,12 +119,6 @@ def test_language_by_script_and_by_function_words() -> None:
     assert values(Language("de"), [english])[0] < 0.5
     assert values(Language("en"), [german])[0] < 0.5
     assert values(Language("zh"), ["我们今天去公园。", "We 去"]) == [1, 0.333333]
-
-
-@given(st.text(), st.sampled_from(["en", "fr", "ja", "ru"]))
-def test_rules_are_total_and_bounded(text: str, language: str) -> None:
-    for rule in (Language(language), Length(5), Words(["a"], ["b"]), JsonSchema(SCHEMA)):
-        assert 0.0 <= rule.judge(TASK, candidate(text)).value <= 1.0
 
 
 def test_json_schema(tmp_path: Path) -> None:
@@ -68,13 +139,7 @@ def test_a_schema_is_never_fetched() -> None:
         rule.judge(TASK, candidate("{}"))
 
 
-@pytest.mark.parametrize("schema", [{"type": "nothing"}, "/no/such/schema.json"])
-def test_a_wrong_schema_is_told(schema: Any) -> None:
-    with pytest.raises(ConfigError):
-        JsonSchema(schema)
-
-
-def test_without_jsonschema_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jsonschema_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -111,8 +176,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}
 )
 def test_tool_calls(calls: list[dict[str, Any]], value: float, said: str) -> None:
     by_request = ToolCalls().judge(TASK, candidate(tool_calls=calls, request={"tools": TOOLS}))
-    by_option = ToolCalls(TOOLS).judge(TASK, candidate(tool_calls=calls))
-    assert by_request == by_option
+    assert by_request == ToolCalls(TOOLS).judge(TASK, candidate(tool_calls=calls))
     assert by_request.value == value
     assert said in by_request.reason
 
@@ -134,6 +198,12 @@ def test_calls_without_readable_tools_have_no_reward(request_body: dict[str, Any
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: Concise(0, 10),
+        lambda: Concise(10, 10),
+        lambda: Matches("("),
+        lambda: Repetition(0),
+        lambda: JsonSchema({"type": "nothing"}),
+        lambda: JsonSchema("/no/such/schema.json"),
         lambda: Length(0),
         lambda: Length(1, 2),
         lambda: Length(2, slack=0),
@@ -145,6 +215,6 @@ def test_calls_without_readable_tools_have_no_reward(request_body: dict[str, Any
         lambda: ToolCalls([{}]),
     ],
 )
-def test_wrong_options_are_told(make: Any) -> None:
+def test_wrong_options_are_refused(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
