@@ -33,8 +33,7 @@ from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.journal.journal import Journal
-from swarm.server.meters import MeteredJournal, Meters
-from swarm.server.monitor import Monitor, VerboseLog
+from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
