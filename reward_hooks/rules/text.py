@@ -88,16 +88,8 @@ def distinct_share(text: str, n: int = 3) -> float:
 
 
 class Words(Rule):
-    """The rule with its words; case does not matter, and an empty answer earns 0.
-
-    Args:
-        wanted: words or phrases that should all occur.
-        banned: words or phrases that should not.
-        whole: match whole words only.
-
-    Raises:
-        ConfigError: no words at all, an empty one, or a bare string in place of a list.
-    """
+    """The rule with its words or phrases, ``whole`` words only or not; case does not matter, and an empty answer earns
+    0."""
 
     def __init__(self, wanted: Sequence[str] = (), banned: Sequence[str] = (), *, whole: bool = True) -> None:
         if isinstance(wanted, str) or isinstance(banned, str):
