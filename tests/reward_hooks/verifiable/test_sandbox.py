@@ -66,7 +66,7 @@ def test_processor_time_is_limited() -> None:
     assert run.seconds < 60
 
 
-def test_what_takes_too_long_is_killed_with_all_it_started() -> None:
+def test_a_late_program_is_killed_with_all_its_processes() -> None:
     name = "sandboxed-daemon-of-the-test"
     program = f"""
 import os, sys, time
@@ -145,6 +145,6 @@ def test_without_isolation_nothing_runs_unless_it_is_waived(tmp_path: Path, monk
     assert "MemoryError" in open_box.run("x = 'a' * (2 << 30)").errors
 
 
-def test_an_interpreter_that_is_not_there_is_told() -> None:
+def test_a_missing_interpreter_is_refused() -> None:
     with pytest.raises(ConfigError, match="No such file"):
         Sandbox(python="/no/such/python")
