@@ -51,6 +51,20 @@ _FIELDS = {
     f"{_TRAINER}.total_training_steps": "total_training_steps",
 }
 
+#: Settings of the optimizer that have the same name in verl.
+_OPTIMIZER = (
+    "optimizer",
+    "optimizer_impl",
+    "lr_warmup_steps_ratio",
+    "lr_warmup_steps",
+    "total_training_steps",
+    "weight_decay",
+    "betas",
+    "min_lr_ratio",
+    "num_cycles",
+    "lr_scheduler_type",
+    "zero_indexed_step",
+)
 #: AgentJet's key -> verl's key with the same meaning, for settings that a TrainJob has no field for.
 _VERL = {
     "rollout.max_num_seqs": f"{_ROLLOUT}.max_num_seqs",
@@ -58,17 +72,7 @@ _VERL = {
     f"{_TRAINER}.fsdp_config.param_offload": f"{_ACTOR}.fsdp_config.param_offload",
     f"{_TRAINER}.fsdp_config.optimizer_offload": f"{_ACTOR}.fsdp_config.optimizer_offload",
     f"{_TRAINER}.kl_loss_type": f"{_ACTOR}.kl_loss_type",
-    f"{_TRAINER}.optim.optimizer": f"{_ACTOR}.optim.optimizer",
-    f"{_TRAINER}.optim.optimizer_impl": f"{_ACTOR}.optim.optimizer_impl",
-    f"{_TRAINER}.optim.lr_warmup_steps_ratio": f"{_ACTOR}.optim.lr_warmup_steps_ratio",
-    f"{_TRAINER}.optim.lr_warmup_steps": f"{_ACTOR}.optim.lr_warmup_steps",
-    f"{_TRAINER}.optim.total_training_steps": f"{_ACTOR}.optim.total_training_steps",
-    f"{_TRAINER}.optim.weight_decay": f"{_ACTOR}.optim.weight_decay",
-    f"{_TRAINER}.optim.betas": f"{_ACTOR}.optim.betas",
-    f"{_TRAINER}.optim.min_lr_ratio": f"{_ACTOR}.optim.min_lr_ratio",
-    f"{_TRAINER}.optim.num_cycles": f"{_ACTOR}.optim.num_cycles",
-    f"{_TRAINER}.optim.lr_scheduler_type": f"{_ACTOR}.optim.lr_scheduler_type",
-    f"{_TRAINER}.optim.zero_indexed_step": f"{_ACTOR}.optim.zero_indexed_step",
+    **{f"{_TRAINER}.optim.{name}": f"{_ACTOR}.optim.{name}" for name in _OPTIMIZER},
     # verl's FSDP engine reads the optimizer's, under this name
     f"{_TRAINER}.optim.grad_clip": f"{_ACTOR}.optim.clip_grad",
     f"{_TRAINER}.ulysses_sequence_parallel_size": f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",

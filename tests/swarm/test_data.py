@@ -136,11 +136,23 @@ def test_rows_of_a_dataset_are_streamed(
         next(tasks)
 
 
-@pytest.mark.parametrize(("source", "message"), [("hf::train", "names no dataset"), ("hf:a/b", "pip install datasets")])
-def test_a_dataset_needs_a_name_and_its_library(monkeypatch: pytest.MonkeyPatch, source: str, message: str) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf::train", "names no dataset"),
+        ("hf:a/b", "pip install datasets"),
+        ("q.parquet", r"pip install 'swarm-gateway\[parquet\]'"),
+    ],
+)
+def test_missing_libraries_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.parquet").touch()
+    for library in ("datasets", "pyarrow"):
+        monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=message):
-        read_tasks(source)
+        list(read_tasks(source))
 
 
 @pytest.mark.slow
