@@ -58,6 +58,7 @@ def test_code_that_cheats_fails(cheat: str) -> None:
     assert values(CODE, [cheat], with_tests(CALL)) == [0.0]
 
 
+@pytest.mark.slow
 def test_an_answer_that_exceeds_a_limit_fails() -> None:
     hog = Code(limits={"seconds": 1.5, "cpu_seconds": 1, "memory_bytes": 1 << 28})
     task = with_tests(CALL)

@@ -60,12 +60,14 @@ def test_limits(program: str, said: str) -> None:
     assert len(run.output) <= 1 << 20
 
 
+@pytest.mark.slow
 def test_processor_time_is_limited() -> None:
     run = Sandbox(Limits(cpu_seconds=1)).run("while True: pass")
     assert run.status == 137
     assert run.seconds < 60
 
 
+@pytest.mark.slow
 def test_a_late_program_is_killed_with_all_its_processes() -> None:
     name = "sandboxed-daemon-of-the-test"
     program = f"""
@@ -98,6 +100,7 @@ time.sleep(0.1)
     assert "left-by-the-tes" not in {process.info["name"] for process in psutil.process_iter(["name"])}
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_stays_inside() -> None:
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
     assert Sandbox(Limits(seconds=1.5, processes=8)).run(bomb).status in (None, 137)
