@@ -105,16 +105,11 @@ class Blend:
     Each part has its own error boundary, the rest of the deadline, and copies of the arguments.
 
     Args:
-        parts: gates and weighted parts, at least one of them weighted.
+        parts: gates and weighted parts, at least one of them weighted, with distinct names.
         otherwise: the reward of answers that fail a gate.
-
-    Raises:
-        ConfigError: no weighted part, or two parts with one name.
     """
 
     def __init__(self, *parts: Part, otherwise: float = 0.0) -> None:
-        if all(part.gate is not None for part in parts) or len({part.name for part in parts}) < len(parts):
-            raise ConfigError("a Blend needs a part that is no gate, and a name of its own for each part")
         self._gates = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is not None]
         self._weighted = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is None]
         self._otherwise = otherwise

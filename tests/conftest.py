@@ -22,6 +22,7 @@ HEAVY = (
     "tests/adapters/models/test_convert.py",
     "tests/adapters/models/test_decoding.py",
     "tests/gateway/api/test_sdks.py",
+    "tests/swarm/server/dataplane/test_sdks.py",
     "tests/gateway/test_openapi_fuzz.py",
     "tests/gateway/tui/test_app.py",
     "tests/gateway/tui/test_hostile.py",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adapters.dialects.chat_answers import Part, Step, Unfolding, only_choice, parts_of
+from adapters.dialects.chat_answers import Part, Step, Unfolding
 from adapters.dialects.dialect import EventStream
 from adapters.dialects.response_items import input_of, sealed, tools_by_function
 from adapters.dialects.sse import encode_named
@@ -45,24 +45,13 @@ _FAULTS = {429: "rate_limit_exceeded"}
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def response_of(data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The response to request ``data`` for a ``chat.completion``.
-
-    Raises:
-        UpstreamError: it is no chat completion.
-    """
-    choice = only_choice(completion)
-    items = _Items(data, completion)
-    return items.ended(parts_of(choice["message"]), choice.get("finish_reason"), completion.get("usage") or {})
-
-
 class ResponseStream(EventStream):
     """Events named by their ``type``."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self._unfolding = Unfolding()
-        self._items: _Items | None = None
+        self._items: ResponseItems | None = None
         self._count = 0
         #: the whole response, once the stream has ended
         self.response: dict[str, Any] = {}
@@ -91,11 +80,11 @@ class ResponseStream(EventStream):
         }
         return self._encoded([*events, {"type": "response.failed", "response": response}])
 
-    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], _Items]:
+    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], ResponseItems]:
         """The first events, unless they went out already; SDKs accept no others before them."""
         if self._items is not None:
             return [], self._items
-        self._items = items = _Items(self._data, head)
+        self._items = items = ResponseItems(self._data, head)
         return [
             {"type": f"response.{state}", "response": items.envelope} for state in ("created", "in_progress")
         ], items
@@ -106,52 +95,44 @@ class ResponseStream(EventStream):
             self._count += 1
         return encode_named(events)
 
-    def _events(self, items: _Items, step: Step) -> list[Event]:
+    def _events(self, items: ResponseItems, step: Step) -> list[Event]:
         """The events of one step; its part may have more pieces by now."""
         part, where = step.part, {"output_index": step.part.index}
-        inside = where | {"item_id": items.id_of(part)} | ({} if part.kind == "call" else {"content_index": 0})
-        custom = items.is_custom(part)
+        inside = where | {"item_id": items.id_of(part)}
+        call, custom = part.kind == "call", items.is_custom(part)
+        kind = "function_call_arguments" if call else "reasoning_text" if part.kind == "reasoning" else "output_text"
+        more = {"logprobs": []} if part.kind == "text" else {}
+        if not call:
+            inside["content_index"] = 0
         if step.what == "open":
-            item = items.item(replace(part, pieces=[]), "in_progress") | (
-                {} if part.kind == "call" else {"content": []}
-            )
+            empty = replace(part, pieces=[])
+            item = items.item(empty, "in_progress") | ({} if call else {"content": []})
             opened: list[Event] = [{"type": "response.output_item.added", **where, "item": item}]
-            if part.kind != "call":
-                empty = _content(replace(part, pieces=[]))
-                opened.append({"type": "response.content_part.added", **inside, "part": empty})
+            if not call:
+                opened.append({"type": "response.content_part.added", **inside, "part": _content(empty)})
             return opened
         if step.what == "more":
-            delta: Event = {**inside, "delta": step.text}
-            match part.kind:
-                case "reasoning":
-                    return [{"type": "response.reasoning_text.delta", **delta}]
-                case "text":
-                    return [{"type": "response.output_text.delta", **delta, "logprobs": []}]
-                case "call":
-                    # a custom tool's input goes out once the arguments around it are complete
-                    return [] if custom else [{"type": "response.function_call_arguments.delta", **delta}]
+            # a custom tool's input goes out once the arguments around it are complete
+            return [] if custom else [{"type": f"response.{kind}.delta", **inside, "delta": step.text, **more}]
         cut = "incomplete" if self._unfolding.finish_reason in _CUT and part is self._unfolding.parts[-1] else None
         done = items.item(part, cut)
-        closed: list[Event]
-        match part.kind:
-            case "reasoning":
-                closed = [{"type": "response.reasoning_text.done", **inside, "text": part.text}]
-            case "text":
-                closed = [{"type": "response.output_text.done", **inside, "text": part.text, "logprobs": []}]
-            case "call" if custom:
-                closed = [
-                    {"type": "response.custom_tool_call_input.delta", **inside, "delta": done["input"]},
-                    {"type": "response.custom_tool_call_input.done", **inside, "input": done["input"]},
-                ]
-            case "call":
-                said = {"name": done["name"], "arguments": part.text}
-                closed = [{"type": "response.function_call_arguments.done", **inside, **said}]
-        if part.kind != "call":
-            closed.append({"type": "response.content_part.done", **inside, "part": _content(part)})
+        if custom:
+            input_ = done["input"]
+            closed: list[Event] = [
+                {"type": "response.custom_tool_call_input.delta", **inside, "delta": input_},
+                {"type": "response.custom_tool_call_input.done", **inside, "input": input_},
+            ]
+        elif call:
+            closed = [{"type": f"response.{kind}.done", **inside, "name": done["name"], "arguments": part.text}]
+        else:
+            closed = [
+                {"type": f"response.{kind}.done", **inside, "text": part.text, **more},
+                {"type": "response.content_part.done", **inside, "part": _content(part)},
+            ]
         return [*closed, {"type": "response.output_item.done", **where, "item": done}]
 
 
-class _Items:
+class ResponseItems:
     """Makes the items of one response.
 
     Args:

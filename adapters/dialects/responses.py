@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from adapters.dialects.chat_answers import only_choice, parts_of
 from adapters.dialects.dialect import Dialect, LLMRequest
 from adapters.dialects.fields import Fields, check_depth, present, refuse
-from adapters.dialects.response_answers import SEALED, ResponseStream, response_of
+from adapters.dialects.response_answers import SEALED, ResponseItems, ResponseStream
 from adapters.dialects.response_items import conversation_of, tools_of
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
@@ -53,7 +54,8 @@ class ResponsesDialect(Dialect):
         return LLMRequest.for_one_answer(body, model, stream, top.notes.lines())
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-        return response_of(data, completion)
+        choice, usage = only_choice(completion), completion.get("usage") or {}
+        return ResponseItems(data, completion).ended(parts_of(choice["message"]), choice.get("finish_reason"), usage)
 
     def stream(self, data: Mapping[str, Any]) -> ResponseStream:
         return ResponseStream(data)

@@ -123,7 +123,7 @@ _CURVES = {
     "KL loss": "actor/kl_loss",
 }
 #: Cells of a curve; larger values than this overflow in differences.
-_CURVE, _MAX_VALUE = 32, 1e300
+_CURVE, _MAX_VALUE = 24, 1e300
 
 
 def view(
@@ -166,7 +166,7 @@ def view(
         head=_head(status),
         tables={
             "s": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
-            "curves": Table(("metric", ">last", "course", "range"), [*_curve_rows(curves)]),
+            "curves": Table(("metric", ">last", ">lowest", ">highest", "course"), [*_curve_rows(curves)]),
             "t": _tasks(status),
             "c": table_of(_CLIENTS, busiest, lambda row: "" if row.active else DIM, empty="no client has come"),
             "d": counts_table(("episodes", "why"), losses, "nothing was dropped"),
@@ -200,12 +200,11 @@ def _metric(step: StepResult, name: str) -> str:
 
 
 def _curve_rows(curves: Mapping[str, Iterable[float | None]]) -> Iterator[Row]:
-    """The last value of each curve, its course, its lowest and highest values; without curves that have no values."""
+    """Last, lowest and highest value of each curve, and its course; without curves that have no values."""
     for name, values in curves.items():
         known = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
         if known:
-            range_of = f"{measure(min(known))} … {measure(max(known))}"
-            yield Row((name, measure(known[-1]), curve(known, _CURVE), range_of))
+            yield Row((name, *map(measure, (known[-1], min(known), max(known))), curve(known, _CURVE)))
 
 
 def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str]:

@@ -183,16 +183,10 @@ The monitor only looks: no key changes anything on a server.
 
  q, ctrl+c   leave                      1 to 9      a page by its number
  ? or h      this help                  [ and ]     the page before, the next
- p           pause what is shown;       tab,        the next panel,
-             requests go on             shift+tab   the one before
- r           ask again now              arrows,     scroll the panel
- /           filter episodes by words   page keys
- escape      show all episodes again    o           sort episodes by something else
-
- Panels of a swarm server               Panels of a gateway
- s  Steps      e  Episodes              g  Routes     w  Swarm servers
- t  Tasks      c  Clients               f  Failures   l  Log
- d  Dropped    l  Log
+ p           pause what is shown        tab         the next panel (shift: before)
+ r           send requests now          arrows      scroll the panel
+ /           filter episodes by words   o           sort episodes by something else
+ escape      show all episodes again    a letter    the panel with it in its title
 
 States of an engine
 {states}
@@ -200,14 +194,13 @@ States of an engine
  policy version     the training step whose weights serve now
  batch              what the next step still needs
  idle               an episode's time without an LLM call; `!` from half of its
-                    timeout (`of`), after which it is taken back
+                    timeout (`of`) on, at whose end the server takes it back
  informative        submitted groups whose rewards differ: only those teach
- wasted             completion tokens that nobody got: the price of the fan-out
+ wasted             completion tokens of answers that nobody got
  breaker            of a route's upstream: open while it fails
 
-A line that begins with `!` says what is wrong and what to do. A server that does not
-answer is asked again, every ten seconds at the latest, and shown again once it does.
-`as of` is the age of the displayed data.
+A line that begins with `!` says what is wrong and what to do. The monitor asks a server
+that does not answer again after ten seconds at the latest. `as of`: age of the data.
 """
 
 

@@ -106,16 +106,6 @@ def test_a_start_without_a_checkpoint_warns_that_steps_are_lost(tmp_path: Path, 
     assert all(why in one and "the job's model again, 2 steps are lost" in one for one in messages)
 
 
-def test_a_start_that_fails_at_once_is_one_more_death(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    watched.see(EngineState.ROLLING)
-    watched.see(EngineState.OFFLINE, **died(1))
-    watched.now = 2.0
-    assert watched.watch.restart_due
-    assert watched.see(EngineState.OFFLINE, **died(2, "the disk is full")) == ["restarting"]
-    assert not watched.watch.restart_due
-
-
 def test_an_engine_that_is_stopped_while_it_waits_for_its_restart_stays_stopped(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(EngineState.ROLLING)
@@ -143,15 +133,19 @@ def test_a_boot_that_never_ends_raises(tmp_path: Path) -> None:
         watched.see(EngineState.BOOTING, "loading")
 
 
-def test_a_restart_that_takes_too_long_is_one_more_death_once_the_server_has_ended_it(tmp_path: Path) -> None:
+def test_a_start_that_fails_at_once_or_takes_too_long_is_one_more_death(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(EngineState.ROLLING)
     watched.see(EngineState.OFFLINE, **died(1))
-    watched.see(EngineState.BOOTING, **died(1))
-    watched.now = 101.0
-    assert watched.see(EngineState.BOOTING, **died(1)) == []
-    assert watched.see(EngineState.OFFLINE, **died(2, "not ready within 100 s")) == ["state", "restarting"]
-    assert watched.events[-1][1]["attempt"] == 2
+    watched.now = 2.0
+    assert watched.watch.restart_due
+    assert watched.see(EngineState.OFFLINE, **died(2, "the disk is full")) == ["restarting"]
+    assert not watched.watch.restart_due
+    watched.see(EngineState.BOOTING, **died(2))
+    watched.now = 150.0
+    assert watched.see(EngineState.BOOTING, **died(2)) == []
+    assert watched.see(EngineState.OFFLINE, **died(3, "not ready within 100 s")) == ["state", "restarting"]
+    assert watched.events[-1][1]["attempt"] == 3
 
 
 def test_a_run_that_goes_on_says_so_and_tells_no_step_again(tmp_path: Path) -> None:

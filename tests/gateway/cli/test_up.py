@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from gateway.cli.up import EventPrinter
+from gateway.cli.up import event_printer
 
 STEP = {"step": 3, "batch_id": "b", "metrics": {"swarm/reward_mean": 0.4123}, "seconds": 9.81}
 
 
 def printed(capsys: pytest.CaptureFixture[str], as_json: bool, *events: tuple[str, dict[str, object]]) -> str:
-    with EventPrinter(as_json) as on_event:
+    with event_printer(as_json) as on_event:
         for kind, values in events:
             on_event(kind, values)
     return capsys.readouterr().out

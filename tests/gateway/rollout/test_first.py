@@ -12,7 +12,7 @@ from gateway.rollout import group
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
 from gateway.rollout.sampling import Sample, Sampler
-from gateway.rollout.swarm import Training
+from gateway.rollout.server import Training
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from tests.gateway.rollout.conftest import Judge, OpenRoute, asking, at_rest, chunks_of, text_of

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.rollout import group
 from gateway.rollout.policy import Policy
-from gateway.rollout.swarm import Swarm
+from gateway.rollout.server import Swarm
 from gateway.stats import DropReason, Stats
 from reward_hooks import Candidate, HookContext, Reward
 from swarm.types import Task, WorkflowOutput

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from swarm.server.journal.rows import (
-    BatchRow,
     CallRow,
     EndedHow,
     EndRow,
-    StepRow,
 )
-from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
+from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
-from swarm.types import StepResult
+from swarm.tokens import ModelCall, Timeline, Trajectory
 
 
 class Clock:
@@ -82,15 +79,6 @@ def test_what_was_given_up_before_it_sampled_is_not_dropped() -> None:
     assert (meters.outcomes, meters.dropped.counts()) == ({"aborted": 1}, {})
 
 
-def test_a_batch_that_is_trained_twice_counts_once() -> None:
-    meters = Meters(Clock())
-    meters.observe(BatchRow(TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1])])])))
-    step = StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0))
-    meters.observe(step)
-    meters.observe(step)
-    assert meters.registry.get_sample_value("swarm_tokens_total", {"kind": "trained"}) == 1
-
-
 def test_rates_are_means_over_the_window() -> None:
     clock = Clock()
     meters = Meters(clock)
@@ -104,14 +92,6 @@ def test_rates_are_means_over_the_window() -> None:
     assert meters.rates().episodes_per_minute == 10.0
     clock.now += 2
     assert meters.rates().episodes_per_minute == 0.0
-
-
-def test_a_rate_forgets_as_it_is_fed() -> None:
-    rate = Rate()
-    for second in range(1000):
-        rate.add(1, float(second))
-        rate.add(1, second + 0.5)
-    assert rate.sum(999.5) == 120
 
 
 def test_reasons_are_bounded() -> None:

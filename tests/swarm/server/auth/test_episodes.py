@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from swarm.credentials import TokenFile
+from swarm.errors import ForbiddenError
+from swarm.server.api.episodes import ClientNames
+from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
@@ -92,3 +95,13 @@ async def test_a_rotated_token_keeps_its_clients(rig: Rig, tmp_path: Path) -> No
     TokenFile(tmp_path).revoke("other")
     await become(rig, tmp_path, "claim")
     assert (await rig.post("/can_continue_episode", client_uuid="mine", episode_uuid=own.uuid))["can_continue"]
+
+
+async def test_the_memory_of_names_is_bounded(overrides: dict[str, Any]) -> None:
+    ann, bob = (Caller(name, frozenset({"claim"})) for name in ("ann", "bob"))
+    names = ClientNames(limit=2)
+    for name in ("1", "2", "3"):
+        names.check(ann, name)
+    names.check(bob, "1")
+    with pytest.raises(ForbiddenError):
+        names.check(bob, "3")

@@ -100,29 +100,6 @@ def test_old_episodes_are_dropped_with_a_whole_group_but_singly_from_an_open_one
     assert (dropped.episode_uuids, dropped.cause) == (("late",), "stale")
 
 
-def test_the_oldest_token_decides_and_losses_grow_old_too() -> None:
-    groups = store(batch_size=1, num_repeat=2, max_staleness=0)
-    groups.add("me", trajectory("a", version=1, newest=2))
-    groups.lose("b")
-    assert len(groups.advance(2)) == 1
-    fill_two = [groups.add("me", trajectory("b", version=2)) for _ in range(2)]
-    assert fill_two == [[], []]
-    assert groups.ready(), "a loss of old weights does not cost a new group"
-
-
-def test_a_version_from_the_future_is_not_old_and_a_batch_that_is_out_never_is() -> None:
-    groups = store(batch_size=1, max_staleness=0)
-    groups.advance(7)
-    groups.add("me", trajectory("a", version=7))
-    groups.add("me", trajectory("a", version=7))
-    groups.add("me", trajectory("b", version=7))
-    batch = groups.take()
-    assert groups.advance(0) == [], "the engine began anew"
-    groups.give_back()
-    assert len(groups.advance(8)) == 1
-    assert groups.take() is batch
-
-
 def test_a_full_cache_without_a_batch_in_sight_loses_its_oldest_open_groups() -> None:
     groups = store(batch_size=1, max_cached_episodes=1)
     groups.add("me", trajectory("a", "a1"))

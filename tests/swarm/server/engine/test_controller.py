@@ -10,15 +10,15 @@ import pytest
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, SYNCING, AgreeSyncWeightResponse
+from swarm.protocol import NO_EPISODES, SYNCING
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.requests import MAX_PENDING
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.rows import (
     BatchRow,
+    Ending,
     EndRow,
-    EpisodeRow,
     RunRow,
     StepRow,
 )
@@ -307,17 +307,6 @@ async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
     assert controller.pool.information().completed_episodes == 1
 
 
-async def test_a_claim_without_an_episode_begins_no_record() -> None:
-    journal = MemoryJournal()
-    controller = rolling(journal)
-    await claim(controller, 4)
-    before = len(journal.records)
-    assert await refusal(controller) == NO_EPISODES
-    assert await refusal(controller, wait=0.01) == NO_EPISODES
-    assert len(journal.records) == before
-    assert len(journal.of(EpisodeRow)) == 4
-
-
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
@@ -384,39 +373,6 @@ async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
     assert controller.job.resume is False
 
 
-async def test_agreement_makes_a_batch() -> None:
-    controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"}))
-    feed = asyncio.create_task(controller.next_batch())
-    claims = await claim(controller, 3)
-    finish(controller, claims[:2], "a")
-    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
-    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
-    take_part(controller, "another")
-    finish(controller, claims[2:], "a")
-    batch = await asyncio.wait_for(feed, LONG)
-    assert [len(group.trajectories) for group in batch.groups] == [2], "decided is decided"
-    assert "no training job" in (await opened().agree("me")).failure_reason
-
-
-async def test_an_agreement_to_train_nothing_ends_once_nothing_runs() -> None:
-    controller = rolling(job=JOB.model_copy(update={"collection": "any_client_agree_sync_weight"}))
-    feed = asyncio.create_task(controller.next_batch())
-    first, second, third = await claim(controller, 3)
-    finish(controller, [first], "a")
-    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
-    finish(controller, [second], "b")
-    assert controller.pool.collection.rows()[0].agreed, "what still runs may be of either task"
-    finish(controller, [third], "c")
-    assert not controller.pool.collection.rows()[0].agreed
-    told = await controller.agree("me")
-    assert told.success and "no task has two" in told.failure_reason
-    # nothing of it is left for what comes then
-    finish(controller, await claim(controller, 1), "a")
-    assert controller.state is EngineState.ROLLING
-    assert (await controller.agree("me")).success
-    assert [len(group.trajectories) for group in (await asyncio.wait_for(feed, LONG)).groups] == [2]
-
-
 async def test_a_run_that_goes_on_waits_for_nobody_of_the_run_before() -> None:
     controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight", "resume": True}))
     take_part(controller, "dead")
@@ -472,17 +428,20 @@ async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agre
         expire.cancel()
 
 
-async def test_waiting_for_a_state_ends_with_the_engine() -> None:
+async def test_ends_that_only_the_journal_remembers() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.past["old"] = Ending("me", "ended", "quarantined: x", "k")
+    old = ends(Claim("old", ""))
+    assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
+    assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
+
+
+async def test_closing_lets_everyone_go() -> None:
     controller = rolling()
-    waiter = asyncio.create_task(controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG))
+    await claim(controller, 4)
+    waiter = asyncio.create_task(refusal(controller, wait=LONG))
     await asyncio.sleep(0)
-    controller.offline("died")
-    await asyncio.wait_for(waiter, 30)
-    started_offline = asyncio.create_task(
-        controller.wait_for_state([EngineState.ROLLING, EngineState.ROLLING_POST], LONG)
-    )
-    await asyncio.sleep(0)
-    assert not started_offline.done()
-    controller.boot()
-    controller.rollout_ready(ready())
-    await asyncio.wait_for(started_offline, 30)
+    controller.close()
+    assert "shutting down" in await asyncio.wait_for(waiter, 30)
+    assert "shutting down" in await asyncio.wait_for(refusal(controller, wait=LONG), 30)

@@ -11,8 +11,8 @@ from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row, StateRow
-from swarm.states import EngineState, EpisodeState
+from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
+from swarm.states import EngineState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
 
@@ -96,35 +96,6 @@ def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
         pool.enter(OFFLINE)
 
 
-def test_claims_are_all_or_nothing_within_the_slots() -> None:
-    pool = rolling_pool()
-    claim(pool, 3)
-    assert refused(pool, 2).holds_place
-    claim(pool, 1)
-    assert refused(pool).holds_place
-    assert not refused(pool, 5).holds_place, "it never fits, so it holds nobody up"
-    assert pool.running == 4
-
-
-@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, POST, SYNCING])
-def test_nothing_can_be_claimed_outside_rolling(state: EngineState) -> None:
-    pool = rolling_pool()
-    pool.enter(state)
-    assert refused(pool).holds_place
-
-
-def test_a_repeated_end_is_answered_like_the_first_and_counts_once() -> None:
-    pool = rolling_pool()
-    group = sampled(pool, 2)
-    for _ in range(3):
-        assert pool.end("me", "a", ends(*group), as_group=True) == ""
-    (empty,) = claim(pool)
-    first = pool.end("me", "b", ends(empty))
-    assert first == pool.end("me", "b", ends(empty)) != ""
-    info = pool.information()
-    assert (info.completed_tasks, info.completed_episodes, info.dropped_episodes) == (1, 2, 1)
-
-
 def test_unknown_and_doubled_episodes() -> None:
     pool = rolling_pool()
     (mine,) = sampled(pool, 1)
@@ -134,21 +105,6 @@ def test_unknown_and_doubled_episodes() -> None:
     with pytest.raises(RequestError, match="twice"):
         pool.end("me", "a", ends(mine, mine))
     assert pool.abort("me", "nobody") == ""
-
-
-def test_an_abort_frees_the_slot_and_may_be_repeated() -> None:
-    pool = rolling_pool()
-    group = sampled(pool, 4)
-    assert pool.abort("me", group[0].episode_uuid) == ""
-    (again,) = claim(pool)
-    assert again.episode_uuid != group[0].episode_uuid
-    assert pool.abort("me", group[0].episode_uuid) == ""
-    assert pool.can_continue("me", again.episode_uuid), "a late abort must not hit the slot's next episode"
-    with pytest.raises(ConflictError, match="aborted"):
-        pool.end("me", "a", ends(group[0]))
-    pool.end("me", "a", ends(group[1]))
-    assert "reward stands" in pool.abort("me", group[1].episode_uuid)
-    assert pool.information().completed_episodes == 1
 
 
 def test_keys_open_only_their_running_episode() -> None:
@@ -205,60 +161,6 @@ def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
     with pytest.raises(ConflictError, match="max_episode_seconds") as late:
         pool.end("me", "a", ends(chatty))
     assert late.value.code == "episode_expired"
-
-
-def test_what_runs_in_rolling_post_may_finish_and_is_deleted_afterwards() -> None:
-    pool = rolling_pool()
-    one, two, three = sampled(pool, 3)
-    pool.enter(POST)
-    assert pool.can_continue("me", one.episode_uuid)
-    pool.end("me", "a", ends(one))
-    pool.abort("me", two.episode_uuid)
-    pool.enter(SYNCING)
-    assert pool.running == 0
-    with pytest.raises(ConflictError, match="too late") as late:
-        pool.end("me", "a", ends(three))
-    assert late.value.code == "episode_deleted"
-    pool.enter(ROLLING)
-    claim(pool, 4)
-    assert pool.information().completed_episodes == 1
-
-
-@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, ROLLING, POST])
-def test_a_dead_engine_keeps_what_runs_and_ends_are_taken_in_any_state(state: EngineState) -> None:
-    pool = rolling_pool()
-    one, two = sampled(pool, 2)
-    pool.enter(state)
-    assert pool.open(one.episode_uuid, one.key).over_error is None
-    pool.end("me", "a", ends(one))
-    assert pool.abort("me", two.episode_uuid) == ""
-    assert (pool.information().completed_episodes, pool.running) == (1, 0)
-
-
-def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
-    records: list[Row] = []
-    pool = rolling_pool(records=records)
-    pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
-    pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
-    pool.collection.take()
-    pool.enter(SYNCING)
-    pool.enter(EngineState.OFFLINE)
-    pool.collection.give_back()
-    assert pool.begin_run("r", JOB, "another run") == 4
-    assert not pool.batch_ready
-    info = pool.information()
-    assert (info.completed_episodes, info.dropped_episodes) == (0, 0), "counts are of the run"
-    of_state = [r for r in records if isinstance(r, StateRow) and r.state is EpisodeState.DROPPED]
-    dropped = [uuid for r in of_state for uuid in r.episode_uuids]
-    assert len(dropped) == len(set(dropped)) == 4
-    pool.enter(ROLLING)
-    (running,) = claim(pool)
-    episode = pool.open(running.episode_uuid, running.key)
-    counted = pool.begin_call([episode])
-    pool.begin_run("r2", JOB.model_copy(update={"batch_size": 1}), "another job")
-    assert episode.over_error is not None and episode.over_error.code == "episode_deleted"
-    pool.end_call([episode], counted)
-    assert len(claim(pool, 2)) == 2
 
 
 def test_an_end_that_only_the_journal_remembers() -> None:

@@ -45,6 +45,7 @@ async def journal(path: Path) -> AsyncGenerator[Journal]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who wait for the disk do not wait for long."""
     monkeypatch.setattr(f"{JOURNAL}.SYNC_SECONDS", 0.3)
+    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
 
 
 @contextmanager
@@ -156,12 +157,12 @@ def test_a_server_that_stood_still_blames_no_disk_that_was_in_time(path: Path, i
         runner.run(asyncio.wait_for(stand_still(), 60))
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_full_disk_refuses_and_recovers_in_order(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal.append(claimed("a"), claimed("b"))
     await journal.synced()
-    monkeypatch.setattr(f"{JOURNAL}.SYNC_SECONDS", 0.3)
     with full_disk(path):
         journal.append(ended("a", tokens=5000))
         with pytest.raises(UnavailableError) as caught:
@@ -182,10 +183,8 @@ async def test_a_full_disk_refuses_and_recovers_in_order(
     assert journal.stats().oldest_pending_seconds == 0.0
 
 
-async def test_a_disk_that_stays_full_does_not_hold_the_end(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
+@pytest.mark.usefixtures("impatient")
+async def test_a_disk_that_stays_full_does_not_hold_the_end(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
@@ -202,7 +201,6 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
 async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     # the disk has room again as soon as the writer has given up
     monkeypatch.setattr(f"{WRITER}.RETRY_FIRST", 100.0)
     journal = Journal.open(path)
@@ -275,7 +273,6 @@ async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
     path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(f"{WRITER}.past_ending", held)
-    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
