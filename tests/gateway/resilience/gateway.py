@@ -27,8 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
 from gateway.config.load import load_config
-from gateway.observability.metrics import Metrics
-from gateway.observability.request import RequestRecord, recording
+from gateway.observability.request import Metrics, RequestRecord, recording
 from gateway.runtime import Gateway
 from swarm.http.serve import bind, run_app
 
