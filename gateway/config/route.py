@@ -59,7 +59,7 @@ class RouteSettings(Model):
     )
     stragglers: Literal["cancel", "finish"] = Field(
         default="finish",
-        description="answers that are still being sampled when the group is decided; finish: in the background, all train",
+        description="answers still being sampled when the group is decided; finish: in the background, and all train",
     )
     acknowledge_seconds: float = Field(
         default=0.0,
