@@ -4,7 +4,8 @@
 with SmolLM2-135M's proportions and fewer layers, or on ``--model``. Shapes:
 
 * ``prompt512_answers64`` and its like: a group of eight answers to one prompt;
-* ``turns6_siblings4``: a conversation of six turns, four answers at each, of which one is continued;
+* ``turns6_siblings4``: a conversation of six turns that begins with 512 tokens; at each turn four answers of 64, one of
+  which a message of 64 continues;
 * ``unshared512`` and ``unshared128``: eight prompts of so many tokens, an answer of 64 to each.
 
 For each: the ratio rows ÷ tries of CPU time (median and quartiles over the repetitions) and of wall time, the ratio
@@ -51,7 +52,7 @@ def conversations(name: str, chance: np.random.Generator, vocabulary: int) -> li
         return chance.integers(10, vocabulary, count).tolist()
 
     if name == "turns6_siblings4":
-        history, rows = tokens(128), []
+        history, rows = tokens(512), []
         for _ in range(6):
             answers = [tokens(64) for _ in range(4)]
             rows += [(history, answer) for answer in answers]

@@ -13,14 +13,7 @@ def kendall_tau(scores: Sequence[float], reference: Sequence[float]) -> float | 
     """Kendall's tau-b of two lists of scores, in [-1, 1]: 1 where they order every pair alike.
 
     Ties count as in Kendall (1945), "The Treatment of Ties in Ranking Problems". If only ``scores`` are all equal, the
-    result is 0; if ``reference`` has no order, it is ``None``.
-
-    Args:
-        scores: one number per answer, higher is better.
-        reference: the same for the order to compare with.
-
-    Raises:
-        ValueError: the lists differ in length.
+    result is 0; if ``reference`` has no order, it is ``None``. Lists of different lengths raise :class:`ValueError`.
     """
     signs = list(_signs(scores, reference))
     ordered, wanted = sum(1 for a, _ in signs if a), sum(1 for _, b in signs if b)
@@ -32,10 +25,8 @@ def kendall_tau(scores: Sequence[float], reference: Sequence[float]) -> float | 
 def flip_rate(scores: Sequence[float], again: Sequence[float]) -> float | None:
     """The share of pairs of answers that change their order between two scorings of one group, in [0, 1].
 
-    A pair that is tied in exactly one of the two counts half; ``None`` for fewer than two answers.
-
-    Raises:
-        ValueError: the lists differ in length.
+    A pair that is tied in exactly one of the two counts half; ``None`` for fewer than two answers. Lists of different
+    lengths raise :class:`ValueError`.
     """
     changes = [abs(a - b) / 2 for a, b in _signs(scores, again)]
     return sum(changes) / len(changes) if changes else None

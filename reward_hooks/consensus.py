@@ -37,9 +37,6 @@ class Consensus:
             capital letter from A to E that stands alone), ``text`` (all of it), or a regular expression whose last
             match counts, by its first group if it has one.
         by: ``share`` or ``majority``.
-
-    Raises:
-        ConfigError: ``extract`` is no regular expression, or ``by`` is neither.
     """
 
     def __init__(self, extract: str = "number", by: Literal["share", "majority"] = "share") -> None:

@@ -81,9 +81,6 @@ class ImplicitFeedback(_FromUsers):
     Args:
         weights: from -1 to 1, by signal; they replace :data:`SIGNAL_WEIGHTS`. Other signals are ignored.
         others: how answers without feedback are scored.
-
-    Raises:
-        ConfigError: a weight outside of [-1, 1].
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None, others: Others = "similar") -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from reward_hooks.compose import make_blend
-from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks, RewardHook, SessionHook, SubmitHook
+from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks
 from swarm.errors import ConfigError
 from swarm.importer import SourceFolder, load_attribute
 
@@ -91,17 +91,12 @@ def _from_folder(path: Path) -> Hooks:
         if (path / BLEND_FILE).is_file():
             return _from_file(path / BLEND_FILE)
         raise ConfigError(f"{path} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
-    return _from_files(
-        path,
-        lambda folder: _hooks(
-            {
-                name: _function(folder.module(name), name, str(path / f"{name}.py"))
-                for name in PARAMETERS
-                if folder.holds(name)
-            },
-            str(path),
-        ),
-    )
+
+    def load(folder: SourceFolder) -> Hooks:
+        names = [name for name in PARAMETERS if folder.holds(name)]
+        return _hooks({name: _function(folder.module(name), name, str(path / f"{name}.py")) for name in names}, path)
+
+    return _from_files(path, load)
 
 
 def _from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
@@ -119,21 +114,12 @@ def _from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
 def _from_object(target: object, spec: str) -> Hooks:
     if isinstance(target, Hooks):
         return target
-    found = {
-        name: _function(target, name, spec)
-        for name in PARAMETERS
-        if name == REWARD or getattr(target, name, None) is not None
-    }
-    return _hooks(found, spec)
+    names = [name for name in PARAMETERS if name == REWARD or getattr(target, name, None) is not None]
+    return _hooks({name: _function(target, name, spec) for name in names}, spec)
 
 
-def _hooks(found: Mapping[str, Any], source: str) -> Hooks:
-    return Hooks(
-        cast(RewardHook, found[REWARD]),
-        cast("SubmitHook | None", found.get(SUBMIT)),
-        source=source,
-        session_end=cast("SessionHook | None", found.get(SESSION_END)),
-    )
+def _hooks(found: Mapping[str, Any], source: str | Path) -> Hooks:
+    return Hooks(found[REWARD], found.get(SUBMIT), source=str(source), session_end=found.get(SESSION_END))
 
 
 def _function(holder: object, name: str, where: str) -> Any:

@@ -39,14 +39,9 @@ def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 class Diversity:
-    """Unlike the others of the group; see the module."""
+    """Unlike the others of the group; one answer alone is refused (``group_of_one``)."""
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        """The rewards of a group, in [0, 1].
-
-        Raises:
-            HookError: there is only one answer (``group_of_one``).
-        """
         if len(candidates) < 2:
             raise HookError("one answer alone has no diversity", code="group_of_one")
         grams = [shingles(candidate.text) for candidate in candidates]
@@ -66,9 +61,6 @@ class Novelty:
 
     Args:
         history: how many answers are kept, at least 1; the time per group grows with it.
-
-    Raises:
-        ConfigError: ``history`` is less than 1.
     """
 
     def __init__(self, history: int = 256) -> None:
@@ -78,7 +70,6 @@ class Novelty:
         self._recent: deque[frozenset[str]] = deque(maxlen=history)
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        """The rewards of a group, in [0, 1]."""
         grams = [shingles(candidate.text) for candidate in candidates]
         with self._lock:
             recent = list(self._recent)

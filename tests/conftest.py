@@ -22,9 +22,12 @@ HEAVY = (
     "tests/adapters/models/test_convert.py",
     "tests/adapters/models/test_decoding.py",
     "tests/gateway/api/test_sdks.py",
+    "tests/swarm/server/dataplane/test_sdks.py",
+    "tests/gateway/test_openapi_fuzz.py",
     "tests/gateway/tui/test_app.py",
     "tests/gateway/tui/test_hostile.py",
     "tests/reward_hooks/judges/test_bias.py",
+    "tests/swarm/server/test_openapi_fuzz.py",
 )
 #: The fast suite divides the number of examples of a property test by this.
 _FEWER = 10

@@ -43,27 +43,7 @@ from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from swarm.errors import ConfigError
 from swarm.types import Model
 
-__all__ = [
-    "Endpoint",
-    "Judge",
-    "JudgeClient",
-    "Listwise",
-    "ListwiseConfig",
-    "Pairwise",
-    "PairwiseConfig",
-    "Pointwise",
-    "PointwiseConfig",
-    "ScoreModel",
-    "ScoreModelConfig",
-    "Spending",
-    "load_judge",
-    "make_judge",
-    "make_listwise",
-    "make_pairwise",
-    "make_pointwise",
-    "make_score_model",
-    "metered",
-]
+__all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
 
 
 AnyJudgeConfig = Annotated[

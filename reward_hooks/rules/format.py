@@ -29,11 +29,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
 class Matches(Rule):
-    """1 if the whole answer, without surrounding white space, matches ``pattern``.
-
-    Raises:
-        ConfigError: ``pattern`` is no regular expression.
-    """
+    """1 if the whole answer, without surrounding white space, matches ``pattern``."""
 
     def __init__(self, pattern: str, flags: int = re.DOTALL) -> None:
         try:

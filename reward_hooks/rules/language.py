@@ -60,11 +60,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True)
 class Language(Rule):
-    """The rule with its language, an ISO 639-1 code.
-
-    Raises:
-        ConfigError: the language is unknown.
-    """
+    """The rule with its language, an ISO 639-1 code."""
 
     language: str
 

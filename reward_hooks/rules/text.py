@@ -76,23 +76,20 @@ class Repetition(Rule):
             raise ConfigError("Repetition needs n of at least 1")
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        words = _WORD.findall(candidate.text.lower())
-        grams = [tuple(words[start : start + self.n]) for start in range(len(words) - self.n + 1)]
-        value = len(set(grams)) / len(grams) if grams else float(bool(words))
+        value = distinct_share(candidate.text, self.n)
         return Reward(value=value, reason="" if value == 1.0 else f"{value:.2f} of the {self.n}-grams are distinct")
 
 
+def distinct_share(text: str, n: int = 3) -> float:
+    """The share of distinct word n-grams in ``text``, 0 to 1: 0 without a word, 1 for fewer than ``n``."""
+    words = _WORD.findall(text.lower())
+    grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else float(bool(words))
+
+
 class Words(Rule):
-    """The rule with its words; case does not matter, and an empty answer earns 0.
-
-    Args:
-        wanted: words or phrases that should all occur.
-        banned: words or phrases that should not.
-        whole: match whole words only.
-
-    Raises:
-        ConfigError: no words at all, an empty one, or a bare string in place of a list.
-    """
+    """The rule with its words or phrases, ``whole`` words only or not; case does not matter, and an empty answer earns
+    0."""
 
     def __init__(self, wanted: Sequence[str] = (), banned: Sequence[str] = (), *, whole: bool = True) -> None:
         if isinstance(wanted, str) or isinstance(banned, str):

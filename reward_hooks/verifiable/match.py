@@ -35,15 +35,12 @@ def normalised(text: str) -> str:
 
 
 class Exact(Rule):
-    """1 if the answer is one of the accepted ones.
+    """1 if the answer is one of the accepted ones; without any, there is no reward (``no_reference``).
 
     Args:
         key: of ``task.metadata``.
         extract: a regular expression whose last match is the answer (its first group, if it has one). Default: the
             whole text.
-
-    Raises:
-        ConfigError: ``extract`` is no regular expression.
     """
 
     def __init__(self, key: str = "answer", extract: str | None = None) -> None:
@@ -119,11 +116,7 @@ def levenshtein(one: str, other: str) -> int:
 
 
 def compiled(pattern: str, owner: str) -> re.Pattern[str]:
-    """The regular expression.
-
-    Raises:
-        ConfigError: ``pattern`` is not valid.
-    """
+    """The regular expression; raises :class:`ConfigError` if it is none."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as exc:

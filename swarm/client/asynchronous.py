@@ -25,7 +25,6 @@ from swarm.protocol import (
     CanContinueResponse,
     EndEpisodeRequest,
     EndGroupRequest,
-    EpisodeEnd,
     EpisodeRequest,
     EpisodeType,
     ServerStatus,
@@ -181,7 +180,7 @@ class AsyncSwarmClient(EngineControl):
         fields = {
             "client_uuid": self.client_uuid,
             "task_id": task_id,
-            "ends": [EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()],
+            "ends": [{"episode_uuid": uuid, "workflow_output": output} for uuid, output in outputs.items()],
             "idempotency_key": wire.end_key(task_id, outputs),
         }
         body = wire.checked(EndGroupRequest, fields)

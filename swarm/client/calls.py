@@ -189,8 +189,7 @@ class Calls:
         url = self.server_url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
         seconds = call.timeout or self._request_timeout
         try:
-            async with asyncio.timeout(seconds):
-                return await self._http.request(call.method, url, call.content, headers)
+            return await self._http.request(call.method, url, call.content, headers, seconds)
         except ConnectionBrokenError as exc:
             return exc
         except TimeoutError:

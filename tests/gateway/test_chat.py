@@ -314,7 +314,7 @@ async def test_a_sample_deadline_is_a_504(swarm: Swarm, open_gateway: OpenGatewa
     async with open_gateway(sample_timeout_seconds=0.1) as http:
         response = await ask(http)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "sample_timeout")
-    await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
+    await swarm.until(lambda: not swarm.sampling and not swarm.open_episodes)
 
 
 async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: httpx.AsyncClient) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
-from tests.standins.swarm import Swarm, completion, error, said, streamed
+from tests.standins.swarm import Swarm, completion, error, once, said, streamed
 from tests.standins.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
@@ -103,16 +103,18 @@ async def test_the_fallbacks_own_errors_pass_through(
     assert response.headers["retry-after"] == "7"
 
 
-async def test_a_late_fallback_error_is_an_event(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
-    upstream.answers[CHAT] = lambda body: error(429, "fallback is full")
-    swarm.state = EngineState.WEIGHT_SYNCING
-    waits = {"claim_wait_seconds": 0.3, "keepalive_seconds": 0.05}
-    async with open_gateway(**waits, upstream={"base_url": upstream.url}) as http:
-        response = await ask(http, stream=True)
-    assert response.status_code == 200
-    comments, _, event = response.text.rpartition("data: ")
-    assert comments.count(": keep-alive") >= 1
-    assert json.loads(event)["error"]["message"] == "fallback is full"
+async def test_a_late_fallback_error_is_an_event(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    full = once(go := asyncio.Event(), lambda *_: error(429, "fallback is full"))
+    upstream.answers[CHAT] = lambda body: full(body, 0)
+    async with (
+        open_gateway(**AWAY, keepalive_seconds=0.01, upstream={"base_url": upstream.url}) as http,
+        http.stream("POST", CHAT, json=BODY | {"stream": True}) as response,
+    ):
+        lines = response.aiter_lines()
+        assert (response.status_code, await anext(lines)) == (200, ": keep-alive")
+        go.set()
+        [event] = [line async for line in lines if line.startswith("data: ")]
+    assert json.loads(event.removeprefix("data: "))["error"]["message"] == "fallback is full"
 
 
 @pytest.mark.parametrize(("status", "answered"), [(500, 200), (400, 400)])

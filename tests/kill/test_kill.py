@@ -1,6 +1,6 @@
 """No acknowledged reward is lost or counted twice, whichever process is killed whenever.
 
-20 kills; ``SWARM_KILLS=200`` for more, ``SWARM_KILL_SEED`` for the choices of an earlier run (timing apart), or
+12 kills; ``SWARM_KILLS=200`` for more, ``SWARM_KILL_SEED`` for the choices of an earlier run (timing apart), or
 ``python -m tests.kill`` for a report.
 """
 
@@ -18,7 +18,7 @@ from tests.kill.invariants import violations
 from tests.kill.proxy import FAULTS
 from tests.kill.report import summary
 
-KILLS = int(os.environ.get("SWARM_KILLS", "20"))
+KILLS = int(os.environ.get("SWARM_KILLS", "12"))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,8 @@ CODEX: dict[str, Any] = {
 async def test_agents_are_answered_and_told(
     gateway: httpx.AsyncClient, path: str, body: dict[str, Any], left_out: list[str]
 ) -> None:
-    for stream in (True, False):
-        answer = await gateway.post(path, json=body | {"stream": stream})
+    for stream, policy in product((True, False), ("best", "first")):
+        answer = await gateway.post(path, json=body | {"stream": stream}, headers={"x-swarm-policy": policy})
         assert answer.status_code == 200 and "word" in answer.text
         told = answer.headers["x-swarm-left-out"].split("; ")
         assert [note.partition(":")[0] for note in told] == left_out

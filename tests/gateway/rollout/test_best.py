@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from gateway.rollout.answering import best
+from gateway.rollout.answering import best, run_with_group
+from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import Policy
+from gateway.rollout.sampling import EpisodeLostError
 from gateway.rollout.server import Training
+from gateway.stats import DropReason
 from gateway.types import Decided
 from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, asking, at_rest, chunks_of, text_of
 from tests.standins.vllm import plain, status
@@ -73,6 +76,25 @@ async def test_all_are_judged_in_one_call_and_trained(rig: server.Rig, open_rout
         # one call of the engine sampled them all
         assert [body.get("n") for _, body in rig.vllm.requests] == [4]
         assert rig.controller.pool.information().completed_episodes == 4
+
+
+async def test_a_lost_group_is_replaced_although_sampling_took_longer_than_a_claim_may(
+    rig: server.Rig, open_route: OpenRoute
+) -> None:
+    loop, runs = asyncio.get_running_loop(), list[GroupRun]()
+    async with open_route(claim_wait_seconds=0.5) as route:
+
+        async def use(run: GroupRun) -> str:
+            runs.append(run)
+            if len(runs) == 1:
+                late = loop.time() + 0.5
+                await reach(rig, lambda: loop.time() > late)
+                raise EpisodeLostError("a weight sync took the group")
+            run.cancel(DropReason.CANCELLED)
+            return "answered"
+
+        assert await run_with_group(route, asking(), None, use) == "answered"
+    assert len(runs) == 2 and route.stats.dropped == {DropReason.SAMPLE: 1, DropReason.CANCELLED: 1}
 
 
 async def test_nobody_waits_for_the_acknowledgement_unless_told_to(rig: server.Rig, open_route: OpenRoute) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from swarm.client import SwarmClient
-from swarm.errors import ConflictError, EngineError
+from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
@@ -51,6 +51,8 @@ def test_code_goes_as_a_zip(server: ScriptedServer, client: SwarmClient, folder:
     assert (given, read) == (b"PK", b"PK2")
     assert zipfile.ZipFile(io.BytesIO(packed)).read("train.py") == b"print('new')\n"
     assert {one.headers["content-type"] for one in server.requests} == {"application/zip"}
+    with pytest.raises(ConfigError, match="cannot read the code archive"):
+        client.sync_train_code(folder / "nowhere.zip")
 
 
 def test_code_for_a_running_engine_is_refused_unless_it_may_restart(

@@ -15,6 +15,7 @@ from swarm.errors import (
     EngineError,
     NotFoundError,
     RequestError,
+    StateError,
     UnavailableError,
 )
 from swarm.job import TrainJob, parse_job
@@ -389,3 +390,14 @@ def test_waiting_for_a_state_is_bounded(server: ScriptedServer, client: SwarmCli
     server.script("/status", status(EngineState.BOOTING))
     with pytest.raises(UnavailableError, match=r"not ENGINE.ROLLING or ENGINE.OFFLINE after 0.05 s"):
         client.wait_for_state(EngineState.ROLLING, EngineState.OFFLINE, wait_seconds=0.05)
+
+
+def test_an_ended_episode_is_not_aborted(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/end_episode", {"success": True})
+    with client.episode() as episode:
+        assert episode.api_key == "key"
+        episode.end(TASK, OUTPUT)
+        with pytest.raises(StateError, match="ended already"):
+            episode.end(TASK, OUTPUT)
+    assert [one.path for one in server.requests] == ["/claim_episode", "/end_episode"]

@@ -169,6 +169,8 @@ async def test_threads_run_episodes_and_failures_come_back(swarm: Swarm) -> None
                 uuid, _ = client.begin_episode(episode_type="eval")
                 assert client.can_continue_episode(uuid)
                 if task.task_id == "bad":
+                    assert uuid in {one.episode_uuid for one in client.get_episode_buffer()}
+                    client.abort_episode(uuid)
                     raise ValueError("broken")
                 client.end_episode(task, uuid, OUTPUT)
                 assert not client.can_continue_episode(uuid)

@@ -162,3 +162,32 @@ async def test_what_is_wrong_with_the_connection_ends_the_work() -> None:
 
     with pytest.raises(OSError, match="broken"):
         await asyncio.wait_for(until_gone(receive, forever()), 20)
+
+
+def test_who_asks_late_is_told_at_once_and_who_was_forgotten_never() -> None:
+    once, told = Once(), list[str]()
+
+    def first() -> None:
+        told.append("first")
+
+    def second() -> None:
+        told.append("second")
+
+    once.tell(first)
+    once.tell(second)
+    once.forget(second)
+    assert told == [] and not once.happened
+    once.happen()
+    once.happen()
+    assert told == ["first"] and once.happened
+    once.tell(second)
+    assert told == ["first", "second"]
+
+
+async def test_a_task_that_interrupts_itself_hears_of_it_within_its_block_or_never() -> None:
+    with Interruptible() as block:
+        block.interrupt(StopError())
+    await turns()
+    with pytest.raises(StopError), Interruptible() as block:
+        block.interrupt(StopError())
+        await asyncio.wait_for(forever(), 20)

@@ -86,3 +86,18 @@ def test_a_tiny_ratio_still_gets_one_task(scene: Scene) -> None:
     assert scene.refusal("t1", ratio=1e-12) == ""
     scene.begin("t1")
     assert scene.refusal("t2", ratio=1e-12)
+
+
+def test_when_nothing_has_run_for_long_everyone_may_go_on(scene: Scene, clock: Clock) -> None:
+    for _ in range(4):
+        scene.shares.completed(["a", "a"])
+    scene.shares.released("b", "theirs")
+    assert scene.refusal("t5")
+    for _ in range(2):
+        clock.now += 49
+        scene.clients.seen("b", train=True)
+        assert scene.refusal("t5")
+    assert scene.throttle.next_lift() == clock.now + 2
+    clock.now += 2
+    assert scene.refusal("t5") == ""
+    assert scene.throttle.next_lift() == clock.now + 98

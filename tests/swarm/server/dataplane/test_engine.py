@@ -223,3 +223,14 @@ async def test_calls_of_one_episode_run_together_on_its_replica(rig: Rig) -> Non
     assert {response.status_code for response in responses} == {200}
     assert sorted((len(other.requests), len(rig.vllm.requests))) == [0, 8]
     assert len(episode.calls) == 8
+
+
+async def test_an_engine_that_is_back_at_once_does_not_answer_calls_of_the_one_before(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    rig.controller.offline("killed by a test")
+    rig.controller.boot()
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    assert_offline(await asyncio.wait_for(call, 10))

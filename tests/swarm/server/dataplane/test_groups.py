@@ -71,13 +71,6 @@ async def test_one_call_samples_an_answer_for_each_episode(rig: Rig, asked: dict
     assert rig.controller.pool.information().completed_episodes == 2
 
 
-@pytest.mark.parametrize("n", [1, 3, "2", 2.0])
-async def test_another_number_of_answers_is_refused(rig: Rig, n: Any) -> None:
-    response = await (await claim_group(rig)).chat(n=n)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
-    assert rig.vllm.requests == []
-
-
 async def test_a_call_may_be_of_some_of_the_episodes(rig: Rig) -> None:
     rig.vllm.script.append(several(plain_choice([5], "stop", 0), plain_choice([6, 7], "stop", 1)))
     group = await claim_group(rig, count=3)
@@ -90,13 +83,16 @@ async def test_a_call_may_be_of_some_of_the_episodes(rig: Rig) -> None:
     assert group.sampled == [[[6, 7]], [], [[5]]]
 
 
-@pytest.mark.parametrize("places", ["", "x", "0,0", "2", "-1", "1,", "0;1", "99999999999"])
-async def test_places_that_make_no_sense_are_refused(rig: Rig, places: str) -> None:
+async def test_another_number_of_answers_and_places_that_make_no_sense_are_refused(rig: Rig) -> None:
     group = await claim_group(rig)
-    request = group.request()
-    request.headers["x-swarm-places"] = places
-    response = await rig.client.send(request)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-places")
+    for n in (1, 3, "2", 2.0):
+        response = await group.chat(n=n)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    for places in ("", "x", "0,0", "2", "-1", "1,", "0;1", "99999999999"):
+        request = group.request()
+        request.headers["x-swarm-places"] = places
+        response = await rig.client.send(request)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-places"), places
     assert rig.vllm.requests == []
 
 

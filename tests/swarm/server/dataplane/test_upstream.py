@@ -164,3 +164,14 @@ async def test_a_replica_is_healthy_if_it_says_so(upstream: Upstream, status: st
         assert await upstream.is_healthy(server.address) is well
         assert server.heads[0].startswith("get /health ")
     assert not await upstream.is_healthy(server.address)
+
+
+async def test_a_stream_that_breaks_off_is_told(upstream: Upstream) -> None:
+    event = b'data: {"a": 1}\n\n'
+    for answer in (cuts(says("200 OK", event, length=1000)), says("200 OK", event)):
+        got: list[dict[str, Any]] = []
+        async with Server(answer) as server:
+            with pytest.raises(TransientError):
+                async for chunks in upstream.events(server.url, BODY):
+                    got += chunks
+        assert got == [{"a": 1}]

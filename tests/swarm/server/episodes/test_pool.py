@@ -163,34 +163,6 @@ def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
     assert late.value.code == "episode_expired"
 
 
-def test_what_runs_in_rolling_post_may_finish_and_is_deleted_afterwards() -> None:
-    pool = rolling_pool()
-    one, two, three = sampled(pool, 3)
-    pool.enter(POST)
-    assert pool.can_continue("me", one.episode_uuid)
-    pool.end("me", "a", ends(one))
-    pool.abort("me", two.episode_uuid)
-    pool.enter(SYNCING)
-    assert pool.running == 0
-    with pytest.raises(ConflictError, match="too late") as late:
-        pool.end("me", "a", ends(three))
-    assert late.value.code == "episode_deleted"
-    pool.enter(ROLLING)
-    claim(pool, 4)
-    assert pool.information().completed_episodes == 1
-
-
-@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, ROLLING, POST])
-def test_a_dead_engine_keeps_what_runs_and_ends_are_taken_in_any_state(state: EngineState) -> None:
-    pool = rolling_pool()
-    one, two = sampled(pool, 2)
-    pool.enter(state)
-    assert pool.open(one.episode_uuid, one.key).over_error is None
-    pool.end("me", "a", ends(one))
-    assert pool.abort("me", two.episode_uuid) == ""
-    assert (pool.information().completed_episodes, pool.running) == (1, 0)
-
-
 def test_an_end_that_only_the_journal_remembers() -> None:
     pool = rolling_pool()
     past = {

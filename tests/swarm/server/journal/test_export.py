@@ -236,3 +236,10 @@ def test_what_cannot_be_exported_leaves_no_file(
     with pytest.raises(ConfigError, match=message):
         export(folder / journal, folder / out, "all", run)
     assert not [file.name for file in folder.iterdir() if "x." in file.name]
+
+
+def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None, str]] = []
+    report = export(path, tmp_path / "x.jsonl", "all", "r1", progress=lambda *one: seen.append(one))
+    assert report.rows == 7
+    assert seen == [("export", 7, 7, "episodes")]

@@ -1,7 +1,6 @@
-"""Write the labelled preference set: groups of answers whose order is known because each was made worse on purpose.
+"""The labelled preference set: groups of answers with a known order, because each was made worse on purpose.
 
-``python -m tests.reward_hooks.preferences.make`` writes one JSON Lines file per built-in hook beside this file. The
-ranks come from how an answer was made, never from a hook; the same seed makes the same files.
+The ranks come from how an answer was made, never from a hook; the same seed makes the same groups.
 """
 
 from __future__ import annotations
@@ -9,24 +8,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
 SEED = 20
 GROUPS = 14
 
-SUBJECTS = [
-    "rivers",
-    "bridges",
-    "volcanoes",
-    "libraries",
-    "glaciers",
-    "compilers",
-    "vaccines",
-    "orchards",
-    "satellites",
-]
+_SUBJECTS = "rivers bridges volcanoes libraries glaciers compilers vaccines orchards satellites"
+SUBJECTS = _SUBJECTS.split()
 CAUSES = ["erosion", "gravity", "pressure", "friction", "demand", "sunlight", "caching", "migration", "heat", "trade"]
 _FILLER = """moreover several further observations deserve careful attention whenever somebody considers these matters
 with enough patience and although many experts disagree about details most would accept that long experience shows how
@@ -219,7 +207,7 @@ MAKERS: dict[str, Callable[[random.Random], Group]] = {
 
 
 def lines(name: str) -> str:
-    """The file of one hook."""
+    """The groups of one hook, as JSON Lines."""
     rng = random.Random(f"{SEED} {name}")
     rows: list[str] = []
     if name == "novelty":
@@ -235,12 +223,3 @@ def lines(name: str) -> str:
         }
         rows.append(json.dumps(row, ensure_ascii=False))
     return "\n".join(rows) + "\n"
-
-
-def main() -> None:
-    for name in MAKERS:
-        (HERE / f"{name}.jsonl").write_text(lines(name), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
