@@ -146,8 +146,7 @@ class StatusClient(Generic[StatusT]):
         target, limit = self._target, wait + DEADLINE
         url = target.status_url + (f"?{urlencode(query)}" if query else "")
         try:
-            async with asyncio.timeout(limit):
-                answer = await self._http.request("GET", url, None, self._headers)
+            answer = await self._http.request("GET", url, None, self._headers, limit)
             if answer.status >= 400:
                 return _error_status(target, answer)
             data = _json_object(answer)

@@ -193,8 +193,8 @@ async def _sampled(
     }
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     try:
-        async with asyncio.timeout(_SAMPLE_SECONDS):
-            answer = await http.post(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+        content = json.dumps(body).encode()
+        answer = await http.post(f"{base_url}/chat/completions", content, headers, _SAMPLE_SECONDS)
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status}: {answer.content[:300]!r}")
         choices: list[dict[str, Any]] = json.loads(answer.content)["choices"]
