@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
-from gateway.api.routes import ANY_OTHER
-from gateway.app import create_app
+from gateway.app import ANY_OTHER, create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState

@@ -6,7 +6,6 @@ before the engine gets it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -16,17 +15,13 @@ from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.protocol import EngineFailure, ServerStatus
 from swarm.server.config import ServerConfig
-from swarm.server.engine.board import Serving
-from swarm.server.engine.requests import EpisodeRequests
+from swarm.server.engine.requests import EpisodeRequests, Serving
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.states import EngineState, check_engine
 from swarm.tokens import TrainBatch
 from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
-
-#: seconds between two waits for a batch to reach the disk
-_DISK_PAUSE = 0.2
 
 
 class Controller(EpisodeRequests):
@@ -173,7 +168,6 @@ class Controller(EpisodeRequests):
             except UnavailableError as exc:
                 self._detail = f"the batch waits for the disk: {exc.message}"
                 logger.error("%s", self._detail)
-                await asyncio.sleep(_DISK_PAUSE)
             else:
                 self._sent = self._given = batch.batch_id
                 self._detail = "training on the batch"

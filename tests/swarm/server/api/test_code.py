@@ -129,7 +129,7 @@ async def test_only_while_the_engine_is_offline(
 async def test_archives_that_are_refused(tmp_path: Path, archive: bytes) -> None:
     async with client_of(app_of(tmp_path)) as client:
         for content, headers, status, said in (
-            (b"not a zip", ZIP, 400, "no zip"),
+            (b"not a zip", ZIP, 400, "not a zip"),
             (b"", ZIP, 400, "not a zip"),
             (archive[:-1], ZIP, 400, "cut off"),
             (archive, {"content-type": "application/json"}, 415, "application/zip"),
