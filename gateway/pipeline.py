@@ -14,6 +14,7 @@ from gateway.limits.admission import Admission
 from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import answered_by, phase
 from gateway.rollout.best import best
+from gateway.rollout.claims import BATCH_WAITS
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.swarm import Training
@@ -154,6 +155,10 @@ class Pipeline:
                 return await first(training, incoming, session)
             return await best(training, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
+            if exc.code == BATCH_WAITS:
+                # nothing that is sampled now would be trained: one answer will do
+                outcome = await _straight(route, training, incoming)
+                return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": BATCH_WAITS})
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
 

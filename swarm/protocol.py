@@ -19,6 +19,8 @@ from swarm.types import Model, StepResult, WorkflowOutput
 SYNCING = "Engine is syncing weights"
 POST_ROLLING = "Engine is in post-rolling phase"
 NO_EPISODES = "No available episodes to claim."
+#: AgentJet's client waits as in the phase that it knows.
+BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
 
 EpisodeType = Literal["train", "eval"]
 
@@ -108,6 +110,9 @@ class ClaimEpisodeRequest(WireRequest):
     )
     throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
+    unless_batch_waits: bool = Field(
+        default=False, description="do not wait while a whole batch waits for the trainer: no episode is needed then"
+    )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 

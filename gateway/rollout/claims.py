@@ -36,6 +36,8 @@ _GONE_AGE = 10.0
 _GLANCE_SECONDS = 0.25
 _RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
 
+#: Code of a claim that is refused because the trainer needs no episodes now.
+BATCH_WAITS = "batch_waits"
 #: Collection methods that train whole groups only.
 _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
@@ -127,7 +129,8 @@ class Episodes:
         """Claim a group of ``count`` episodes.
 
         Raises:
-            UnavailableError: there are none within the bounds of the configuration, or the server refuses.
+            UnavailableError: there are none within the bounds of the configuration, or the server refuses; with
+                ``batch_waits`` none are needed now.
         """
         while True:
             serving = await self.serving()
@@ -135,6 +138,8 @@ class Episodes:
             try:
                 return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
+                if exc.code == BATCH_WAITS:
+                    raise
                 self._read_at = float("-inf")
                 await waited.after(exc)
             except SwarmGatewayError as exc:
@@ -145,15 +150,21 @@ class Episodes:
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
+
+        async def claim(wait: float) -> EpisodeGroup:
+            return await self._client.claim_group(
+                count, wait, discard_episode_timeout=idle_seconds, unless_batch_waits=True
+            )
+
         if len(self._open_groups):
             try:
-                return await self._client.claim_group(count, 0.0, discard_episode_timeout=idle_seconds)
+                return await claim(0.0)
             except UnavailableError as exc:
                 if exc.code != "no_episodes":
                     raise
             # a group that waits for feedback must not keep a user waiting
             self._open_groups.make_room()
-        return await self._client.claim_group(count, wait, discard_episode_timeout=idle_seconds)
+        return await claim(wait)
 
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""
