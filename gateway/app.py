@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -21,14 +20,14 @@ from starlette.types import Scope
 from gateway.api import metrics, models, status
 from gateway.api.feedback import end_session, give_feedback
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.keys.middleware import KeyMiddleware
 from gateway.keys.ring import KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.live import Plan
 from gateway.runtime import ConfigSource, Gateway
 from swarm.errors import SwarmGatewayError
-from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware, on_http_exception
+from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
 
@@ -46,7 +45,7 @@ _SCHEMES = {"key": {"type": "http", "scheme": "bearer", "description": "a key of
 _KEY: Security = [{"key": []}, {}]
 
 
-def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> FastAPI:
+def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App:
     """The app for one gateway.
 
     Args:
@@ -61,23 +60,21 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> Fas
     keys = KeyRing(config)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Any]]:
+    async def lifespan(app: App) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
             gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
             with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
-    return FastAPI(
+    return App(
         routes=[*_own_routes(), *other_routes()],
-        openapi_url=None,
         middleware=[
-            Middleware(RequestIdMiddleware),
+            Middleware(RequestMiddleware),
             Middleware(TelemetryMiddleware),
             Middleware(LoopbackGuard, enabled=keys.open),
             Middleware(KeyMiddleware, keys=keys),
-            Middleware(BodyLimits, limit=_body_limit),
+            Middleware(ErrorMiddleware, body_limit=_body_limit, on_http_exception=_on_http_exception),
         ],
-        exception_handlers={**EXCEPTION_HANDLERS, HTTPException: _on_http_exception},
         lifespan=lifespan,
     )
 
@@ -144,14 +141,10 @@ async def _reload(gateway: Gateway) -> None:
         logger.exception("the configuration was not reloaded")
 
 
-async def _on_http_exception(request: Request, exc: Exception) -> Response:
+def _on_http_exception(request: Request, exc: HTTPException) -> Response:
     """A 404 for a path that exists under ``/v1`` says that the caller's ``base_url`` lacks it."""
     moved = {**request.scope, "path": f"/v1{request.url.path}"}
     ours = [route for route in request.app.routes if route.path != ANY_OTHER]
-    if (
-        isinstance(exc, HTTPException)
-        and exc.status_code == 404
-        and any(route.matches(moved)[0] is not Match.NONE for route in ours)
-    ):
+    if exc.status_code == 404 and any(route.matches(moved)[0] is not Match.NONE for route in ours):
         exc = HTTPException(404, f"not found; base_url must end with /v1: {request.base_url}v1")
-    return await on_http_exception(request, exc)
+    return http_error_response(request, exc)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from adapters.dialects.fields import INDEX
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.keys.ring import KeyRing
 from gateway.limits.admission import Admission
 from gateway.limits.retry_dedup import RetryDedup

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.runtime import ConfigSource
 from swarm.http.serve import TLSFiles, bind, run_app
 

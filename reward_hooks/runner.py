@@ -1,12 +1,14 @@
-"""Run hooks inside a deadline and an error boundary.
+"""Run hooks with a deadline and an error boundary, sync hooks in threads that can be abandoned.
 
 Invariant: whatever user code does (hang, raise, exit, return nonsense, change its arguments), the caller gets either a
-valid result or a ``HookError`` that says why, within the timeout.
+valid result or a ``HookError`` with the reason, within the timeout. At most ``limit`` threads exist, abandoned ones
+included, and none of them keeps the process alive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import json
@@ -14,8 +16,12 @@ import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import Any, TypeVar, cast
 
 from reward_hooks.contract import (
@@ -31,30 +37,135 @@ from reward_hooks.contract import (
     Submission,
     UserRequest,
 )
-from reward_hooks.threads import Done, HookThreads
 from swarm.errors import HookError
 from swarm.text import sendable
-from swarm.types import Task
+from swarm.types import Model, Task
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds that an async hook gets to honour its cancellation before it is left behind.
+#: Seconds that a cancelled async hook gets to stop before it is left behind.
 CANCEL_GRACE = 0.5
+#: Seconds after which an idle thread ends.
+IDLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a call ended: ``error`` is set, or ``value`` is what it returned."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class HookThreads:
+    """Daemon threads that are reused, since starting a thread takes longer than most hooks do.
+
+    A Python thread cannot be killed: a call past its deadline is abandoned, and its thread stays occupied until the
+    call returns. Once ``limit`` calls hang, further calls fail at once. (A ``ThreadPoolExecutor`` would join its hung
+    threads when the interpreter ends.) Use it from one event loop at a time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._places = asyncio.Semaphore(limit)
+        self._abandoned = 0
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = Lock()
+        #: idle threads, minus those that a call in the queue is meant for
+        self._free = 0
+
+    async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Done:  # noqa: ASYNC109
+        """Run ``function(*args)`` in a thread; whatever it raises is returned.
+
+        Raises:
+            TimeoutError: it is still running after ``timeout`` seconds, which include the wait for a thread.
+            HookError: every thread is occupied by a call that hangs (``hook_busy``).
+        """
+        if self._abandoned >= self._limit:
+            raise HookError(
+                f"all {self._limit} hook threads are held by calls that never returned; restart the gateway and put a "
+                "timeout into the hook",
+                code="hook_busy",
+            )
+        loop, context = asyncio.get_running_loop(), copy_context()
+        outcome: asyncio.Future[Done] = loop.create_future()
+        started = finished = abandoned = False
+
+        def run() -> None:
+            try:
+                done = Done(value=context.run(function, *args))
+            except BaseException as exc:  # SystemExit must not end the thread
+                done = Done(error=exc)
+            with self._lock:
+                self._free += 1
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+                loop.call_soon_threadsafe(finish, done)
+
+        def finish(done: Done) -> None:
+            nonlocal finished
+            finished = True
+            if abandoned:
+                self._abandoned -= 1
+            self._places.release()
+            if not outcome.done():
+                outcome.set_result(done)
+
+        try:
+            async with asyncio.timeout(timeout):
+                await self._places.acquire()
+                self._start(run)
+                started = True
+                return await outcome
+        except TimeoutError:
+            if started and not finished:
+                abandoned = True
+                self._abandoned += 1
+            raise
+
+    def _start(self, run: Callable[[], None]) -> None:
+        with self._lock:
+            reused = self._free > 0
+            self._free -= reused
+        if not reused:
+            try:
+                Thread(target=self._serve, name="reward-hook", daemon=True).start()
+            except RuntimeError as exc:
+                self._places.release()
+                raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
+        self._calls.put(run)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                run = self._calls.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._free:
+                        self._free -= 1
+                        return
+                continue  # a call for this thread is about to be queued
+            run()
+            # do not keep the call's arguments while idle
+            del run
 
 
 class HookRunner:
     """Calls one set of hooks; safe for concurrent use from one event loop.
 
-    Sync hooks run in threads and cannot hold the server up; async hooks share the server's event loop and must not
-    block it. At most ``max_threads`` sync calls run at once, hung ones included (see :class:`HookThreads`), and as many
-    async calls that ignore their cancellation are left behind; then hooks fail at once with ``hook_busy``.
+    Sync hooks run in threads and cannot block the server; async hooks share the server's event loop and must not block
+    it. At most ``max_threads`` sync calls run at once, hung ones included, and at most as many async calls that ignore
+    their cancellation are left behind; beyond that, calls fail at once with ``hook_busy``.
+
+    All methods raise :class:`HookError` if the hook fails. Its ``code`` is ``hook_timeout``, ``hook_raised``,
+    ``hook_result``, ``hook_busy``, or ``hook_arguments`` (the arguments cannot be copied). If the hook raised a
+    ``HookError``, the code is the one of that error, or ``hook_refused`` if it has none.
 
     Args:
         hooks: what :func:`reward_hooks.load_hooks` returned.
         timeout: seconds that each call may take; a smaller ``context.deadline_seconds`` wins.
-        max_threads: bound on threads of sync hooks and on async calls left behind.
+        max_threads: see above.
     """
 
     def __init__(self, hooks: Hooks, timeout: float = 30.0, *, max_threads: int = 16) -> None:
@@ -78,57 +189,53 @@ class HookRunner:
         """Shape ``request`` into ``context.num_repeat`` request bodies of one task.
 
         Without a hook these are N copies of the request, and the task is the request itself.
-
-        Raises:
-            HookError: the hook failed; ``code`` is ``hook_timeout``, ``hook_raised``, ``hook_result`` or ``hook_busy``;
-                or what it is to get cannot be copied (``hook_arguments``); or it raised a ``HookError`` itself: then
-                the code is that one's, ``hook_refused`` if it has none of its own.
         """
         if self._hooks.submit is None:
             return Submission(
                 task=default_task(request), requests=[dict(request.body) for _ in range(context.num_repeat)]
             )
-        result = await self._call(SUBMIT, self._hooks.submit, context, self._copied(SUBMIT, request))
-        try:
-            return _checked_submission(result, request, context)
-        except Exception as exc:  # what user code returns may raise at any touch
-            raise self._error(SUBMIT, str(exc), "hook_result") from exc
+        return await self._checked(
+            SUBMIT, self._hooks.submit, context, lambda result: _checked_submission(result, request, context), request
+        )
 
     async def score(self, task: Task, candidates: Sequence[Candidate], context: HookContext) -> GroupScore:
-        """Score ``candidates`` relative to each other.
-
-        Raises:
-            HookError: the hook failed; see :meth:`submit`. The group must not be trained.
-        """
-        copies = self._copied(REWARD, task), self._copied(REWARD, list(candidates))
-        result = await self._call(REWARD, self._hooks.reward, context, *copies)
-        try:
-            return GroupScore(rewards=_checked_rewards(result, len(candidates), "candidates"))
-        except Exception as exc:  # what user code returns may raise at any touch
-            raise self._error(REWARD, str(exc), "hook_result") from exc
+        """Score ``candidates`` relative to each other; if this fails, the group must not be trained."""
+        rewards = await self._checked(
+            REWARD,
+            self._hooks.reward,
+            context,
+            lambda result: _checked_rewards(result, len(candidates), "candidates"),
+            task,
+            list(candidates),
+        )
+        return GroupScore(rewards=rewards)
 
     async def end_session(self, session: Session, context: HookContext) -> list[Reward] | None:
-        """What each turn of ``session`` earns for the whole of it, in their order; ``None`` without such a hook.
-
-        Raises:
-            HookError: the hook failed; see :meth:`submit`. No turn earns anything.
-        """
+        """What each turn of ``session`` earns for the whole session, in order; ``None`` without such a hook."""
         if self._hooks.session_end is None:
             return None
-        copied = self._copied(SESSION_END, session)
-        result = await self._call(SESSION_END, self._hooks.session_end, context, copied)
-        try:
-            return _checked_rewards(result, len(session.turns), "turns")
-        except Exception as exc:  # what user code returns may raise at any touch
-            raise self._error(SESSION_END, str(exc), "hook_result") from exc
+        return await self._checked(
+            SESSION_END,
+            self._hooks.session_end,
+            context,
+            lambda result: _checked_rewards(result, len(session.turns), "turns"),
+            session,
+        )
 
-    def _copied(self, name: str, argument: T) -> T:
-        """What a hook may change as it likes; the task of a submit hook can hold anything, deep nesting included."""
+    async def _checked(
+        self, name: str, hook: Callable[..., Any], context: HookContext, check: Callable[[Any], T], *args: Any
+    ) -> T:
+        """Call ``hook`` with copies of ``args``, which it may change, and ``check`` what it returns."""
         try:
-            return copy.deepcopy(argument)
+            copies = _copied(list(args), {})
         except Exception as exc:
             reason = f"cannot be given a copy of its arguments: {type(exc).__name__}: {exc}"
             raise self._error(name, reason, "hook_arguments") from exc
+        result = await self._call(name, hook, context, *copies)
+        try:
+            return check(result)
+        except Exception as exc:  # objects of user code may raise whenever they are touched
+            raise self._error(name, str(exc), "hook_result") from exc
 
     async def _call(self, name: str, hook: Callable[..., Any], context: HookContext, *args: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -149,20 +256,20 @@ class HookRunner:
             raise self._error(name, exc.message, exc.code or "hook_busy") from exc
         if done.error is None:
             return done.value
-        if isinstance(done.error, HookError):  # the hook's own word that it cannot tell
+        if isinstance(done.error, HookError):
             code = done.error.code if done.error.code != HookError.default_code else "hook_refused"
             raise self._error(name, f"gives no result: {done.error.message}", code or "hook_refused") from done.error
-        # an Exception keeps its trace; an exit of the interpreter must not travel on, not even as a cause
+        # SystemExit and KeyboardInterrupt must not travel on, not even as a cause
         cause = done.error if isinstance(done.error, Exception) else None
         raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised") from cause
 
     async def _settle(self, awaitable: Awaitable[Any], seconds: float) -> Done:
-        """Await user code in a task of its own, so that code which swallows its cancellation can be left behind."""
+        """Await user code in its own task, so that code which swallows its cancellation can be left behind."""
 
         async def guarded() -> Done:
             try:
                 return Done(value=await awaitable)
-            except BaseException as exc:  # SystemExit out of a task would stop the event loop
+            except BaseException as exc:  # SystemExit in a task would stop the event loop
                 return Done(error=exc)
 
         task = asyncio.get_running_loop().create_task(guarded())
@@ -181,20 +288,20 @@ class HookRunner:
         raise TimeoutError
 
     def _error(self, name: str, reason: str, code: str) -> HookError:
-        # an exception's words can be half a surrogate pair
+        # the text of an exception may hold a lone surrogate
         error = HookError(f"{self._hooks.source}: {name} {sendable(reason)}", code=code)
         logger.warning("%s fails: %s", name, error)
         return error
 
 
 def default_task(request: UserRequest) -> Task:
-    """The task of a request that no hook has shaped: one of its own, named by the request id."""
+    """The task of a request without a submit hook: its id is the request id, its query the user's last message."""
     listed: Any = request.body.get("messages")
     listed = cast("list[Any]", listed) if isinstance(listed, list) else []
     messages = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
     prompt: Any = request.body.get("prompt")
     if not messages and isinstance(prompt, str):
-        messages = [{"role": "user", "content": prompt}]  # a raw prompt
+        messages = [{"role": "user", "content": prompt}]
     asked = [_text(entry.get("content")) for entry in messages if entry.get("role") == "user"]
     return Task(task_id=request.request_id, main_query=asked[-1] if asked else "", init_messages=messages)
 
@@ -206,6 +313,28 @@ def _text(content: object) -> str:
     parts = cast("list[Any]", content) if isinstance(content, list) else []
     texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
     return "\n".join(text for text in texts if isinstance(text, str))
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+def _copied(value: Any, known: dict[int, Any]) -> Any:
+    """A deep copy, several times as fast as :mod:`copy` for JSON and for our models; ``known`` maps ids to copies."""
+    kind = type(value)
+    if (found := known.get(id(value))) is not None:
+        return found
+    if kind is dict:
+        made: Any = {key: inner if type(inner) in _PLAIN else _copied(inner, known) for key, inner in value.items()}
+    elif kind is list:
+        made = [inner if type(inner) in _PLAIN else _copied(inner, known) for inner in value]
+    elif isinstance(value, Model):
+        made = copy.copy(value)
+        changing = [(name, inner) for name, inner in value.__dict__.items() if type(inner) not in _PLAIN]
+        made.__dict__.update({name: _copied(inner, known) for name, inner in changing})
+    else:
+        made = copy.deepcopy(value)
+    known[id(value)] = made
+    return made
 
 
 def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission:
@@ -221,7 +350,7 @@ def _checked_submission(result: object, request: UserRequest, context: HookConte
     for index, body in enumerate(listed):
         if not isinstance(body, dict):
             raise ValueError(f"returned a {type(body).__name__} as request {index}; return JSON objects")
-        if id(cast(object, body)) not in checked:  # N times the same body is the usual case
+        if id(cast(object, body)) not in checked:  # usually the same body N times
             try:
                 json.dumps(body, allow_nan=False)
             except (TypeError, ValueError) as exc:
@@ -250,7 +379,7 @@ def _checked_reward(value: object, index: int) -> Reward:
         raise ValueError(f"returned {number} as reward {index}; rewards must be finite")
     if reward is None:
         return Reward(value=float(number))
-    # validated again: model_construct and subclasses can carry anything
+    # validated again: model_construct and subclasses can hold anything
     return Reward.model_validate(reward.model_dump())
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast, get_args
 
-import yaml
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, TrainJob, parse_job
+from swarm.job import CollectionMethod, TrainJob, parse_job, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -161,13 +160,10 @@ def read_job(text: str, where: str = "job") -> TrainJob:
     """
     if "ajet" not in text:
         return parse_job(text, where)
-    try:
-        data: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{where} is not valid YAML: {_first_line(exc)}") from exc
-    if not isinstance(data, Mapping) or "ajet" not in data:
+    data = parse_mapping(text, where)
+    if "ajet" not in data:
         return parse_job(text, where)
-    conversion = convert(cast("Mapping[str, Any]", data), where)
+    conversion = convert(data, where)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
         logger.info("%s is AgentJet's; ignored: %s", where, listed)
@@ -341,7 +337,3 @@ def _described(exc: ValidationError) -> Iterator[str]:
             yield re.sub(
                 r"\w+_\w+", lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0], error["msg"]
             )
-
-
-def _first_line(exc: Exception) -> str:
-    return (str(exc) or type(exc).__name__).splitlines()[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -172,6 +172,21 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> str:
     return "".join(f"{name}: " for name in outer) + f"unknown key {last!r}{hint}"
 
 
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """The mapping at the top of YAML (or JSON) text; empty for text without content.
+
+    Raises:
+        ConfigError: the text is not YAML, or not a mapping; ``where`` names it.
+    """
+    try:
+        data: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(data, dict | None):
+        raise ConfigError(f"{where} must be a mapping, got {type(data).__name__}")
+    return cast("dict[str, Any]", data or {})
+
+
 def parse_job(text: str, where: str = "job") -> TrainJob:
     """Read a ``TrainJob`` from YAML (or JSON) text.
 
@@ -179,13 +194,7 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
         ConfigError: no mapping, a misspelt key, a value out of range; names each.
     """
     try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
-        raise ConfigError(f"{where} is not valid YAML: {(str(exc) or type(exc).__name__).splitlines()[0]}") from exc
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where} must be a mapping of TrainJob fields, got {type(data).__name__}")
-    try:
-        return TrainJob.model_validate(data)
+        return TrainJob.model_validate(parse_mapping(text, where))
     except ValidationError as exc:
         raise describe_validation(exc, where, TrainJob) from exc
 

@@ -5,7 +5,9 @@ The fast suite runs property tests with few examples and leaves out :data:`HEAVY
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     path = collection_path.relative_to(config.rootpath).as_posix()
     return True if is_left_out(path, config) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector from looking through what is imported, again and again, for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "swarm.sync",
         "adapters.dialects",
     },
-    "reward_hooks": set(),
+    "reward_hooks": {"swarm.http"},
     "adapters": set(),
     "adapters.dialects": set(),
     "adapters.models": set(),

@@ -53,9 +53,12 @@ def _announce(url: str) -> None:
 
 def _serves(url: str) -> bool:
     """Whether a swarm server is there that AgentJet's client, which has no token, may use."""
-    import httpx
+    from swarm.client import RetryPolicy, SwarmClient
+    from swarm.errors import SwarmGatewayError
 
     try:
-        return "engine_status" in httpx.get(f"{url}/get_engine_status", timeout=5, trust_env=False).text
-    except httpx.HTTPError:
+        with SwarmClient(url, policy=RetryPolicy(attempts=1, total=5.0)) as client:
+            client.get_engine_status()
+    except SwarmGatewayError:
         return False
+    return True

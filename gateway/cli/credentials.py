@@ -17,7 +17,7 @@ from gateway.cli.output import print_json
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.config import GatewayConfig
+    from gateway.config.gateway import GatewayConfig
     from gateway.keys.store import KeyFile
     from swarm.credentials import Credential
 
@@ -197,7 +197,7 @@ def _moment(time: datetime) -> str:
 
 
 def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfig | None]:
-    from gateway.config import load_config
+    from gateway.config.load import load_config
     from gateway.keys.store import KeyFile
 
     if (file is None) == (config is None):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from swarm.errors import ConfigError
 
@@ -46,19 +46,11 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The top-level mapping of a YAML file.
 
     Raises:
-        ConfigError: missing, no YAML (with the line), or no mapping.
+        ConfigError: the file is missing, is not YAML, or is not a mapping.
     """
-    import yaml
+    from swarm.job import parse_mapping
 
-    try:
-        data: Any = yaml.safe_load(read_text(path, what))
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"the {what} {path} is not valid YAML: {' '.join(str(exc).split())}") from exc
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"the {what} {path} must be a mapping, got {type(data).__name__}")
-    return cast("dict[str, Any]", data)
+    return parse_mapping(read_text(path, what), f"the {what} {path}")
 
 
 def import_from(folder: Path) -> None:

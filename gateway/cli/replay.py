@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    import httpx
 
 
 def replay(
@@ -43,24 +41,16 @@ def replay(
 ) -> None:
     """Send a dataset through an application and report reward by step, latency and failures."""
     import asyncio
+    from contextlib import nullcontext
     from urllib.parse import urlsplit
 
-    import httpx
-
     from gateway.cli.output import print_json
-    from gateway.replay import (
-        CommandSender,
-        HttpSender,
-        ReplayBar,
-        Report,
-        Sender,
-        make_config,
-        print_report,
-        read_report,
-        write_report,
-    )
-    from gateway.replay import replay as send
+    from gateway.replay.output import print_report, replay_bar, write_report
     from gateway.replay.plot import check_plots
+    from gateway.replay.report import Report, read_report
+    from gateway.replay.run import Progress, make_config
+    from gateway.replay.run import replay as send
+    from gateway.replay.senders import CommandSender, HttpSender
     from swarm.client import AsyncSwarmClient, RetryPolicy
     from swarm.errors import ConfigError
 
@@ -72,6 +62,7 @@ def replay(
     config = make_config(
         data=data,
         target=command or base_url,
+        model=model,
         label=label,
         concurrency=concurrency,
         epochs=None if until_step is not None or requests is not None else epochs,
@@ -84,57 +75,30 @@ def replay(
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(f"--base-url {base_url!r} must look like http://127.0.0.1:8000/v1")
 
-    async def send_all(bar: ReplayBar) -> Report:
-        limits = httpx.Limits(max_connections=config.concurrency + 2)
-        async with httpx.AsyncClient(timeout=request_timeout, limits=limits, trust_env=False) as http:
-            sender: Sender
-            asked = model
+    async def send_all(on_progress: Callable[[Progress], None]) -> Report:
+        # the next poll is the retry
+        client = AsyncSwarmClient(swarm_url, token=swarm_token, policy=RetryPolicy(attempts=1)) if swarm_url else None
+        async with client or nullcontext():
             if command is not None:
                 env = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
-                sender = CommandSender(command, env, request_timeout)
-            else:
-                asked = model or await _first_model(http, base_url, api_key)
-                body = {"model": asked} | ({} if max_tokens is None else {"max_tokens": max_tokens})
-                sender = HttpSender(http, base_url, api_key, body)
-            of_model = config.model_copy(update={"model": asked})
-            if swarm_url is None:
-                return await send(of_model, sender, None, bar)
-            # the next poll is the retry
-            async with AsyncSwarmClient(swarm_url, token=swarm_token, policy=RetryPolicy(attempts=1)) as swarm:
-                return await send(of_model, sender, swarm, bar)
+                return await send(config, CommandSender(command, env, request_timeout), client, on_progress)
+            body = {} if max_tokens is None else {"max_tokens": max_tokens}
+            async with HttpSender(base_url, api_key, body, request_timeout) as sender:
+                sender.body["model"] = model or await sender.first_model()
+                with_model = config.model_copy(update={"model": sender.body["model"]})
+                return await send(with_model, sender, client, on_progress)
 
-    with ReplayBar(visible=not as_json) as bar:
+    with replay_bar(visible=not as_json) as bar:
         result = asyncio.run(send_all(bar))
     if report is not None:
         write_report(result, report, others)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        print_report(result, bar.console, others)
+        print_report(result, others)
         if report is not None:
             typer.echo(f"report: {report}")
     if result.interrupted:
         raise typer.Exit(130)
     if result.requests and not result.answered and result.failed:
         raise typer.Exit(1)
-
-
-async def _first_model(http: httpx.AsyncClient, base_url: str, api_key: str) -> str:
-    """The first model that ``{base_url}/models`` lists.
-
-    Raises:
-        ConfigError: nobody answers there, or with no model.
-    """
-    import httpx
-
-    from swarm.errors import ConfigError
-
-    url = f"{base_url.rstrip('/')}/models"
-    try:
-        answer = await http.get(url, headers={"authorization": f"Bearer {api_key}"}, timeout=10.0)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except httpx.HTTPError as exc:
-        raise ConfigError(f"{url} does not answer ({exc}); check --base-url") from exc
-    except (ValueError, LookupError, TypeError) as exc:
-        raise ConfigError(f"{url} lists no model; give --model") from exc

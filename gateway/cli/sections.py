@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.cli.output import import_from, read_mapping
-from gateway.config import parse_config
+from gateway.config.load import read_config
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, UpPlan
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
@@ -82,7 +82,7 @@ def read_plan(path: Path) -> UpPlan:
     server = parse_server(sections["swarm"], f"{path}, swarm", folder)
     run_dir = (folder / server.run_dir).resolve()
     gateway = dict(sections["gateway"])
-    parsed = parse_config(yaml.safe_dump(gateway), where=f"{path}, gateway", folder=folder)
+    parsed = read_config(gateway, where=f"{path}, gateway", folder=folder)
     gateway["hooks"] = parsed.hooks
     load_attribute("reward_hooks.loader:load_hooks")(parsed.hooks)
     return UpPlan(

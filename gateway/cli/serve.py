@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from gateway.config import GatewayConfig
+    from gateway.config.gateway import GatewayConfig
 
 
 _OURS = ("gateway", "swarm", "reward_hooks", "adapters")
@@ -67,15 +67,11 @@ def serve(
 
 
 def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
-    import yaml
-
     from gateway.cli.output import read_mapping
-    from gateway.config import parse_config
+    from gateway.config.load import read_config
 
     settings = (read_mapping(config, "gateway config") if config else {}) | flags
-    return parse_config(
-        yaml.safe_dump(settings), where=str(config or "flags"), folder=config.parent if config else None
-    )
+    return read_config(settings, where=str(config or "flags"), folder=config.parent if config else None)
 
 
 def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:

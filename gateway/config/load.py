@@ -1,46 +1,47 @@
 """Read a gateway's configuration from YAML.
 
-Invariant: every mistake is one line that names the key; a route inherits what it does not say from the top level.
+Invariant: every mistake is one line that names the key; a route inherits the settings of the top level that it does not
+set itself.
 """
 
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pydantic import ValidationError
 
 from gateway.config.gateway import GatewayConfig
 from gateway.config.route import RouteSettings
 from swarm.errors import ConfigError
-from swarm.job import describe_validation
+from swarm.job import describe_validation, parse_mapping
 
 
 def parse_config(text: str, where: str = "gateway config", folder: Path | None = None) -> GatewayConfig:
-    """Read a ``GatewayConfig`` from YAML text.
+    """:func:`read_config` of YAML text."""
+    return read_config(parse_mapping(text, where), where, folder)
+
+
+def read_config(settings: dict[str, Any], where: str = "gateway config", folder: Path | None = None) -> GatewayConfig:
+    """Validate the settings of a gateway.
 
     Args:
-        text: a mapping of the fields; ``swarm_token`` defaults to the environment's ``SWARM_TOKEN``.
-        where: what to call the text in errors.
-        folder: what relative paths (hooks, keys, certificates) are relative to; default: the working directory.
+        settings: fields of ``GatewayConfig``; ``swarm_token`` defaults to the environment's ``SWARM_TOKEN``.
+        where: name of the settings in errors.
+        folder: relative paths (hooks, keys, certificates) start here; default: the working directory.
 
     Raises:
-        ConfigError: no mapping, a misspelt key, a value out of range; names each.
+        ConfigError: a misspelt key or a value out of range; names each.
     """
-    try:
-        data: Any = yaml.safe_load(text) or {}
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where} must be a mapping of gateway settings, got {type(data).__name__}")
+    data = deepcopy(settings)
     if "SWARM_TOKEN" in os.environ:
         data.setdefault("swarm_token", os.environ["SWARM_TOKEN"])
     _inherit(data)
     if folder is not None:
-        for settings in (data, *_routes(data)):
-            _resolve_hooks(settings, folder)
+        for route in (data, *_routes(data)):
+            _resolve_hooks(route, folder)
         _resolve_files(data, folder)
     try:
         return GatewayConfig.model_validate(data)
@@ -49,10 +50,10 @@ def parse_config(text: str, where: str = "gateway config", folder: Path | None =
 
 
 def load_config(path: Path) -> GatewayConfig:
-    """Read a ``GatewayConfig`` from the YAML file at ``path``; a relative hooks folder is looked up beside it.
+    """Read a ``GatewayConfig`` from the YAML file at ``path``; relative paths in it start from its folder.
 
     Raises:
-        ConfigError: the file is missing or unreadable, or see :func:`parse_config`.
+        ConfigError: the file is missing or unreadable, no mapping, or see :func:`read_config`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -67,7 +68,7 @@ def _routes(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _inherit(data: dict[str, Any]) -> None:
-    """Give each route what the top level says of all."""
+    """Give each route the settings of the top level that it does not set itself."""
     common = {name: data[name] for name in RouteSettings.model_fields if name in data}
     for route in _routes(data):
         for name, value in common.items():

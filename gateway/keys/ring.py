@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 from pydantic import SecretStr
 
-from gateway.config import DIGEST_PREFIX, GatewayConfig
+from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
 from swarm.credentials import Ring, digest, matching

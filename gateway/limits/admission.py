@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.types import Caller
 from swarm.errors import OverloadedError
 

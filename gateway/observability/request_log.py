@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gateway.config.observability import RequestLogConfig
+from gateway.config.gateway import RequestLogConfig
 from gateway.observability.request import RequestRecord, trace_id
 from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError

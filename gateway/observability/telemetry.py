@@ -13,7 +13,7 @@ from typing import Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.observability.logs import log_access
 from gateway.observability.metrics import Metrics
 from gateway.observability.request import RequestRecord, recording, trace_headers

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gateway.config.observability import TracingConfig
+from gateway.config.gateway import TracingConfig
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from rich.bar import Bar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
@@ -22,47 +22,34 @@ from swarm.errors import ConfigError
 _MAX_ROWS = 30
 
 
-class ReplayBar:
-    """Shows a :class:`Progress`; its report may be printed to ``console`` (stdout) afterwards."""
+@contextmanager
+def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
+    """A callback that draws progress on stderr; nothing at all unless ``visible``."""
+    console = Console(stderr=True, highlight=False)
+    began, printed = time.monotonic(), 0
+    columns = (
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bars(*columns, console=console, disable=not (visible and console.is_terminal)) as bars:
+        task = bars.add_task("", total=None)
 
-    def __init__(self, visible: bool) -> None:
-        self.console = Console(highlight=False)
-        self._visible = visible
-        self._began = time.monotonic()
-        self._printed_step = 0
-        errors = Console(stderr=True, highlight=False)
-        self._live = visible and errors.is_terminal
-        self._bars = Bars(
-            SpinnerColumn(),
-            TimeElapsedColumn(),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            console=errors,
-            disable=not self._live,
-        )
-        self._task = self._bars.add_task("", total=None)
-        self._errors = errors
+        def show(progress: Progress) -> None:
+            nonlocal printed
+            line = describe(progress, time.monotonic() - began)
+            bars.update(task, completed=len(progress.outcomes), total=progress.total, description=line)
+            if visible and bars.disable and progress.step > printed:
+                printed = progress.step
+                console.print(f"{len(progress.outcomes)} requests  {line}", markup=False)
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        line = describe(progress, time.monotonic() - self._began)
-        self._bars.update(self._task, completed=len(progress.outcomes), total=progress.total, description=line)
-        if self._visible and not self._live and progress.step > self._printed_step:
-            self._printed_step = progress.step
-            self._errors.print(f"{len(progress.outcomes)} requests  {line}", markup=False)
+        yield show
 
 
 def describe(progress: Progress, seconds: float) -> str:
-    """Rate, failures, step and reward in a few words."""
+    """One line: rate, failures, step and reward."""
     done = len(progress.outcomes)
     parts = [f"{60 * done / seconds:.0f}/min" if seconds > 1 else ""]
     failed = sum(1 for outcome in progress.outcomes if outcome.failure)
@@ -73,8 +60,15 @@ def describe(progress: Progress, seconds: float) -> str:
     return "  ".join(filter(None, parts))
 
 
-def print_report(report: Report, console: Console, others: Sequence[Report] = ()) -> None:
-    """The steps as a table (every k-th of many), then what was sent, what failed and how long it took."""
+def print_report(report: Report, others: Sequence[Report] = (), console: Console | None = None) -> None:
+    """Print the steps as a table (every k-th of many), then the requests, the latency and the failures.
+
+    Args:
+        report: of the run.
+        others: their rewards stand beside it.
+        console: default: stdout.
+    """
+    console = console or Console(highlight=False)
     if report.steps:
         table = Table(box=None, header_style="bold", pad_edge=False)
         for column in ("step", "reward", "", "tokens/answer", "s/step", *(other.label for other in others)):
@@ -82,12 +76,12 @@ def print_report(report: Report, console: Console, others: Sequence[Report] = ()
         beside = [{point.step: point.reward_mean for point in other.steps} for other in others]
         stride = max(1, -(-len(report.steps) // _MAX_ROWS))
         shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
-        low, high = min(p.reward_mean for p in shown), max(p.reward_mean for p in shown)
+        low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
         for point in shown:
             table.add_row(
                 str(point.step),
                 f"{point.reward_mean:.3f}",
-                bar(point.reward_mean, min(0.0, low), max(1.0, high)),
+                Bar(high - low, 0, point.reward_mean - low, width=24),
                 _number(point.response_tokens, ".0f"),
                 _number(point.seconds, ".1f"),
                 *(_number(rewards.get(point.step), ".3f") for rewards in beside),
@@ -101,13 +95,8 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def bar(value: float, low: float, high: float, width: int = 24) -> str:
-    """A bar whose length is where ``value`` lies between ``low`` and ``high``."""
-    return "█" * round(width * (value - low) / (high - low)) if high > low else ""
-
-
 def summary(report: Report) -> list[str]:
-    """The report in a few lines."""
+    """Requests, latency, failures and the change of the reward, a line each."""
     lines = [
         f"{report.requests} requests in {report.seconds:.0f} s: {report.answered} answered, {report.failed} failed, "
         f"{report.cancelled} cancelled ({report.stopped_because})"
@@ -123,7 +112,7 @@ def summary(report: Report) -> list[str]:
 
 
 def write_report(report: Report, folder: Path, others: Sequence[Report] = ()) -> None:
-    """``report.json`` and, if there are steps, ``report.png`` in ``folder``; ``others`` are drawn beside it.
+    """Write ``report.json`` and, if there are steps, ``report.png`` to ``folder``, with ``others`` for comparison.
 
     Raises:
         ConfigError: the folder cannot be written.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,23 @@ from typing import Any
 from gateway.replay.report import Report
 from swarm.errors import ConfigError
 
-# colours that stay apart for the colour-blind; the first is the run, the rest are what it is compared with
+#: Colours that the colour-blind can tell apart; the first is the run's, the others are for comparison.
 COLOURS = ("#0b6e99", "#9a9a9a", "#c7662b", "#5b8c3a")
 INK = "#333333"
+_STYLE: Any = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK),
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#bbbbbb",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e6e6e6",
+    "axes.axisbelow": True,
+    "axes.xmargin": 0.02,
+    "legend.frameon": False,
+}
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -31,76 +45,53 @@ def check_plots() -> None:
         raise ConfigError("plots need matplotlib: pip install 'swarm-gateway[plots]'") from exc
 
 
-def new_figure(size: tuple[float, float]) -> Any:
-    """An empty matplotlib figure of ``size`` inches.
+@contextmanager
+def picture(path: Path, size: tuple[float, float]) -> Generator[Any]:
+    """A matplotlib figure of ``size`` inches, written to ``path`` as PNG at the end of the block.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     check_plots()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    # the object interface keeps pyplot's global state, and any display, out of it
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    # a Figure of its own needs no display and none of pyplot's global state
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(path, dpi=150)
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
-    """Write the PNG for ``reports``, the first of which is the run and the others its comparison."""
+    """Write the PNG for ``reports``: first the run, then the reports that it is compared with."""
     with_tokens = any(point.response_tokens is not None for report in reports for point in report.steps)
-    figure = new_figure((9, 6.4 if with_tokens else 4.4))
-    if with_tokens:
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.6])
-    else:
-        top, bottom = figure.subplots(), None
-    for report, colour in zip(reports, COLOURS, strict=False):
-        line(top, report.label, [(point.step, point.reward_mean) for point in report.steps], colour)
-        if bottom is not None:
-            tokens = [(p.step, p.response_tokens) for p in report.steps if p.response_tokens is not None]
-            line(bottom, report.label, tokens, colour)
-    first, last = reports[0].mean_of_first(), reports[0].mean_of_last()
-    title = "Mean reward by training step"
-    if first is not None and last is not None:
-        title += f":  {first:.2f} → {last:.2f}"
-    top.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK)
-    top.set_ylabel("mean reward", color=INK)
-    if len(reports) > 1:
-        top.legend(frameon=False, loc="best")
-    if bottom is not None:
-        bottom.set_ylabel("tokens per answer", color=INK)
-        bottom.set_ylim(bottom=0)
-    (bottom or top).set_xlabel("training step", color=INK)
-    for axes in filter(None, (top, bottom)):
-        tidy(axes)
-        whole_steps(axes)
-    figure.savefig(path, dpi=150)
+    with picture(path, (9, 6.4 if with_tokens else 4.4)) as figure:
+        if with_tokens:
+            top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.6])
+            bottom.set_ylabel("tokens per answer")
+        else:
+            top = bottom = figure.subplots()
+        for report, colour in zip(reports, COLOURS, strict=False):
+            line(top, report.label, [(point.step, point.reward_mean) for point in report.steps], colour)
+            if with_tokens:
+                tokens = [(p.step, p.response_tokens) for p in report.steps if p.response_tokens is not None]
+                line(bottom, report.label, tokens, colour)
+                bottom.set_ylim(bottom=0)
+        first, last = reports[0].mean_of_first(), reports[0].mean_of_last()
+        change = "" if first is None or last is None else f":  {first:.2f} → {last:.2f}"
+        top.set_title(f"Mean reward by training step{change}")
+        top.set_ylabel("mean reward")
+        if len(reports) > 1:
+            top.legend()
+        bottom.set_xlabel("training step")
 
 
 def line(axes: Any, label: str, points: Sequence[tuple[int, float]], colour: str) -> None:
-    """Draw ``points`` (step, value) and their moving average."""
+    """Draw ``points`` (step, value) and their moving average; the x axis marks whole steps."""
     if not points:
         return
     steps, values = [step for step, _ in points], [value for _, value in points]
     axes.plot(steps, values, ".", color=colour, alpha=0.35, markersize=7, markeredgewidth=0)
     axes.plot(steps, smooth(values), "-", color=colour, linewidth=2.2, label=label)
-
-
-def tidy(axes: Any) -> None:
-    """Take away from ``axes`` what carries no information."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#bbbbbb")
-    axes.tick_params(colors=INK)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02)
-
-
-def whole_steps(axes: Any) -> None:
-    """Mark whole steps only."""
-    low, high = axes.get_xlim()
-    if math.ceil(high) - math.floor(low) <= 12:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)

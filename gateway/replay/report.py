@@ -1,6 +1,6 @@
-"""The report of a replay: what was sent, what failed and why, how long it took, and the reward by training step.
+"""The report of a replay: requests, failures by kind, latency, and the reward by training step.
 
-Invariant: a failure is counted under its kind, and what was not measured is absent, never zero.
+Invariant: a value that was not measured is absent, never zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepPoint(Model):
 
 
 class Failure(Model):
-    """One kind of failure: how often, and what the first one said."""
+    """One kind of failure: how often it happened, and the message of the first one."""
 
     count: int
     example: str
@@ -47,7 +47,7 @@ class Latency(Model):
 
 
 class Report(Model):
-    """One replay. ``steps`` come from the swarm server, or from the answers' headers where none was given."""
+    """One replay. ``steps`` come from the swarm server, or else from the headers of the answers."""
 
     label: str
     data: str
@@ -103,14 +103,12 @@ def latency_of(outcomes: Iterable[Outcome]) -> Latency | None:
 
 def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
     """The failures by kind, the most frequent first."""
-    found: dict[str, Failure] = {}
+    by_kind: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.failure:
-            before = found.get(outcome.failure)
-            found[outcome.failure] = Failure(
-                count=before.count + 1 if before else 1, example=before.example if before else outcome.detail
-            )
-    return dict(sorted(found.items(), key=lambda item: -item[1].count))
+            by_kind.setdefault(outcome.failure, []).append(outcome.detail)
+    ordered = sorted(by_kind.items(), key=lambda item: -len(item[1]))
+    return {kind: Failure(count=len(details), example=details[0]) for kind, details in ordered}
 
 
 def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
@@ -130,21 +128,18 @@ def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
 
 def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
     """Rewards by the policy version that answered: weights of version v collect the batch of step v + 1."""
-    groups: dict[int, list[Outcome]] = {}
+    by_step: dict[int, list[float]] = {}
     for outcome in outcomes:
         if outcome.reward is not None and outcome.policy_version is not None:
-            groups.setdefault(outcome.policy_version + 1, []).append(outcome)
-    return [
-        StepPoint(step=step, reward_mean=statistics.fmean(o.reward for o in group if o.reward is not None))
-        for step, group in sorted(groups.items())
-    ]
+            by_step.setdefault(outcome.policy_version + 1, []).append(outcome.reward)
+    return [StepPoint(step=step, reward_mean=statistics.fmean(values)) for step, values in sorted(by_step.items())]
 
 
 def read_report(path: Path) -> Report:
     """A report from its file, or from the folder that holds it.
 
     Raises:
-        ConfigError: there is none, or it is something else.
+        ConfigError: the file cannot be read, or is not a report.
     """
     file = path / REPORT_FILE if path.is_dir() else path
     try:

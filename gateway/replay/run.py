@@ -51,12 +51,12 @@ class ReplayConfig(Model):
     @model_validator(mode="after")
     def _ends(self) -> ReplayConfig:
         if self.epochs is None and self.until_step is None and self.max_requests is None:
-            raise ValueError("it would never end: give epochs, requests or until_step")
+            raise ValueError("the replay would never end: give epochs, requests or until_step")
         return self
 
 
 def make_config(**fields: Any) -> ReplayConfig:
-    """The configuration that somebody's flags describe.
+    """A :class:`ReplayConfig`.
 
     Raises:
         ConfigError: a value out of range; names each.
@@ -69,7 +69,7 @@ def make_config(**fields: Any) -> ReplayConfig:
 
 @dataclass
 class Progress:
-    """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 before the first."""
+    """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 if there is none yet."""
 
     total: int | None
     begun: int = 0
@@ -81,7 +81,7 @@ class Progress:
     engine: str = ""
 
     def see(self, status: ServerStatus) -> None:
-        """Take over what the swarm server tells; steps from before the first status belong to somebody else."""
+        """Take in a status; steps that were done before the first one belong to an earlier replay."""
         self.engine = str(status.engine.engine_status).removeprefix("ENGINE.")
         self.step = max((step.step for step in status.steps), default=0)
         if self.first_step is None:
@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of the last step, or of the latest answers where no server tells."""
+        """Mean reward of the last step, or of the latest answers where there is no swarm server."""
         if self.steps:
             return self.steps[max(self.steps)].metrics.get("swarm/reward_mean")
         latest = [outcome.reward for outcome in self.outcomes[-20:] if outcome.reward is not None]
@@ -98,7 +98,7 @@ class Progress:
 
 
 class _Ended(Exception):
-    """Carries why the replay ends before the prompts do."""
+    """Ends the replay before its prompts do; carries the reason."""
 
 
 async def replay(
@@ -109,41 +109,37 @@ async def replay(
 ) -> Report:
     """Send the prompts of ``config.data`` through ``sender`` and report.
 
+    Cancelling it (Ctrl-C under ``asyncio.run``) still returns the report, with ``interrupted`` set.
+
     Args:
         config: what to send and when to stop; ``until_step`` needs ``swarm``.
         sender: sends one prompt.
-        swarm: the swarm server, for the rewards by step.
+        swarm: client of the swarm server, for the rewards by step.
         on_progress: called after each request and each poll of the server.
-
-    Cancelling it (Ctrl-C under ``asyncio.run``) ends it with the report of what was done; ``interrupted`` is set.
 
     Raises:
         ConfigError: the data cannot be read.
         SwarmGatewayError: the swarm server does not answer at the start.
     """
     prompts = read_prompts(config.data)
-    endless = ordered(prompts, config.seed, config.epochs)
-    queue = itertools.islice(endless, config.max_requests)
     known = len(prompts) * config.epochs if config.epochs else config.max_requests
     progress = Progress(min(known, config.max_requests or known) if known else None)
+    run = _Run(config, sender, swarm, progress, on_progress)
     began = time.monotonic()
-    because, interrupted = "", False
+    because, interrupted = "all prompts sent", False
     try:
         async with asyncio.timeout(config.time_limit):
-            if swarm is not None:
-                await _look(swarm, progress)
-            await _run(config, queue, sender, swarm, progress, on_progress)
-        because = "all prompts sent"
-    except TimeoutError:
+            await run.look()
+            await run.all(itertools.islice(ordered(prompts, config.seed, config.epochs), config.max_requests))
+    except* TimeoutError:
         because = f"the time limit of {config.time_limit:.0f} s was reached"
-    except _Ended as exc:
-        because = str(exc)
-    except asyncio.CancelledError:
+    except* _Ended as endings:
+        because = str(endings.exceptions[0])
+    except* asyncio.CancelledError:
         because, interrupted = "interrupted", True
-    if swarm is not None:
-        with contextlib.suppress(SwarmGatewayError, TimeoutError):
-            async with asyncio.timeout(5.0):
-                await _look(swarm, progress)
+    with contextlib.suppress(SwarmGatewayError, TimeoutError):
+        async with asyncio.timeout(5.0):
+            await run.look()
     outcomes = progress.outcomes
     steps = [progress.steps[step] for step in sorted(progress.steps)]
     return Report(
@@ -165,78 +161,67 @@ async def replay(
     )
 
 
-async def _run(
-    config: ReplayConfig,
-    queue: Iterator[Prompt],
-    sender: Sender,
-    swarm: AsyncSwarmClient | None,
-    progress: Progress,
-    on_progress: Callable[[Progress], None],
-) -> None:
-    """Return when the queue is empty; raise ``_Ended`` when something else ends the replay."""
-    ended: BaseException | None = None
-    try:
+@dataclass
+class _Run:
+    """One replay under way."""
+
+    config: ReplayConfig
+    sender: Sender
+    swarm: AsyncSwarmClient | None
+    progress: Progress
+    on_progress: Callable[[Progress], None]
+
+    async def all(self, prompts: Iterator[Prompt]) -> None:
+        """Send all prompts.
+
+        Raises:
+            ExceptionGroup: of one ``_Ended``: something else ended the replay.
+        """
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_watch(config, swarm, progress, on_progress)) if swarm is not None else None
-            workers = [
-                group.create_task(_work(config, queue, sender, progress, on_progress))
-                for _ in range(config.concurrency)
-            ]
-            await asyncio.wait(workers)
-            if watcher is not None:
-                watcher.cancel()
-    except* _Ended as endings:
-        # raised in here it would come out as a group
-        ended = endings.exceptions[0]
-    if ended is not None:
-        raise ended
+            watcher = group.create_task(self.watch())
+            await asyncio.wait([group.create_task(self.work(prompts)) for _ in range(self.config.concurrency)])
+            watcher.cancel()
 
+    async def work(self, prompts: Iterator[Prompt]) -> None:
+        """Send one prompt after the other."""
+        progress, most = self.progress, self.config.max_failures_in_a_row
+        for prompt in prompts:
+            progress.begun += 1
+            try:
+                outcome = await self.sender.send(prompt)
+            except asyncio.CancelledError:
+                progress.cancelled += 1
+                raise
+            progress.outcomes.append(outcome)
+            self.on_progress(progress)
+            if outcome.failure:
+                latest = progress.outcomes[-most:]
+                if len(latest) == most and all(one.failure for one in latest):
+                    raise _Ended(f"the last {most} requests all failed, the latest with: {outcome.failure}")
+                # do not hammer a server that is down
+                await asyncio.sleep(max(_FAILURE_PAUSE, outcome.retry_after))
 
-async def _work(
-    config: ReplayConfig,
-    queue: Iterator[Prompt],
-    sender: Sender,
-    progress: Progress,
-    on_progress: Callable[[Progress], None],
-) -> None:
-    for prompt in queue:
-        progress.begun += 1
-        try:
-            outcome = await sender.send(prompt)
-        except asyncio.CancelledError:
-            progress.cancelled += 1
-            raise
-        progress.outcomes.append(outcome)
-        on_progress(progress)
-        if outcome.failure:
-            latest = progress.outcomes[-config.max_failures_in_a_row :]
-            if len(latest) == config.max_failures_in_a_row and all(one.failure for one in latest):
-                raise _Ended(f"the last {len(latest)} requests all failed, the latest with: {outcome.failure}")
-            # a server that is down must not be hammered
-            await asyncio.sleep(max(_FAILURE_PAUSE, outcome.retry_after))
+    async def watch(self) -> None:
+        """Follow the training steps."""
+        while self.swarm is not None:
+            with contextlib.suppress(SwarmGatewayError):
+                await self.look()
+                self.on_progress(self.progress)
+            if self.config.until_step is not None and self.progress.step >= self.config.until_step:
+                raise _Ended(f"step {self.progress.step} is done")
+            await asyncio.sleep(_POLL)
 
-
-async def _watch(
-    config: ReplayConfig, swarm: AsyncSwarmClient, progress: Progress, on_progress: Callable[[Progress], None]
-) -> None:
-    while True:
-        with contextlib.suppress(SwarmGatewayError):
-            await _look(swarm, progress)
-            on_progress(progress)
-        if config.until_step is not None and progress.step >= config.until_step:
-            raise _Ended(f"step {progress.step} is done")
-        await asyncio.sleep(_POLL)
-
-
-async def _look(swarm: AsyncSwarmClient, progress: Progress) -> None:
-    progress.see(await swarm.status())
+    async def look(self) -> None:
+        """Ask the swarm server for its steps."""
+        if self.swarm is not None:
+            self.progress.see(await self.swarm.status())
 
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Every row of a ``.jsonl`` or ``.parquet`` file as a prompt.
 
     Raises:
-        ConfigError: no such file, a row that asks nothing, or no row at all.
+        ConfigError: no such file, a row without a prompt, or no row at all.
     """
     prompts = [
         Prompt(text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}])

@@ -1,4 +1,4 @@
-"""Two ways to send one prompt: the OpenAI wire over HTTP, or an application's own command.
+"""Two ways to send one prompt: an OpenAI request over HTTP, or an application's own command.
 
 Invariant: every failure becomes an ``Outcome`` with its kind; a cancelled command leaves no process.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import httpx
+from typing import Any, Protocol, Self
 
 from swarm.errors import ConfigError
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.types import Model
 
 _PLACEHOLDER = "{question}"
@@ -24,7 +25,7 @@ _MAX_PAUSE = 10.0
 
 
 class Prompt(Model):
-    """One user request: its chat messages, and what is asked as plain text for a command line."""
+    """One user request: as chat messages, and as plain text for a command line."""
 
     text: str
     messages: list[dict[str, Any]]
@@ -34,9 +35,9 @@ class Prompt(Model):
 class Outcome:
     """What became of one request.
 
-    ``failure`` is empty when it was answered, else its kind; ``detail`` is the first line of what was said. ``reward``
-    is the mean of the request's group, ``policy_version`` the weights that answered, where the answer tells.
-    ``retry_after`` are the seconds the server asked to wait.
+    ``failure`` is its kind, empty for an answer; ``detail`` is the first line of its message. ``reward`` (mean of the
+    request's group) and ``policy_version`` (of the weights that answered) are None if the answer lacks them.
+    ``retry_after``: seconds to wait before the next request, as the server asks.
     """
 
     seconds: float
@@ -44,69 +45,94 @@ class Outcome:
     detail: str = ""
     reward: float | None = None
     policy_version: int | None = None
-    completion_tokens: int | None = None
     retry_after: float = 0.0
 
 
 class Sender(Protocol):
-    """Sends one prompt and never raises for what the other side does."""
+    """Sends one prompt; a failure of the other side is an outcome, never an exception."""
 
     async def send(self, prompt: Prompt) -> Outcome: ...
 
 
 class HttpSender:
-    """``POST {base_url}/chat/completions``, not streaming.
+    """``POST {base_url}/chat/completions``, not streaming; a context that closes its connections.
 
     Args:
-        client: pooled connections; its timeout is the deadline of one request.
         base_url: ends with ``/v1``.
+        api_key: sent as the bearer token.
         body: further fields of each request (model, temperature, ...).
+        timeout: seconds that one request may take.
     """
 
-    def __init__(self, client: httpx.AsyncClient, base_url: str, api_key: str, body: dict[str, Any]) -> None:
-        self._client = client
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._body = body
+    def __init__(self, base_url: str, api_key: str, body: Mapping[str, Any], timeout: float = 300.0) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {api_key}"} if api_key else {}
+        )
+        self.body = dict(body)
+        self._timeout = timeout
+        self._http = HttpClient()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
+
+    async def first_model(self) -> str:
+        """The first model that ``{base_url}/models`` lists.
+
+        Raises:
+            ConfigError: the address does not answer within 10 s, or lists no model.
+        """
+        url = f"{self._base_url}/models"
+        try:
+            async with asyncio.timeout(10.0):
+                answer = await self._http.request("GET", url, None, self._headers)
+            if answer.status != 200:
+                raise ConfigError(f"{url} answers with HTTP {answer.status}; check --base-url and --api-key")
+            return str(json.loads(answer.content)["data"][0]["id"])
+        except (ConnectionBrokenError, TimeoutError) as exc:
+            raise ConfigError(f"{url} does not answer ({exc or 'timeout'}); check --base-url") from exc
+        except (ValueError, LookupError, TypeError) as exc:
+            raise ConfigError(f"{url} lists no model; give --model") from exc
 
     async def send(self, prompt: Prompt) -> Outcome:
         began = time.monotonic()
+        content = json.dumps({**self.body, "messages": prompt.messages}).encode()
         try:
-            answer = await self._client.post(
-                self._url, json={**self._body, "messages": prompt.messages}, headers=self._headers
-            )
-        except httpx.TimeoutException as exc:
-            return Outcome(time.monotonic() - began, "timeout", str(exc) or type(exc).__name__)
-        except httpx.HTTPError as exc:
-            return Outcome(time.monotonic() - began, "connection", str(exc) or type(exc).__name__)
+            async with asyncio.timeout(self._timeout):
+                answer = await self._http.post(f"{self._base_url}/chat/completions", content, self._headers)
+        except TimeoutError:
+            return Outcome(time.monotonic() - began, "timeout", f"no answer within {self._timeout:g} s")
+        except ConnectionBrokenError as exc:
+            return Outcome(time.monotonic() - began, "connection", str(exc))
         return read_answer(answer, time.monotonic() - began)
 
 
-def read_answer(answer: httpx.Response, seconds: float) -> Outcome:
-    """The outcome that an HTTP answer stands for."""
+def read_answer(answer: Answer, seconds: float) -> Outcome:
+    """The outcome that an HTTP response stands for."""
+    text = answer.content.decode(errors="replace")
     try:
-        data: Any = answer.json()
-    except ValueError:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError):
         data = None
-    if answer.status_code >= 400:
+    if answer.status >= 400:
         error: Any = data.get("error") if isinstance(data, dict) else None
-        code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, answer.text)
-        pause = _number(answer.headers.get("retry-after")) or 0.0
+        code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, text)
         return Outcome(
             seconds,
-            f"HTTP {answer.status_code}" + (f" {code}" if code else ""),
+            f"HTTP {answer.status}" + (f" {code}" if code else ""),
             str(message).strip().partition("\n")[0][:300],
-            retry_after=min(_MAX_PAUSE, pause),
+            retry_after=min(_MAX_PAUSE, _number(answer.headers.get("retry-after")) or 0.0),
         )
     if not isinstance(data, dict) or not data.get("choices"):
-        return Outcome(seconds, "no choices", answer.text[:300])
+        return Outcome(seconds, "no choices", text[:300])
     version = _number(answer.headers.get("x-swarm-policy-version"))
-    tokens = (data.get("usage") or {}).get("completion_tokens")
     return Outcome(
         seconds,
         reward=_number(answer.headers.get("x-swarm-reward-mean")),
         policy_version=None if version is None else int(version),
-        completion_tokens=tokens if isinstance(tokens, int) else None,
     )
 
 
@@ -121,12 +147,12 @@ class CommandSender:
     """Runs an application's command per prompt; exit code 0 is an answer.
 
     Args:
-        template: a command line with ``{question}`` where the prompt goes (as one argument, never through a shell).
+        template: a command line; the prompt replaces ``{question}``, as (part of) one argument, never through a shell.
         env: added to our environment, e.g. ``OPENAI_BASE_URL``.
-        timeout: seconds, after which the command and all it started is killed.
+        timeout: seconds until the command and all its children are killed.
 
     Raises:
-        ConfigError: the template has no ``{question}`` or is not a command line.
+        ConfigError: the template has no ``{question}``, or its quotes are not closed.
     """
 
     def __init__(self, template: str, env: dict[str, str], timeout: float) -> None:

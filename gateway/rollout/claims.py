@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.background import Background
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.rollout.submission import NO_REASON, Why
 from gateway.sessions.open_groups import OpenGroups
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn
 
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.stats import DropReason
 from swarm.errors import RequestError
 

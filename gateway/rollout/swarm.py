@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.background import Background
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.rollout.claims import Episodes
 from gateway.rollout.sampling import Sampler
 from gateway.rollout.submission import Submitter

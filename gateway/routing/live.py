@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from gateway.background import Background
-from gateway.config import ONLY_ROUTE, GatewayConfig, RouteConfig, RouteSettings, UpstreamConfig
+from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
+from gateway.config.route import RouteSettings, UpstreamConfig
 from gateway.rollout.swarm import Swarm, Training
 from gateway.routing.table import Route, RouteTable
 from gateway.routing.upstream import Upstream

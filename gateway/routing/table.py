@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.rollout.swarm import Swarm, Training
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from adapters.dialects import Answer, ChatDialect, to_json
 from adapters.dialects.sse import SseDecoder
-from gateway.config import UpstreamConfig
+from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RelayedError, UnavailableError, UpstreamError

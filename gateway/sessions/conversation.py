@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.sessions.messages import Digests, similarity, text_of
 from gateway.sessions.open_groups import Hold, OpenGroups
 from gateway.types import Incoming

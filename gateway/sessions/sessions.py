@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from gateway.background import Background
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.sessions.conversation import Closing, Conversation, DeliveredTurn, Memory, Place, Scope, ends, scope_of
 from gateway.sessions.messages import Digests, answered, digests_of, size_of
 from gateway.sessions.open_groups import OpenGroups

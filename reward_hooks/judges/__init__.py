@@ -18,15 +18,15 @@
       max_cost: 20
       max_concurrency: 16
 
-Each kind's module tells its source and how it fails. Any server that speaks the OpenAI wire will do, a vLLM that serves
-the model in training included. A judge that is over budget, gives no readable verdict or is too late raises
-``HookError`` with the reason: the group is not trained, and there is no default score. Judges that are given the same
-:class:`JudgeClient` share its limits, its budget and its cache.
+The module of each kind documents its source and its failure mode. Any server that speaks the OpenAI wire works, also a
+vLLM that serves the model in training. A judge that is over budget, gives no readable verdict or is too late raises
+``HookError`` with the reason: the group is not trained, and there is no default score. Judges with the same
+:class:`JudgeClient` share its limits, budget and cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +41,7 @@ from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
 from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from swarm.errors import ConfigError
+from swarm.types import Model
 
 __all__ = [
     "Endpoint",
@@ -71,17 +72,25 @@ AnyJudgeConfig = Annotated[
 _CONFIGS: TypeAdapter[AnyJudgeConfig] = TypeAdapter(AnyJudgeConfig)
 
 
-def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *, where: str = "judge") -> Judge:
-    """The judge that ``settings`` describe; ``kind`` says which, the rest are the fields of its configuration.
+_JUDGES: dict[type[Model], Callable[[Any, JudgeClient | None], Judge[Any]]] = {
+    ListwiseConfig: Listwise,
+    PairwiseConfig: Pairwise,
+    PointwiseConfig: Pointwise,
+    ScoreModelConfig: ScoreModel,
+}
+
+
+def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *, where: str = "judge") -> Judge[Any]:
+    """The judge of ``settings``: its ``kind`` and the fields of the configuration of that kind.
 
     In a blend (:mod:`reward_hooks.compose`) ``make_listwise`` and its like take the same fields as options.
 
     Args:
         client: shared with other judges; default: one of its own.
-        where: what to call the settings in errors.
+        where: how errors call the settings.
 
     Raises:
-        ConfigError: a misspelt key, a value out of range, or no key in the environment.
+        ConfigError: an unknown key, a value out of range, or no key in the environment.
     """
     try:
         config = _CONFIGS.validate_python(dict(settings))
@@ -89,38 +98,22 @@ def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *
         first = exc.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{where}: {field}: {first['msg']}".replace(": :", ":")) from exc
-    match config:
-        case ListwiseConfig():
-            return Listwise(config, client)
-        case PairwiseConfig():
-            return Pairwise(config, client)
-        case PointwiseConfig():
-            return Pointwise(config, client)
-        case ScoreModelConfig():
-            return ScoreModel(config, client)
+    return _JUDGES[type(config)](config, client)
 
 
-def make_listwise(**settings: Any) -> Judge:
-    """A listwise judge by its settings, for blends that name it."""
-    return make_judge({**settings, "kind": "listwise"}, where="listwise")
+def _maker(kind: str) -> Callable[..., Judge[Any]]:
+    def make(**settings: Any) -> Judge[Any]:
+        return make_judge({**settings, "kind": kind}, where=kind)
+
+    make.__doc__ = f"A {kind} judge by its settings, for blends that name it."
+    return make
 
 
-def make_pairwise(**settings: Any) -> Judge:
-    """A pairwise judge by its settings, for blends that name it."""
-    return make_judge({**settings, "kind": "pairwise"}, where="pairwise")
+make_listwise, make_pairwise, make_pointwise = _maker("listwise"), _maker("pairwise"), _maker("pointwise")
+make_score_model = _maker("score_model")
 
 
-def make_pointwise(**settings: Any) -> Judge:
-    """A pointwise judge by its settings, for blends that name it."""
-    return make_judge({**settings, "kind": "pointwise"}, where="pointwise")
-
-
-def make_score_model(**settings: Any) -> Judge:
-    """A reward model by its settings, for blends that name it."""
-    return make_judge({**settings, "kind": "score_model"}, where="score_model")
-
-
-def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge:
+def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge[Any]:
     """The judge that a YAML file describes; see :func:`make_judge`.
 
     Raises:

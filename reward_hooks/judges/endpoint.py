@@ -1,8 +1,8 @@
-"""A judge's endpoint: where it is, its limits and prices, and what its calls cost.
+"""A judge's endpoint: its address, limits and prices, and the cost of its calls.
 
-Invariant: what is spent plus what calls in flight may still cost never passes a cap. A call costs the usage that its
-answer states; where that is unknown (no usage, a timeout, a disconnect), the most that it can have cost. A key is named
-by its environment variable, never written down.
+Invariant: the money spent plus the most that calls in flight can cost never exceeds a cap. A call costs the usage that
+its answer states; if that is unknown (no usage, a timeout, a disconnect), the most that it can have cost. The
+configuration names the environment variable of the key, never the key itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from swarm.types import Model
 
 
 class Endpoint(Model):
-    """An OpenAI-compatible server, or for score models the server they are behind. Prices are per million tokens, in
-    whatever currency ``max_cost`` is in; caps hold for the life of this process.
+    """An OpenAI-compatible server, or the server of a score model. Prices are per million tokens, in the currency of
+    ``max_cost``; caps hold for the life of this process.
 
-    The model in training can be its own judge: name the ``/v1`` of the swarm server, which is the engine without an
-    episode. The address of the gateway is the wrong one, since every question to it is a group of its own.
+    The model in training can be its own judge: use the ``/v1`` of the swarm server, which samples without an episode.
+    Do not use the gateway's address: every question to it would start a group of its own.
     """
 
     base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
@@ -42,7 +42,7 @@ class Endpoint(Model):
 
     input_price: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     output_price: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_cost: float | None = Field(default=None, gt=0, description="money; calls that might pass it are not made")
+    max_cost: float | None = Field(default=None, gt=0, description="money; a call that might exceed it is not made")
     max_calls: int | None = Field(default=None, ge=1, description="calls, tries included")
 
     @model_validator(mode="after")
@@ -90,7 +90,7 @@ _METERS: ContextVar[tuple[Spending, ...]] = ContextVar("judge_meters", default=(
 
 @contextmanager
 def metered() -> Generator[Spending]:
-    """Counts what every judge spends inside the block, whichever client it uses; tasks and hook threads included."""
+    """Count what all judges spend inside the block, in its tasks and hook threads too."""
     meter = Spending()
     token = _METERS.set((*_METERS.get(), meter))
     try:
@@ -100,7 +100,7 @@ def metered() -> Generator[Spending]:
 
 
 class Budget:
-    """The caps of one endpoint and what of them is gone."""
+    """The caps of one endpoint and what it has spent."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -113,12 +113,11 @@ class Budget:
             setattr(one, name, getattr(one, name) + amount)
 
     def reserve(self, body_bytes: int, output_tokens: int) -> float:
-        """Set aside the most that one call can cost, and count it as made.
-
-        A token is at least one byte, so the body's size bounds the prompt.
+        """Reserve the most that one call can cost, and count the call. A token has at least one byte, so the size of
+        the body bounds the prompt.
 
         Raises:
-            HookError: a cap would be passed (``judge_budget``).
+            HookError: the call might exceed a cap (``judge_budget``).
         """
         endpoint = self._endpoint
         if endpoint.max_calls is not None and self.spent.calls >= endpoint.max_calls:
@@ -133,20 +132,20 @@ class Budget:
         self.count("calls")
         return most
 
-    def settle(self, reserved: float, usage: object) -> None:
-        """Replace a reservation by what the call cost: its ``usage`` object, or all of it where there is none."""
+    def settle(self, reserved: float, usage: object, *, worked: bool) -> None:
+        """Replace a reservation by the cost of the call: nothing unless the server ``worked`` on it, else the tokens of
+        its ``usage`` object, or the whole reservation if there is none."""
         self._reserved = max(0.0, self._reserved - reserved)
-        tokens = _tokens(usage)
-        if tokens is None:
-            self.count("cost", reserved)
+        if not worked:
             return
-        self.count("input_tokens", tokens[0])
-        self.count("output_tokens", tokens[1])
-        self.count("cost", self._price(*tokens))
-
-    def release(self, reserved: float) -> None:
-        """Give a reservation back: the server did not work on the call."""
-        self._reserved = max(0.0, self._reserved - reserved)
+        match usage:
+            case {"prompt_tokens": int() as read, **rest} if isinstance(rest.get("completion_tokens") or 0, int):
+                written = cast("int", rest.get("completion_tokens") or 0)
+                self.count("input_tokens", read)
+                self.count("output_tokens", written)
+                self.count("cost", self._price(read, written))
+            case _:
+                self.count("cost", reserved)
 
     def _price(self, input_tokens: int, output_tokens: int) -> float:
         endpoint = self._endpoint
@@ -154,11 +153,3 @@ class Budget:
 
     def _over(self, why: str) -> HookError:
         return HookError(f"the judge at {self._endpoint.base_url} is over its budget: {why}", code="judge_budget")
-
-
-def _tokens(usage: object) -> tuple[int, int] | None:
-    if not isinstance(usage, dict):
-        return None
-    fields = cast("dict[str, Any]", usage)
-    read, written = fields.get("prompt_tokens"), fields.get("completion_tokens") or 0
-    return (read, written) if isinstance(read, int) and isinstance(written, int) else None

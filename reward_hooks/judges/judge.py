@@ -1,7 +1,7 @@
 """What all judges share: the deadline, one client, how a group is shown, and how verdicts are read.
 
-Invariant: equal answers get equal rewards; a judge that cannot judge every answer raises ``HookError``; a verdict that
-is not there is ``Unparsable``.
+Invariant: equal answers get equal rewards; a judge that cannot judge every answer raises ``HookError``; a reply without
+a verdict is ``Unparsable``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from math import exp
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ from swarm.types import Model, Task
 
 T = TypeVar("T")
 
-#: Share of the hook's deadline that a judge takes for itself, so that it can say what it was waiting for.
+#: Share of the hook's deadline that a judge uses itself, so that its own error comes before the runner's.
 _OWN_SHARE = 0.95
 
 RUBRIC = (
@@ -38,32 +38,54 @@ SYSTEM = (
 )
 
 
-class JudgeConfig(Model):
-    """What every judge that reads and writes text is told."""
+class EndpointConfig(Model):
+    """A judge behind HTTP."""
 
     endpoint: Endpoint
+
+
+class JudgeConfig(EndpointConfig):
+    """A judge that reads and writes text."""
+
     rubric: str = Field(default=RUBRIC, min_length=1, description="what makes an answer good")
     explain: bool = Field(default=True, description="ask for a sentence of explanation before the verdict")
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=2048, ge=1, description="of a judge's answer")
-    top_logprobs: int = Field(default=20, ge=0, description="alternatives asked for, to take means over; 0: none")
-    max_answer_chars: int = Field(default=8000, ge=100, description="longer answers lose their middle")
-
-
-class Judge(ABC):
-    """Scores a group; an instance is itself an ``on_compute_relative_reward``."""
-
-    def __init__(self, client: JudgeClient) -> None:
-        self.client = client
+    top_logprobs: int = Field(default=20, ge=0, description="alternatives per token, to take means over; 0: none")
+    max_answer_chars: int = Field(default=8000, ge=100, description="longer answers are shown without their middle")
 
     @property
-    def name(self) -> str:
-        """Prefix of this judge's components in a combination."""
-        return type(self).__name__.lower()
+    def explanation(self) -> str:
+        """The explanation in the example of a reply, if wanted."""
+        return '"explanation": "one sentence", ' if self.explain else ""
+
+    @property
+    def explanation_field(self) -> dict[str, Any]:
+        """The explanation in the schema of a reply, if wanted."""
+        return {"explanation": {"type": "string"}} if self.explain else {}
+
+
+Config = TypeVar("Config", bound=EndpointConfig)
+
+
+class Judge(ABC, Generic[Config]):
+    """Scores a group; an instance is itself an ``on_compute_relative_reward``.
+
+    Args:
+        config: the judge's settings.
+        client: shared with other judges; default: a client of its own.
+    """
+
+    #: Prefix of its components in a combination.
+    name: ClassVar[str]
+
+    def __init__(self, config: Config, client: JudgeClient | None = None) -> None:
+        self.client = client or JudgeClient(config.endpoint)
+        self._config = config
 
     @abstractmethod
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
-        """The rewards of answers that all differ, in their order."""
+        """The rewards of answers that all differ, in order."""
 
     async def on_compute_relative_reward(
         self, task: Task, candidates: list[Candidate], context: HookContext
@@ -86,8 +108,7 @@ class Judge(ABC):
         by_first = dict(zip(distinct, rewards, strict=True))
         return [by_first[firsts[text]] for text in texts]
 
-    async def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return await self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward
 
     async def aclose(self) -> None:
         """Close the connections now, instead of when the event loop ends."""
@@ -95,7 +116,7 @@ class Judge(ABC):
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What the calls return, in their order; the first ``HookError`` ends the others, which would cost for nothing."""
+    """The results in order; the first ``HookError`` cancels the other calls, which would cost money for nothing."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
@@ -121,34 +142,36 @@ def shown_answer(candidate: Candidate) -> str:
 
 
 def shown_task(task: Task) -> str:
-    """The conversation that all answers share, said once."""
+    """The conversation that all answers share."""
     if not task.init_messages:
         return task.main_query or "[nothing is known of the request]"
+    shown = [(message.get("role", "user"), message.get("content")) for message in task.init_messages]
     return "\n\n".join(
-        f"{message.get('role', 'user')}: {_content(message.get('content'))}" for message in task.init_messages
+        f"{role}: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}"
+        for role, content in shown
     )
 
 
-def _content(content: object) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-
-
 def shortened(text: str, most: int) -> str:
-    """``text``, without its middle where it is longer than ``most`` characters."""
+    """``text`` without its middle if it is longer than ``most`` characters."""
     if len(text) <= most:
         return text
     half = most // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def prompt(task: Task, config: JudgeConfig, answers: Sequence[tuple[str, str]], ask: str) -> list[dict[str, str]]:
-    """The messages of one question to a judge: the rubric, the shared conversation once, each answer, what to reply.
+def question(
+    config: JudgeConfig, task: Task, answers: Sequence[tuple[str, str]], ask: str, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """The body of one question: the rubric, the conversation, each answer, and what to reply.
 
-    The lines that mark material carry a word made of all of it, which no answer can know when it is written: an answer
-    cannot pretend to end and go on as somebody else.
+    The lines that mark material contain a hash of all material. An answer cannot know it, so it cannot pretend to end
+    and go on as somebody else.
 
     Args:
-        answers: label and text of each.
+        answers: label and text of each answer.
+        ask: what to reply.
+        fields: JSON schemas of the fields of the reply.
     """
     conversation = shown_task(task)
     material = "\0".join([conversation, *(text for _, text in answers)])
@@ -157,18 +180,13 @@ def prompt(task: Task, config: JudgeConfig, answers: Sequence[tuple[str, str]], 
     blocks += [(f"answer {label}", shortened(text, config.max_answer_chars)) for label, text in answers]
     shown = "\n\n".join(f"----- {word} begin {name}\n{text}\n----- {word} end {name}" for name, text in blocks)
     user = f"Rubric: {config.rubric.strip()}\n\n{shown}\n\n{ask}"
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
-
-
-def question(config: JudgeConfig, messages: list[dict[str, str]], schema: dict[str, Any]) -> dict[str, Any]:
-    """The body of one question, whose reply must be JSON of ``schema``."""
     body: dict[str, Any] = {
-        "messages": messages,
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}],
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "response_format": {
             "type": "json_schema",
-            "json_schema": {"name": "verdict", "strict": True, "schema": schema},
+            "json_schema": {"name": "verdict", "strict": True, "schema": strict_object(fields)},
         },
     }
     if config.top_logprobs:
@@ -186,11 +204,18 @@ def strict_object(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: The scale of scores: one digit, so that it is one token everywhere and its alternatives are the whole distribution.
+def strict_list(count: int, properties: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a list of ``count`` such objects."""
+    return {"type": "array", "items": strict_object(properties), "minItems": count, "maxItems": count}
+
+
+#: The scale of scores. One digit is one token everywhere, so its alternatives are the whole distribution.
 LOWEST, HIGHEST = 0, 9
-#: The scores on the scale, as the judge writes them, each with its value.
+#: JSON schema of a score.
+SCORE = {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}
+#: The value of each score as the judge writes it.
 DIGITS: Mapping[str, float] = {str(score): float(score) for score in range(LOWEST, HIGHEST + 1)}
-#: Alternatives that carry less than this of the probability say nothing of the rest.
+#: Alternatives with less probability than this in total say nothing about the rest.
 _ENOUGH = 0.5
 
 
@@ -198,7 +223,7 @@ def text_of(choice: Mapping[str, Any]) -> str:
     """The text of a choice that ended by itself.
 
     Raises:
-        Unparsable: cut off, or no text.
+        Unparsable: it was cut off, or there is no text.
     """
     if choice.get("finish_reason") == "length":
         raise Unparsable("it was cut off at max_tokens")
@@ -209,7 +234,7 @@ def text_of(choice: Mapping[str, Any]) -> str:
 
 
 def json_of(text: str) -> dict[str, Any]:
-    """The JSON object in ``text``, with or without words and fences around it.
+    """The JSON object in ``text``; words and fences around it do not matter.
 
     Raises:
         Unparsable: there is none.
@@ -239,15 +264,25 @@ def score_of(value: object) -> int:
     return int(value)
 
 
-def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], count: int) -> list[float] | None:
-    """For each ``"key": ...`` in a JSON reply, the mean of ``values`` over what the judge might have said there.
+def scores_of(choice: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """The ``score`` of each entry of a reply, and its mean (see :func:`means`; the score itself if there is none).
 
-    The mean weighs each value with the probability of its token (G-Eval: Liu et al. 2023, "G-Eval: NLG Evaluation using
-    GPT-4 with Better Human Alignment", arXiv:2303.16634), which is finer than the one token that was sampled.
+    Raises:
+        Unparsable: a score is missing or off the scale.
+    """
+    plain = [float(score_of(entry.get("score"))) for entry in entries]
+    return list(zip(plain, means(choice, "score", DIGITS, len(plain)) or plain, strict=True))
+
+
+def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], count: int) -> list[float] | None:
+    """For each ``"key": ...`` in a JSON reply, the mean of ``values``, weighed by the probabilities of their tokens.
+
+    The mean is finer than the one sampled token (G-Eval: Liu et al. 2023, "G-Eval: NLG Evaluation using GPT-4 with
+    Better Human Alignment", arXiv:2303.16634).
 
     Returns:
-        ``count`` means in the order of the reply; ``None`` where no log-probabilities are offered or one of the
-        places does not show enough of its distribution: plain verdicts and means are not mixed in one group.
+        ``count`` means in the order of the reply; ``None`` without log-probabilities, or if one place shows too little
+        of its distribution: one group does not mix plain verdicts and means.
     """
     tokens = _tokens(choice)
     text = "".join(str(token.get("token", "")) for token in tokens)

@@ -1,23 +1,21 @@
 """A listwise judge: all answers of a group in one question, scored side by side.
 
-Source: RULER, "Relative Universal LLM-Elicited Rewards" (OpenPipe ART, 2025): scoring answers next to each other is
-easier than scoring each alone, and GRPO needs only the differences. The conversation, which they share, is said once.
-Scores are whole numbers from 0 to 9, replaced by the mean of their distribution where log-probabilities are offered
-(G-Eval, arXiv:2303.16634), and divided by 9.
+Source: RULER, "Relative Universal LLM-Elicited Rewards" (OpenPipe ART, 2025): to score answers next to each other is
+easier than to score each alone, and GRPO needs only the differences. The shared conversation is shown once. Scores are
+whole numbers from 0 to 9, replaced by the mean of their distribution if the server returns log-probabilities (G-Eval,
+arXiv:2303.16634), and divided by 9.
 
-Failure mode: judges prefer places ("Large Language Models are not Fair Evaluators", Wang et al. 2023,
-arXiv:2305.17926). Each group is asked about five times, in turns of an order that is shuffled anew for each group, and
-:func:`freed` takes out what the judge gives to a place, exactly where that adds to the score. What
-remains is a preference that does not add up: scores that are rounded (a judge without log-probabilities) or that the
-end of the scale cuts off, or a place that helps good answers more than bad ones. ``orders: 3`` is enough where the
-judge offers log-probabilities; ``orders: 1`` leaves a preference in as noise; ``orders: 2`` is an order and its
-reverse. Also: a judge scores the style it likes itself, and a policy that is trained on it for long learns to please
-it.
+Position bias: judges prefer places ("Large Language Models are not Fair Evaluators", Wang et al. 2023,
+arXiv:2305.17926). A score is modelled as ``quality of the answer + effect of its place``. One order, or an order and
+its reverse, cannot tell the two apart. Three or more rotations of one order can: each answer stands at three places and
+each place holds three answers, so all are compared with all through others (an incomplete Latin square, Youden 1937),
+and least squares separates them (:func:`freed`). Each group is therefore asked about five times, in rotations of its
+own shuffled order. ``orders: 3`` is enough with log-probabilities; ``orders: 1`` leaves the bias in as noise; ``orders:
+2`` is an order and its reverse.
 
-A score is taken to be ``quality of the answer + effect of its place``. One order, and an order with its reverse, cannot
-tell the two apart. Three orders that are turns of one another can: each answer stands at three places and each place
-holds three answers, so that all are compared with all through others (an incomplete Latin square, Youden 1937), and
-least squares separates them. Where the judge sees every turn, the mean is free of places.
+Failure mode: a bias that does not add up remains: scores that are rounded (no log-probabilities) or cut off by the end
+of the scale, or a place that helps good answers more than bad ones. And a judge scores the style that it likes; a
+policy trained on it for long learns to please it.
 """
 
 from __future__ import annotations
@@ -32,21 +30,19 @@ import numpy as np
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import JudgeClient, Unparsable
+from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
-    DIGITS,
     HIGHEST,
     LOWEST,
+    SCORE,
     Judge,
     JudgeConfig,
     all_of,
     json_of,
-    means,
-    prompt,
     question,
-    score_of,
+    scores_of,
     shown_answer,
-    strict_object,
+    strict_list,
     text_of,
 )
 from swarm.types import Task
@@ -59,19 +55,17 @@ class ListwiseConfig(JudgeConfig):
 
     kind: Literal["listwise"] = "listwise"
     orders: int = Field(default=5, ge=1, le=8, description="questions per group, each in another order")
-    seed: int = Field(default=0, description="of the orders; with it, each group has an order of its own")
+    seed: int = Field(default=0, description="of the orders; each group has its own order")
 
 
-class Listwise(Judge):
-    """Asks ``orders`` questions per group, or as many as there are answers. The reward is in [0, 1], or just outside
-    where a preference for places was taken out."""
+class Listwise(Judge[ListwiseConfig]):
+    """Asks ``orders`` questions per group, but at most one per answer. Rewards are in [0, 1], or slightly outside after
+    a position bias was removed."""
 
-    def __init__(self, config: ListwiseConfig, client: JudgeClient | None = None) -> None:
-        super().__init__(client or JudgeClient(config.endpoint))
-        self._config = config
+    name = "listwise"
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
-        """Each answer's score, freed of its places."""
+        """Each answer's score without the effect of its places."""
         shuffled = random.Random(f"{self._config.seed}/{context.group_id or task.task_id}")
         orders = orders_of(shuffled.sample(range(len(answers)), len(answers)), self._config.orders)
         asked = await all_of([self._ask(task, answers, order) for order in orders])
@@ -80,30 +74,20 @@ class Listwise(Judge):
         return [_reward(qualities[index], [one[index] for one in asked], swing) for index in range(len(answers))]
 
     async def _ask(self, task: Task, answers: Sequence[Candidate], order: Sequence[int]) -> _Verdicts:
+        count = len(order)
         labelled = [(str(place), shown_answer(answers[index])) for place, index in enumerate(order, 1)]
-        fields: dict[str, Any] = {"answer": {"type": "integer", "minimum": 1, "maximum": len(order)}}
-        if self._config.explain:
-            fields["explanation"] = {"type": "string"}
-        fields["score"] = {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}
-        verdicts = {"type": "array", "items": strict_object(fields), "minItems": len(order), "maxItems": len(order)}
-        body = question(
-            self._config,
-            prompt(task, self._config, labelled, _ask_for(len(order), self._config.explain)),
-            strict_object({"verdicts": verdicts}),
+        ask = (
+            f"Compare the {count} answers with each other and give each a whole score from {LOWEST} (useless) to "
+            f"{HIGHEST} (could not be better). Use the scale to tell them apart; equally good answers get equal "
+            f'scores. Reply with JSON only: {{"verdicts": [{{"answer": 1, {self._config.explanation}"score": 5}}, '
+            f"...]}}, one entry for each answer from 1 to {count}."
         )
-        by_place = await self.client.chat(body, lambda choice: _read(choice, len(order)), kind="listwise")
+        number = {"type": "integer", "minimum": 1, "maximum": count}
+        verdict = {"answer": number, **self._config.explanation_field, "score": SCORE}
+        body = question(self._config, task, labelled, ask, {"verdicts": strict_list(count, verdict)})
+        by_place = await self.client.chat(body, lambda choice: _read(choice, count), kind="listwise")
         found = {index: by_place[place] for place, index in enumerate(order)}
-        return [found[index] for index in range(len(order))]
-
-
-def _ask_for(count: int, explain: bool) -> str:
-    explanation = '"explanation": "one sentence", ' if explain else ""
-    return (
-        f"Compare the {count} answers with each other and give each a whole score from {LOWEST} (useless) to {HIGHEST} "
-        "(could not be better). Use the scale to tell them apart; equally good answers get equal scores. Reply with "
-        f'JSON only: {{"verdicts": [{{"answer": 1, {explanation}"score": 5}}, ...]}}, one entry for each answer '
-        f"from 1 to {count}."
-    )
+        return [found[index] for index in range(count)]
 
 
 def _read(choice: Mapping[str, Any], count: int) -> _Verdicts:
@@ -111,12 +95,10 @@ def _read(choice: Mapping[str, Any], count: int) -> _Verdicts:
     listed: Any = json_of(text_of(choice)).get("verdicts")
     if not isinstance(listed, list) or [type(one) for one in listed] != [dict] * count:
         raise Unparsable(f"it has not one verdict for each of the {count} answers")
-    distribution = means(choice, "score", DIGITS, count)
-    verdicts: dict[int, tuple[float, float, str]] = {}
-    for number, entry in enumerate(listed):
-        score = float(score_of(entry.get("score")))
-        mean = distribution[number] if distribution is not None else score
-        verdicts[int(entry.get("answer"))] = score, mean, str(entry.get("explanation") or "")
+    verdicts = {
+        int(entry.get("answer")): (*scores, str(entry.get("explanation") or ""))
+        for entry, scores in zip(listed, scores_of(choice, listed), strict=True)
+    }
     if set(verdicts) != set(range(1, count + 1)):
         raise Unparsable(f"its verdicts are on the answers {sorted(verdicts)} of 1 to {count}")
     return [verdicts[place] for place in range(1, count + 1)]
@@ -131,14 +113,14 @@ def _reward(quality: float, verdicts: _Verdicts, swing: float) -> Reward:
     if len(verdicts) > 2:
         components["place_swing"] = swing
     reason = " / ".join(dict.fromkeys(one[2] for one in verdicts if one[2]))
-    # equally good answers are a tie, which the last digits of solving must not undo
+    # rounded: numerical noise must not break ties
     return Reward(value=round(quality / HIGHEST, 9), components=components, reason=reason)
 
 
 def orders_of(first: Sequence[int], count: int) -> list[list[int]]:
-    """At most ``count`` orders of the items in ``first``, that one among them; fewer where there are fewer turns.
+    """``first`` and further orders of its items, ``count`` in all, but at most one per item.
 
-    Two are an order and its reverse, which cancels a preference that grows evenly along the list; more are turns.
+    Two are an order and its reverse, which cancels a bias that grows evenly along the list; more are rotations.
     """
     listed = list(first)
     count = min(count, len(listed))
@@ -155,7 +137,7 @@ def freed(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) ->
         scores: K lists of N, by item.
 
     Returns:
-        N qualities, with the mean of all scores; N effects, zeros for fewer than three orders.
+        N qualities, whose mean is the mean of all scores; N effects, zeros for fewer than three orders.
     """
     size, count = len(orders[0]), len(orders)
     by_item = np.array(scores, dtype=float)
@@ -169,15 +151,15 @@ def freed(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) ->
             rows[number * size + item, [item, size + place]] = 1.0
     found = np.linalg.lstsq(rows, by_item.ravel(), rcond=None)[0]
     effects = found[size:] - found[size:].mean()
-    # what is undetermined is a constant
+    # a constant is undetermined
     quality = found[:size] - found[:size].mean() + mean.mean()
     return quality.tolist(), effects.tolist()
 
 
 @lru_cache(maxsize=64)
 def _turns(size: int, count: int) -> tuple[int, ...]:
-    """Turns of a circle of ``size`` that tell patterns of places apart: each next turn is the one that sees best what
-    those before it see worst."""
+    """Rotations of a circle of ``size`` that tell patterns of places apart; each next one resolves best what those
+    before it resolve worst."""
     turns = [0]
     while len(turns) < count:
         left = [turn for turn in range(1, size) if turn not in turns]
@@ -186,7 +168,7 @@ def _turns(size: int, count: int) -> tuple[int, ...]:
 
 
 def _confusion(size: int, turns: Sequence[int]) -> float:
-    """How much of the worst wave along the places stays in the means of the items, between 0 and 1."""
+    """The share of the worst wave along the places that remains in the means of the items, in [0, 1]."""
     waves = range(1, size // 2 + 1)
     seen = (abs(sum(cmath.exp(2j * cmath.pi * wave * turn / size) for turn in turns)) for wave in waves)
     return max(seen) / len(turns)

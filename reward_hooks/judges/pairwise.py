@@ -1,13 +1,13 @@
 """A pairwise tournament: each pair of answers is judged in both orders, and the reward is the net win rate.
 
 Source: pairwise comparison by a judge as in MT-Bench (Zheng et al. 2023, "Judging LLM-as-a-Judge with MT-Bench and
-Chatbot Arena", arXiv:2306.05685), which also calls a win only what both orders say. Where log-probabilities are
-offered, a verdict is the probability that it gives to each side instead of the side that it names.
+Chatbot Arena", arXiv:2306.05685), where a win counts only if both orders agree. With log-probabilities, a verdict
+is the probability of each side instead of the named side.
 
-Failure mode: N answers have N (N - 1) / 2 pairs and each costs two calls; under ``max_comparisons`` every answer meets
-as many others as every other (one more or less), and answers that never met are compared only through those that both
-met. A judge that prefers a place contradicts itself: these pairs are ties, and ``contradicted`` says how many of them
-there were; a judge that looks at nothing else makes a group uninformative, not wrong.
+Failure mode: N answers have N (N - 1) / 2 pairs, and each costs two calls. Under ``max_comparisons`` every answer is
+compared equally often (plus or minus one), and answers that never met are compared only through third ones. A judge
+that prefers a place contradicts itself: these pairs are ties, and ``contradicted`` is their share. A judge that looks
+only at places makes a group uninformative, not wrong.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import JudgeClient, Unparsable
+from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
     Judge,
     JudgeConfig,
     all_of,
     json_of,
     means,
-    prompt,
     question,
     shown_answer,
-    strict_object,
     text_of,
 )
 from swarm.errors import HookError
@@ -51,15 +49,13 @@ class PairwiseConfig(JudgeConfig):
     max_comparisons: int | None = Field(
         default=None, ge=1, description="pairs per group, two calls each; default: all pairs"
     )
-    seed: int = Field(default=0, description="of which pairs meet under max_comparisons")
+    seed: int = Field(default=0, description="of the choice of pairs under max_comparisons")
 
 
-class Pairwise(Judge):
-    """Lets answers meet in pairs; the reward is in [-1, 1]: wins less losses, over the pairs that an answer was in."""
+class Pairwise(Judge[PairwiseConfig]):
+    """Compares answers in pairs; the reward is in [-1, 1]: wins minus losses, over the pairs of the answer."""
 
-    def __init__(self, config: PairwiseConfig, client: JudgeClient | None = None) -> None:
-        super().__init__(client or JudgeClient(config.endpoint))
-        self._config = config
+    name = "pairwise"
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """The net win rates."""
@@ -77,9 +73,9 @@ class Pairwise(Judge):
         return [table.reward() for table in tables]
 
     def _pairs(self, shown: Sequence[str]) -> list[tuple[int, int]]:
-        """The pairs that meet: rounds in which everybody plays once (the circle method), as many as are paid for.
+        """The pairs to compare: rounds in which everybody plays once (the circle method), cut at ``max_comparisons``.
 
-        Who meets whom follows from the texts and the seed, not from the order of the answers.
+        They depend on the texts and the seed, not on the order of the answers.
         """
         count = len(shown)
         every = count * (count - 1) // 2
@@ -98,14 +94,13 @@ class Pairwise(Judge):
 
     async def _ask(self, task: Task, first: str, second: str) -> float:
         """What the first of two answers gets."""
-        explanation = '"explanation": "one sentence", ' if self._config.explain else ""
         ask = (
             "Which of the two answers is better? Reply with JSON only: "
-            f'{{{explanation}"verdict": "A"}} for answer A, "B" for answer B, "C" if they are equally good.'
+            f'{{{self._config.explanation}"verdict": "A"}} for answer A, "B" for answer B, "C" if they are equally '
+            "good."
         )
-        fields: dict[str, Any] = {"explanation": {"type": "string"}} if self._config.explain else {}
-        schema = strict_object({**fields, "verdict": {"type": "string", "enum": list(_GETS)}})
-        body = question(self._config, prompt(task, self._config, [("A", first), ("B", second)], ask), schema)
+        fields = {**self._config.explanation_field, "verdict": {"type": "string", "enum": list(_GETS)}}
+        body = question(self._config, task, [("A", first), ("B", second)], ask, fields)
         return await self.client.chat(body, _read, kind="pairwise")
 
 
@@ -137,7 +132,7 @@ class _Table:
 
 
 def _rounds(seats: list[int | None]) -> Iterator[tuple[int, int]]:
-    """The pairs of a round robin, round by round; ``None`` is a seat that nobody has."""
+    """The pairs of a round robin, round by round; ``None`` is an empty seat."""
     for _ in range(len(seats) - 1):
         for left, right in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
             if left is not None and right is not None:

@@ -1,11 +1,11 @@
 """A pointwise judge: each answer alone against a rubric, one call per answer.
 
-Source: G-Eval (Liu et al. 2023, arXiv:2303.16634): criteria in words, a score for each, and the mean of a score's
-distribution where log-probabilities are offered. Scores are whole numbers from 0 to 9, divided by 9.
+Source: G-Eval (Liu et al. 2023, arXiv:2303.16634): criteria in words, a score for each, and with log-probabilities the
+mean of a score's distribution. Scores are whole numbers from 0 to 9, divided by 9.
 
-Failure mode: answers that are close get the same score, so that many groups are uninformative (without
-log-probabilities most are), and a judge that is kind to all is of no use. It has no preference of place, and it is the
-one judge whose rewards mean the same across groups. With the whole truth known, a verifiable reward is better.
+Failure mode: similar answers get the same score, so many groups are uninformative (most of them without
+log-probabilities), and a judge that is kind to all is useless. It has no position bias, and it is the only judge whose
+rewards mean the same across groups. If the right answer is known, a verifiable reward is better.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import JudgeClient, Unparsable
+from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
-    DIGITS,
     HIGHEST,
     LOWEST,
+    SCORE,
     Judge,
     JudgeConfig,
     all_of,
     json_of,
-    means,
-    prompt,
     question,
-    score_of,
+    scores_of,
     shown_answer,
-    strict_object,
+    strict_list,
     text_of,
 )
 from swarm.types import Task
@@ -43,16 +41,14 @@ class PointwiseConfig(JudgeConfig):
     criteria: dict[str, str] = Field(
         default={"quality": "how well the answer meets the rubric"},
         min_length=1,
-        description="name and description of each thing that is scored; the reward is their mean",
+        description="name and description of each criterion; the reward is their mean",
     )
 
 
-class Pointwise(Judge):
+class Pointwise(Judge[PointwiseConfig]):
     """Asks one question per answer; the reward is in [0, 1], its components are the criteria."""
 
-    def __init__(self, config: PointwiseConfig, client: JudgeClient | None = None) -> None:
-        super().__init__(client or JudgeClient(config.endpoint))
-        self._config = config
+    name = "pointwise"
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """The mean of each answer's criteria."""
@@ -62,17 +58,13 @@ class Pointwise(Judge):
         names = list(self._config.criteria)
         criteria = "\n".join(f"- {name}: {description}" for name, description in self._config.criteria.items())
         example = ", ".join(f'{{"criterion": "{name}", "score": 5}}' for name in names)
-        explanation = '"explanation": "one sentence", ' if self._config.explain else ""
         ask = (
             f"Score the answer by each criterion with a whole number from {LOWEST} (useless) to {HIGHEST} (could not "
-            f'be better):\n{criteria}\nReply with JSON only: {{{explanation}"scores": [{example}]}}'
+            f'be better):\n{criteria}\nReply with JSON only: {{{self._config.explanation}"scores": [{example}]}}'
         )
-        score = {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}
-        entry = strict_object({"criterion": {"type": "string", "enum": names}, "score": score})
-        scores = {"type": "array", "items": entry, "minItems": len(names), "maxItems": len(names)}
-        fields: dict[str, Any] = {"explanation": {"type": "string"}} if self._config.explain else {}
-        messages = prompt(task, self._config, [("1", shown_answer(answer))], ask)
-        body = question(self._config, messages, strict_object({**fields, "scores": scores}))
+        entry = {"criterion": {"type": "string", "enum": names}, "score": SCORE}
+        fields = {**self._config.explanation_field, "scores": strict_list(len(names), entry)}
+        body = question(self._config, task, [("1", shown_answer(answer))], ask, fields)
         return await self.client.chat(body, lambda choice: _read(choice, names), kind="pointwise")
 
 
@@ -81,13 +73,10 @@ def _read(choice: Mapping[str, Any], names: Sequence[str]) -> Reward:
     listed: Any = reply.get("scores")
     if not isinstance(listed, list) or sorted(str(one.get("criterion")) for one in listed) != sorted(names):
         raise Unparsable(f"it does not score each of {', '.join(names)} once")
-    distribution = means(choice, "score", DIGITS, len(names))
-    components: dict[str, float] = {}
-    for number, entry in enumerate(listed):
-        plain = score_of(entry.get("score"))
-        components[str(entry["criterion"])] = (distribution[number] if distribution is not None else plain) / HIGHEST
+    means = [mean / HIGHEST for _, mean in scores_of(choice, listed)]
+    components = {str(entry["criterion"]): mean for entry, mean in zip(listed, means, strict=True)}
     return Reward(
-        value=sum(components.values()) / len(components),
+        value=sum(means) / len(means),
         components={name: components[name] for name in names},
         reason=str(reply.get("explanation") or ""),
     )

@@ -4,9 +4,9 @@ Sources: vLLM's scoring API (one query, N documents, ``data[*].score``) for cros
 pooling API with chat messages for reward models such as those of InstructGPT's kind (Ouyang et al. 2022,
 arXiv:2203.02155), whose value for the last token is the answer's.
 
-Failure mode: a reward model is a guess at what people like, and a policy finds where it guesses wrong ("Scaling Laws
-for Reward Model Overoptimization", Gao et al. 2022, arXiv:2210.10760): watch its reward against something that it does
-not see. Its numbers are passed on as they are, on whatever scale; GRPO needs only the differences.
+Failure mode: a reward model guesses what people like, and a policy finds where it guesses wrong ("Scaling Laws for
+Reward Model Overoptimization", Gao et al. 2022, arXiv:2210.10760): compare its reward with a measure that it does not
+see. Its numbers are passed on unchanged, on any scale; GRPO needs only the differences.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Any, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import JudgeClient, Unparsable
-from reward_hooks.judges.endpoint import Endpoint
-from reward_hooks.judges.judge import Judge, all_of, shown_answer, shown_task
+from reward_hooks.judges.client import Unparsable
+from reward_hooks.judges.judge import EndpointConfig, Judge, all_of, shown_answer, shown_task
 from swarm.errors import ConfigError
-from swarm.types import Model, Task
+from swarm.types import Task
 
 _STEP = re.compile(r"\.?([A-Za-z_][\w-]*)|\[(-?\d+|\*)\]")
 _Step = str | int | None  # a member, an index, or all elements
@@ -87,11 +86,10 @@ _SCORES = JsonPath("data[*].score")
 _OF_THE_GROUP = "{answers}"
 
 
-class ScoreModelConfig(Model):
+class ScoreModelConfig(EndpointConfig):
     """One reward model. ``endpoint.base_url`` is the server without the path, e.g. ``http://127.0.0.1:8000``."""
 
     kind: Literal["score_model"] = "score_model"
-    endpoint: Endpoint
     api: Literal["score", "pooling", "json"] = "score"
     route: str = Field(default="", description="path of the call; default: /score or /pooling")
     body: dict[str, Any] = Field(
@@ -114,19 +112,10 @@ class ScoreModelConfig(Model):
         return self
 
 
-class ScoreModel(Judge):
-    """Passes on what the model says; one call per group where the endpoint takes all answers, else one per answer."""
+class ScoreModel(Judge[ScoreModelConfig]):
+    """Returns the model's numbers; one call per group if the endpoint takes all answers, else one per answer."""
 
-    def __init__(self, config: ScoreModelConfig, client: JudgeClient | None = None) -> None:
-        super().__init__(client or JudgeClient(config.endpoint))
-        self._config = config
-        route = config.route or {"score": "/score", "pooling": "/pooling", "json": ""}[config.api]
-        self._url = config.endpoint.base_url.rstrip("/") + route
-
-    @property
-    def name(self) -> str:
-        """Prefix of its components in a combination."""
-        return "score_model"
+    name = "score_model"
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """The model's numbers."""
@@ -164,7 +153,10 @@ class ScoreModel(Judge):
         return [one[0] for one in found]
 
     async def _call(self, body: dict[str, Any], read: Callable[[Any], list[float]]) -> list[float]:
-        return await self.client.post(self._url, body, read, kind=f"{self._config.api} {self._config.path}")
+        config = self._config
+        route = config.route or {"score": "/score", "pooling": "/pooling", "json": ""}[config.api]
+        url = config.endpoint.base_url.rstrip("/") + route
+        return await self.client.post(url, body, read, kind=f"{config.api} {config.path}")
 
 
 def _messages(task: Task, candidate: Candidate) -> list[dict[str, Any]]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import re
-import secrets
+import time
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 import orjson
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -39,6 +41,8 @@ BODY_SECONDS = 300.0
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MOST_ENCODING_SHOWN = 64
+#: nginx's status for a caller that left before the response
+_CALLER_GONE = 499
 
 
 # ---------------------------------------------------------------------- headers
@@ -54,7 +58,7 @@ def header(headers: RawHeaders, name: bytes) -> bytes | None:
 
 def has_body(headers: RawHeaders) -> bool:
     """Whether a request with these headers has a body."""
-    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
+    return header(headers, b"content-length") not in (None, b"0") or header(headers, b"transfer-encoding") is not None
 
 
 def bearer(request: Request) -> str:
@@ -73,66 +77,134 @@ def bearer_bytes(headers: RawHeaders) -> bytes:
 # ---------------------------------------------------------------------- middleware
 
 
-class RequestIdMiddleware:
-    """Give each request an id (the caller's ``x-request-id`` if it is well formed) and return it with the response.
+class App(Starlette):
+    """A Starlette app with the given middleware and no other: each layer costs a request as much as a small endpoint.
 
-    The id is in ``scope["state"]["request_id"]``.
+    :class:`RequestMiddleware` comes first and :class:`ErrorMiddleware` last; they replace Starlette's own.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = self.router
+        for cls, args, kwargs in reversed(self.user_middleware):
+            app = cls(app, *args, **kwargs)
+        return app
+
+
+class RequestMiddleware:
+    """Give each request an id (the caller's ``x-request-id`` if it is well formed) and return it with the response.
+
+    The id is in ``scope["state"]["request_id"]``. An unexpected error is logged, and the caller gets the id to quote.
+
+    Args:
+        over: called after each request with its scope, the status of its response (499: the caller left before there
+            was one) and the seconds that it took.
+    """
+
+    def __init__(self, app: ASGIApp, over: Callable[[Scope, int, float], None] | None = None) -> None:
         self.app = app
+        self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        began = time.monotonic()
         given = header(scope["headers"], b"x-request-id")
         if given is None or not _REQUEST_ID.fullmatch(given):
-            given = b"req_" + secrets.token_hex(16).encode()
+            # no secret: it only has to be unique
+            given = b"req_%032x" % random.getrandbits(128)
         scope.setdefault("state", {})["request_id"] = given.decode()
+        status = 0
 
         def send_with_id(message: Message) -> Awaitable[None]:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = list(message.get("headers", ()))
                 if header(headers, b"x-request-id") is None:
                     headers.append((b"x-request-id", given))
                 message["headers"] = headers
             return send(message)
 
-        await self.app(scope, receive, send_with_id)
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception as exc:
+            if status:
+                status = 500
+                raise  # the server closes the connection, which is all that can tell the caller
+            await _unexpected(given.decode(), exc)(scope, receive, send_with_id)
+        finally:
+            if self._over is not None:
+                self._over(scope, status or _CALLER_GONE, time.monotonic() - began)
 
 
-class BodyLimits:
-    """Bound the bytes of a request's body and the time that it takes to arrive.
+class ErrorMiddleware:
+    """Bound each request's body, and answer the errors that endpoints raise.
 
-    Whoever reads a body beyond its bounds gets the error, so that each endpoint refuses in its own format; the
+    Whoever reads a body beyond its bounds gets the error, so that each endpoint can refuse in its own format; the
     connection is closed after the response, because the rest of the body may never end.
 
     Args:
-        limit: the most bytes that the body of a request with this scope may have.
-        seconds: from the end of the head to the end of the body.
+        body_limit: the most bytes that the body of a request with this scope may have.
+        body_seconds: from the end of the head to the end of the body.
+        on_http_exception: answers errors of the framework, such as 404 and 405.
     """
 
-    def __init__(self, app: ASGIApp, limit: Callable[[Scope], int], seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        body_limit: Callable[[Scope], int],
+        body_seconds: float = BODY_SECONDS,
+        on_http_exception: Callable[[Request, HTTPException], Response] | None = None,
+    ) -> None:
         self.app = app
-        self._limit = limit
-        self._seconds = seconds
+        self._body_limit = body_limit
+        self._body_seconds = body_seconds
+        self._on_http_exception = on_http_exception or http_error_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and has_body(scope["headers"]):
-            body = _BoundedBody(scope["headers"], receive, send, self._limit(scope), self._seconds)
-            receive, send = body.receive, body.send
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(send)
+        if has_body(scope["headers"]):
+            exchange.bound(scope["headers"], receive, self._body_limit(scope), self._body_seconds)
+            receive = exchange.receive
+        try:
+            await self.app(scope, receive, exchange.send)
+        except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect) as exc:
+            if exchange.begun:
+                raise
+            await self._response(Request(scope), exc)(scope, receive, exchange.send)
+
+    def _response(self, request: Request, exc: Exception) -> Response:
+        match exc:
+            case SwarmGatewayError():
+                return error_response(exc)
+            case HTTPException():
+                return self._on_http_exception(request, exc)
+            case RequestValidationError():
+                first = exc.errors()[0]
+                param = ".".join(str(part) for part in first["loc"][1:])
+                return error_response(RequestError(f"{request.url.path}: {param}: {first['msg']}", param=param))
+            case _:
+                # the caller left before its body was complete; nobody reads the response
+                return Response(status_code=_CALLER_GONE)
 
 
-class _BoundedBody:
-    """The body of one request."""
+class _Exchange:
+    """One request with its response; :meth:`bound` comes before :meth:`receive`."""
 
-    def __init__(self, headers: RawHeaders, receive: Receive, send: Send, limit: int, seconds: float) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = self._refused = False
+
+    def bound(self, headers: RawHeaders, receive: Receive, limit: int, seconds: float) -> None:
+        """The body comes from ``receive`` and may have ``limit`` bytes, within ``seconds``."""
+        self._receive = receive
         self._limit, self._seconds = limit, seconds
         self._deadline = asyncio.get_running_loop().time() + seconds
-        self._complete = self._refused = False
+        self._complete = False
         declared = header(headers, b"content-length") or b""
         #: what has arrived, or more if the head declares it
         self._size = int(declared) if declared.isdigit() and int(declared) > limit else 0
@@ -164,8 +236,10 @@ class _BoundedBody:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        if self._refused and message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        if message["type"] == "http.response.start":
+            self.begun = True
+            if self._refused:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
         return self._send(message)
 
 
@@ -196,7 +270,7 @@ async def read_body(receive: Receive) -> bytes | bytearray:
     """The whole body.
 
     Raises:
-        PayloadTooLargeError, RequestError: it is beyond the bounds of :class:`BodyLimits`.
+        PayloadTooLargeError, RequestError: it is beyond the bounds of :class:`ErrorMiddleware`.
         ClientDisconnect: the caller left before its end.
     """
     body = bytearray()
@@ -232,23 +306,8 @@ def error_response(exc: SwarmGatewayError) -> JSONResponse:
     return JSONResponse(exc.body(), status_code=exc.status, headers=headers)
 
 
-async def on_our_error(request: Request, exc: Exception) -> Response:
-    """Exception handler for :class:`SwarmGatewayError`."""
-    assert isinstance(exc, SwarmGatewayError)
-    return error_response(exc)
-
-
-async def on_invalid(request: Request, exc: Exception) -> Response:
-    """Exception handler for FastAPI's validation errors of queries: a 400 that names the first wrong parameter."""
-    assert isinstance(exc, RequestValidationError)
-    first = exc.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])
-    return error_response(RequestError(f"{request.url.path}: {param}: {first['msg']}", param=param))
-
-
-async def on_http_exception(request: Request, exc: Exception) -> Response:
-    """Exception handler that gives the framework's own errors, such as 404 and 405, our shape."""
-    assert isinstance(exc, HTTPException)
+def http_error_response(request: Request, exc: HTTPException) -> Response:
+    """The framework's own errors, such as 404 and 405, in our shape."""
     message = f"{request.method} {request.url.path}: {exc.detail}"
     if exc.status_code == 404:
         return error_response(NotFoundError(message, code="route_not_found"))
@@ -257,27 +316,7 @@ async def on_http_exception(request: Request, exc: Exception) -> Response:
     return error_response(error)
 
 
-async def on_unexpected(request: Request, exc: Exception) -> Response:
-    """Exception handler of last resort: the log has the traceback, the caller the request id to quote."""
-    request_id = getattr(request.state, "request_id", "-")
+def _unexpected(request_id: str, exc: Exception) -> Response:
+    """The response of last resort: the log has the traceback, the caller the request id to quote."""
     logger.error("request %s failed", request_id, exc_info=exc)
-    response = error_response(
-        SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error")
-    )
-    # this handler's response bypasses all middleware
-    response.headers["x-request-id"] = request_id
-    return response
-
-
-async def on_caller_gone(request: Request, exc: Exception) -> Response:
-    """Exception handler for a caller that left before its body was complete; nobody reads the response."""
-    return Response(status_code=499)
-
-
-EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
-    SwarmGatewayError: on_our_error,
-    RequestValidationError: on_invalid,
-    ClientDisconnect: on_caller_gone,
-    HTTPException: on_http_exception,
-    Exception: on_unexpected,
-}
+    return error_response(SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error"))

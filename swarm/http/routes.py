@@ -7,6 +7,7 @@ and docstring, and with any JSON object as their body.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import inspect
@@ -15,12 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, request_response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import RequestError
 from swarm.http.asgi import has_body, read_json
@@ -92,32 +95,33 @@ class JsonRoute(APIRoute):
             **options,
         )
         self.description = description
-        if (handler := _direct_handler(endpoint, self.param_convertors.keys())) is not None:
-            self.app = request_response(handler)
+        # FastAPI's handler wants this around it
+        self.app = _direct_app(endpoint, self.param_convertors.keys()) or AsyncExitStackMiddleware(self.app)
+        if "GET" in self.methods:
+            self.methods.add("HEAD")
 
 
-def _direct_handler(
-    endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]
-) -> Callable[[Request], Awaitable[Response]] | None:
+def _direct_app(endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]) -> ASGIApp | None:
     """What answers a request by calling ``endpoint``; ``None`` if it has parameters that only FastAPI can fill."""
     hints = {name: hint for name, hint in get_type_hints(endpoint).items() if name != "return"}
     models = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
     if hints.keys() - models.keys() - path_parameters - {"request"}:
         return None
 
-    async def handle(request: Request) -> Response:
-        arguments: dict[str, Any] = {**request.path_params}
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        arguments: dict[str, Any] = {**scope["path_params"]}
         if "request" in hints:
             arguments["request"] = request
         for name, model in models.items():
-            data = await read_json(request) if has_body(request.scope["headers"]) else {}
+            data = await read_json(request) if has_body(scope["headers"]) else {}
             arguments[name] = _validated(model, data)
         result = await endpoint(**arguments)
-        if isinstance(result, Response):
-            return result
-        return Response(result.model_dump_json(), media_type="application/json")
+        if not isinstance(result, Response):
+            result = Response(result.model_dump_json(), media_type="application/json")
+        await result(scope, receive, send)
 
-    return handle
+    return app
 
 
 def _validated(model: type[BaseModel], data: dict[str, Any]) -> BaseModel:
@@ -149,7 +153,8 @@ class OpenApi:
     def document(self) -> dict[str, Any]:
         """The whole document, as JSON data."""
         stated = [route for route in self.routes if isinstance(route, Route) and route.include_in_schema]
-        whole = get_openapi(title=self.title, version=_version(), description=self.description, routes=stated)
+        shown = [_without_head(route) for route in stated if isinstance(route, APIRoute)]
+        whole = get_openapi(title=self.title, version=_version(), description=self.description, routes=shown)
         for route in stated:
             if not isinstance(route, APIRoute):
                 for method in sorted((route.methods or set[str]()) - {"HEAD"}):
@@ -161,6 +166,12 @@ class OpenApi:
     async def openapi(self) -> OpenAIBody:
         """This document."""
         return OpenAIBody.model_validate(self.document)
+
+
+def _without_head(route: APIRoute) -> APIRoute:
+    shown = copy.copy(route)
+    shown.methods = route.methods - {"HEAD"}
+    return shown
 
 
 def _plain_operation(route: Route, method: str, security: Security) -> dict[str, Any]:

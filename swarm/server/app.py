@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,7 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Scope
 
 from swarm.errors import ConfigError
-from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware
+from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
@@ -36,8 +35,7 @@ from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.journal.journal import Journal
-from swarm.server.metering import MeteredJournal, RequestMeter
-from swarm.server.meters import Meters
+from swarm.server.meters import MeteredJournal, Meters
 from swarm.server.monitor import Monitor, VerboseLog
 
 #: in the run folder
@@ -58,7 +56,7 @@ _SCHEMES = {
 }
 
 
-def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = None) -> FastAPI:
+def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = None) -> App:
     """The swarm server.
 
     Args:
@@ -80,7 +78,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     ring = TokenRing(config.token, config.run_dir, look_every=0.05, private=config.private_token)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(app: App) -> AsyncGenerator[None]:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 journal = _open_journal(config)
@@ -119,17 +117,14 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         return snapshots.limits.max_archive_bytes if scope["path"] == CODE_PATH else config.max_body_bytes
 
     not_found = NotFound(data_plane.routes())
-    app = FastAPI(
+    app = App(
         routes=[*routes, Mount("/episodes", app=not_found), Mount("/groups", app=not_found)],
-        openapi_url=None,
         middleware=[
-            Middleware(RequestMeter, meters=meters),
-            Middleware(RequestIdMiddleware),
+            Middleware(RequestMiddleware, over=meters.request),
             Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous, scopes=Scopes(routes)),
             Middleware(JsonBodies, other_types={CODE_PATH: CODE_TYPE}, exempt=WITHOUT_TOKEN),
-            Middleware(BodyLimits, limit=body_limit),
+            Middleware(ErrorMiddleware, body_limit=body_limit),
         ],
-        exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
     app.state.startup_error = None

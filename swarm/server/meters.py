@@ -14,10 +14,24 @@ from functools import cache
 
 from prometheus_client import Counter as CounterMetric
 from prometheus_client import Histogram
+from starlette.routing import Route
+from starlette.types import Scope
 
 from swarm.http.exposition import new_registry
 from swarm.protocol import Rates
-from swarm.server.journal.rows import BatchRow, CallRow, EndRow, EpisodeRow, QuarantineRow, Row, StateRow, StepRow
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import (
+    BatchRow,
+    CallRow,
+    Ending,
+    EndRow,
+    EpisodeRow,
+    QuarantineRow,
+    Recovered,
+    Row,
+    StateRow,
+    StepRow,
+)
 from swarm.states import EpisodeState
 
 #: Distinct reasons; later ones are counted as ``other``.
@@ -35,6 +49,8 @@ WINDOW = 60.0
 
 _WAITS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEPS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER = "other"
 _REQUESTS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0)
 
 
@@ -153,10 +169,13 @@ class Meters:
         """A claim was granted ``waited`` seconds after it arrived."""
         self._claim_waits.observe(waited)
 
-    def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered; ``route`` is a route's template, never a path that a caller made up."""
-        self._requests(method, route, status).inc()
-        self._request_seconds(route).observe(seconds)
+    def request(self, scope: Scope, status: int, seconds: float) -> None:
+        """A request was answered. It is counted under the path of its route, or as ``other``, never under a name that a
+        caller made up."""
+        method, route = scope["method"], scope.get("route")
+        path = route.path_format if isinstance(route, Route) else _OTHER
+        self._requests(method if method in _METHODS else _OTHER, path, status).inc()
+        self._request_seconds(path).observe(seconds)
 
     def rates(self) -> Rates:
         """Means over the window, or over the server's life while that is shorter."""
@@ -186,3 +205,33 @@ class Meters:
                 self.dropped.add(record.drop_reason)
         else:
             self.outcomes["eval"] += 1
+
+
+class MeteredJournal:
+    """A journal that counts its rows as they are appended."""
+
+    def __init__(self, journal: Journal, meters: Meters) -> None:
+        self._journal = journal
+        self._meters = meters
+
+    @property
+    def pending(self) -> int:
+        return self._journal.pending
+
+    def recover(self) -> Recovered:
+        recovered = self._journal.recover()
+        if recovered.outstanding is not None:
+            # this server will train it, though an earlier one took it
+            self._meters.observe(recovered.outstanding)
+        return recovered
+
+    def append(self, *rows: Row) -> None:
+        self._journal.append(*rows)
+        for row in rows:
+            self._meters.observe(row)
+
+    async def synced(self) -> None:
+        await self._journal.synced()
+
+    async def past_ending(self, episode_uuid: str) -> Ending | None:
+        return await self._journal.past_ending(episode_uuid)

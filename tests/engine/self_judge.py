@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from tests.standins.vllm import listening
 
 #: what a random model is held to: a verdict without a choice of its own between white space and words

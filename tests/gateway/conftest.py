@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
+from swarm.http.serve import bind
 from tests.standins.swarm import Swarm
 from tests.standins.vllm import listening
 
@@ -71,3 +72,10 @@ def open_gateway(swarm: Swarm, tmp_path: Path) -> OpenGateway:
 async def gateway(open_gateway: OpenGateway) -> AsyncIterator[httpx.AsyncClient]:
     async with open_gateway() as http:
         yield http
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with bind("127.0.0.1", 0) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"

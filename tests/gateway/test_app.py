@@ -7,18 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import jsonschema
-import openai
 import pytest
 from starlette.routing import Route
 
 from gateway.api.routes import ANY_OTHER
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
+from tests import sdks
 from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.standins.swarm import Swarm
 from tests.swarm.http.references import references
@@ -135,10 +134,10 @@ async def test_models(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
 async def test_the_sdks_read_the_list_of_models(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway(model_aliases=["alias"]) as http:
         url = str(http.base_url).rstrip("/")
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as sdk:
+        async with sdks.openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as sdk:
             assert [model.id async for model in sdk.models.list()] == ["tiny", "alias"]
             assert (await sdk.models.retrieve("alias")).id == "alias"
-        async with anthropic.AsyncAnthropic(base_url=url, api_key="k") as claude:
+        async with sdks.anthropic.AsyncAnthropic(base_url=url, api_key="k") as claude:
             page = await claude.models.list()
             assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "alias")
             assert [(model.id, model.type, model.display_name, model.created_at.year) for model in page.data] == [

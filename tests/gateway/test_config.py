@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import load_config, parse_config
+from gateway.config.load import load_config, parse_config
 from swarm.errors import ConfigError
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import GatewayConfig, RouteSettings, parse_config
+from gateway.config.gateway import GatewayConfig
+from gateway.config.load import parse_config
+from gateway.config.route import RouteSettings
 from gateway.rollout.policy import POLICY_HEADER, TRAIN_HEADER
 from gateway.sessions.conversation import SESSION, SESSION_END
 

@@ -32,7 +32,7 @@ from starlette.routing import Route
 
 from gateway.api.routes import ANY_OTHER
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from swarm.server.app import create_app as create_swarm
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from tests import sdks
 from tests.standins.swarm import Swarm, completion, error
 
 pytestmark = pytest.mark.anyio
@@ -18,18 +18,18 @@ ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content":
 
 
 @pytest.fixture
-async def client(gateway: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as sdk:
+async def client(gateway: httpx.AsyncClient) -> AsyncIterator[sdks.openai.AsyncOpenAI]:
+    async with sdks.openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as sdk:
         yield sdk
 
 
-async def test_raw_response_carries_the_swarm_headers(client: openai.AsyncOpenAI) -> None:
+async def test_raw_response_carries_the_swarm_headers(client: sdks.openai.AsyncOpenAI) -> None:
     raw = await client.chat.completions.with_raw_response.create(**ASK)
     assert raw.headers["x-swarm-policy-version"] == "7"
     assert raw.request_id == raw.headers["x-request-id"]
 
 
-async def test_stream(client: openai.AsyncOpenAI) -> None:
+async def test_stream(client: sdks.openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -39,7 +39,7 @@ async def test_stream(client: openai.AsyncOpenAI) -> None:
     assert chunks[-2].model_extra["swarm"]["trained"] is True
 
 
-async def test_stream_helper_assembles_tool_calls(swarm: Swarm, client: openai.AsyncOpenAI) -> None:
+async def test_stream_helper_assembles_tool_calls(swarm: Swarm, client: sdks.openai.AsyncOpenAI) -> None:
     calls = [
         {"id": f"c{k}", "type": "function", "function": {"name": "look_up", "arguments": f'{{"city": "Rome {k}"}}'}}
         for k in range(2)
@@ -59,18 +59,18 @@ async def test_stream_helper_assembles_tool_calls(swarm: Swarm, client: openai.A
     assert final.choices[0].finish_reason == "tool_calls"
 
 
-async def test_errors_are_the_sdks_own(swarm: Swarm, client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
+async def test_errors_are_the_sdks_own(swarm: Swarm, client: sdks.openai.AsyncOpenAI) -> None:
+    with pytest.raises(sdks.openai.NotFoundError) as missing:
         await client.chat.completions.create(**{**ASK, "model": "other"})
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(sdks.openai.BadRequestError):
         await client.chat.completions.create(**{**ASK, "messages": []})
 
     async def refuses(body: dict[str, Any], number: int) -> Response:
         return error(400, "too long")
 
     swarm.answer = refuses
-    with pytest.raises(openai.BadRequestError, match="too long"):
+    with pytest.raises(sdks.openai.BadRequestError, match="too long"):
         await client.chat.completions.create(**ASK)
 
 
@@ -79,7 +79,7 @@ async def test_a_failed_fan_out_is_not_retried_by_the_sdk(swarm: Swarm, gateway:
         return error(500, "boom")
 
     swarm.answer = fails
-    async with openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=3) as sdk:
-        with pytest.raises(openai.APIStatusError):
+    async with sdks.openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=3) as sdk:
+        with pytest.raises(sdks.openai.APIStatusError):
             await sdk.chat.completions.create(**ASK)
     assert len(swarm.claims) == 1

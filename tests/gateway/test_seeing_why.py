@@ -14,7 +14,7 @@ import pytest
 from gateway.app import create_app
 from gateway.cli.hook_report import try_hooks
 from gateway.cli.status import status_lines
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from reward_hooks.offline import OfflineConfig
 from swarm.protocol import ServerStatus
 from swarm.server.journal.export import ExportState, export

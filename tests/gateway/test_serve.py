@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.serve import serve
 from swarm.errors import ConfigError
 from tests.gateway.conftest import write_hooks
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 RUN = """
 import sys
 from pathlib import Path
-from gateway.config import load_config
+from gateway.config.load import load_config
 from gateway.serve import serve
 serve(load_config(Path(sys.argv[1])), lambda url: print(url, flush=True))
 """

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.observability.logs import TextFormatter
 from tests.gateway.conftest import write_hooks
 from tests.standins.vllm import (

@@ -388,7 +388,7 @@ async def test_callers_that_leave_do_not_count_as_hung_hooks(released: threading
 
 def bottomless() -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for _ in range(900):
+    for _ in range(2000):
         nested = {"deeper": nested}
     return nested
 

@@ -1,4 +1,4 @@
-"""Threads of hooks: used again, ended when they have idled, and never given two calls at once."""
+"""Hook threads: they are reused, end when idle, and never get two calls at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from reward_hooks import threads
-from reward_hooks.threads import HookThreads
+from reward_hooks import runner
+from reward_hooks.runner import HookThreads
 
 pytestmark = pytest.mark.anyio
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.anyio
 LONG = 60.0
 
 
-async def test_a_thread_that_is_done_takes_the_next_call() -> None:
+async def test_a_thread_is_reused() -> None:
     pool = HookThreads(2)
     first, second = [await pool.call(threading.current_thread, timeout=LONG) for _ in range(2)]
     assert first.value is second.value is not threading.current_thread()
     assert first.value.daemon
 
 
-async def test_calls_at_once_have_a_thread_each() -> None:
+async def test_concurrent_calls_have_a_thread_each() -> None:
     pool, meeting = HookThreads(3), threading.Barrier(3)
 
     def meet() -> threading.Thread:
@@ -36,34 +36,24 @@ async def test_calls_at_once_have_a_thread_each() -> None:
     assert {id(one.value) for one in again} <= {id(one.value) for one in done}
 
 
-async def test_a_thread_that_has_idled_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+async def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.01)
     pool = HookThreads(1)
     first = (await pool.call(threading.current_thread, timeout=LONG)).value
     await asyncio.to_thread(first.join, LONG)
     assert not first.is_alive()
-    # and the next call gets a new one
-    second = (await pool.call(threading.current_thread, timeout=LONG)).value
-    assert second is not first
+    assert (await pool.call(threading.current_thread, timeout=LONG)).value is not first
 
 
-async def test_no_call_is_lost_to_a_thread_that_tires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.0)
+async def test_no_call_is_lost_to_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.0)
     pool = HookThreads(2)
     for number in range(200):
         assert (await pool.call(int, number, timeout=LONG)).value == number
 
 
-def test_a_thread_of_an_event_loop_that_is_closed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = HookThreads(1)
-    first = asyncio.run(pool.call(threading.current_thread, timeout=LONG)).value
-    second = asyncio.run(pool.call(threading.current_thread, timeout=LONG)).value
-    assert second is not first
-    first.join(LONG)
-    assert not first.is_alive()
-
-
-def test_a_call_that_outlives_its_event_loop_hurts_nobody() -> None:
+def test_a_call_may_outlive_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.01)
     release, inside = threading.Event(), threading.Event()
     found: list[threading.Thread] = []
 
@@ -73,8 +63,7 @@ def test_a_call_that_outlives_its_event_loop_hurts_nobody() -> None:
         release.wait(LONG)
 
     async def leave() -> None:
-        pool = HookThreads(1)
-        call = asyncio.create_task(pool.call(hang, timeout=LONG))
+        call = asyncio.create_task(HookThreads(1).call(hang, timeout=LONG))
         assert await asyncio.to_thread(inside.wait, LONG)
         call.cancel()
         await asyncio.wait({call})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -282,7 +283,7 @@ class ScriptedVllm:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the test run, and stops on an event instead of at uvicorn's next tick."""
+    """Leaves signals to the test run, and stops on events instead of at uvicorn's ticks of 0.1 s."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -295,12 +296,23 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.over.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if self.server_state.tasks:
+            _, late = await asyncio.wait(self.server_state.tasks, timeout=5)
+            for task in late:
+                task.cancel()
+        await self.lifespan.shutdown()
+
 
 @contextlib.asynccontextmanager
 async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[str]:
     """Serve ``app`` on a loopback port, by default a free one, in this event loop; yields the URL."""
     listener = bind("127.0.0.1", port)
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         # connections wait in the socket's backlog until the app has started

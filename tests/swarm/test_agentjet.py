@@ -256,7 +256,7 @@ def test_either_form_is_read(caplog: pytest.LogCaptureFixture) -> None:
         ("ajet: [", "not valid YAML"),
         ("ajet: 2024-13-45", "not valid YAML"),
         ("ajet: 3", "ajet must be a mapping, got int"),
-        ("- ajet", "must be a mapping of TrainJob fields"),
+        ("- ajet", "must be a mapping, got list"),
         ("model: 2024-13-45", "not valid YAML"),
     ],
 )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import parse_config
+from gateway.config.load import parse_config
 from gateway.replay.report import Report, StepPoint
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks

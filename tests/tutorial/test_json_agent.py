@@ -11,7 +11,7 @@ import yaml
 from study.experiment import ExperimentError
 from study.held_out import HeldOutConfig, HeldOutScore
 
-from gateway.config import parse_config
+from gateway.config.load import parse_config
 from reward_hooks import HookRunner, load_hooks
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from swarm.data import read_tasks

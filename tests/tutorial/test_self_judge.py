@@ -12,7 +12,7 @@ import yaml
 from starlette.responses import JSONResponse, Response
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from reward_hooks import load_hooks
 from tests.standins.vllm import listening, plain_choice, several
 from tests.swarm.server import conftest as server

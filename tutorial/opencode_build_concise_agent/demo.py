@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-
-from gateway.replay import Report, print_report, write_report
+from gateway.replay.output import print_report, write_report
+from gateway.replay.report import Report
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -72,7 +71,7 @@ def main() -> int:
         return 130
     if control:  # the users have printed each report by itself
         print()
-        print_report(run, Console(highlight=False), [control])
+        print_report(run, [control])
     print(f"\nplot: {out / 'report.png'}   reports: {out}   {time.monotonic() - began:.0f} s in all\n")
     print(sentence(run, control))
     return 0

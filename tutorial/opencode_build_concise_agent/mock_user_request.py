@@ -10,13 +10,17 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 from app import Assistant
 from openai import APIStatusError, OpenAI, OpenAIError
 
-from gateway.replay import Outcome, Prompt, ReplayBar, make_config, print_report, replay, write_report
+from gateway.replay.output import print_report, replay_bar, write_report
+from gateway.replay.report import Report
+from gateway.replay.run import Progress, make_config, replay
+from gateway.replay.senders import Outcome, Prompt
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError
 
@@ -57,7 +61,7 @@ class AppSender:
         return Outcome(time.monotonic() - began)
 
 
-async def run(arguments: argparse.Namespace, bar: ReplayBar):
+async def run(arguments: argparse.Namespace, show: Callable[[Progress], None]) -> Report:
     config = make_config(
         data=arguments.data,
         target="app.py",
@@ -72,7 +76,7 @@ async def run(arguments: argparse.Namespace, bar: ReplayBar):
     client = OpenAI(base_url=arguments.base_url, api_key="none", timeout=300.0)
     # the next poll of the server is the retry
     async with AsyncSwarmClient(arguments.swarm_url, policy=RetryPolicy(attempts=1)) as swarm:
-        return await replay(config, AppSender(client, arguments.model), swarm, bar)
+        return await replay(config, AppSender(client, arguments.model), swarm, show)
 
 
 def main() -> int:
@@ -89,14 +93,14 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="folder for report.json and report.png")
     arguments = parser.parse_args()
     try:
-        with ReplayBar(visible=True) as bar:
-            report = asyncio.run(run(arguments, bar))
+        with replay_bar() as show:
+            report = asyncio.run(run(arguments, show))
         if arguments.report:
             write_report(report, arguments.report)
     except SwarmGatewayError as exc:
         print(f"mock_user_request: {exc.message}", file=sys.stderr)
         return 2
-    print_report(report, bar.console)
+    print_report(report)
     if report.interrupted:
         return 130
     return 1 if report.failed and not report.answered else 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gateway.replay import Report
+from gateway.replay.report import Report
 from reward_hooks import HookRunner, load_hooks
 from swarm.client import AsyncSwarmClient
 from swarm.data import read_tasks

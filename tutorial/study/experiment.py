@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from gateway.replay import Report, read_report
+from gateway.replay.report import Report, read_report
 from swarm.importer import python_path
 
 CLI = [sys.executable, "-P", "-m", "gateway.cli"]

@@ -6,17 +6,18 @@ Invariant: every prompt has all its answers and a score, or there is no result; 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-import httpx
 from pydantic import Field
 
 from reward_hooks import Candidate, HookContext, HookRunner
 from swarm.client import AsyncSwarmClient
 from swarm.errors import UpstreamError
+from swarm.http.client import ConnectionBrokenError, HttpClient
 from swarm.types import Model, Task, WorkflowOutput
 
 _ATTEMPTS, _PAUSE = 3, 1.0
@@ -99,17 +100,19 @@ async def evaluate(
     """
     places = asyncio.Semaphore(config.concurrency)
     versions: set[int] = set()
-    limits = httpx.Limits(max_connections=config.concurrency)
-    async with httpx.AsyncClient(timeout=_SAMPLE_SECONDS, limits=limits, trust_env=False) as http:
+    http = HttpClient()
 
-        async def one(task: Task) -> HeldOutPrompt:
-            async with places:
-                prompt, version = await _answered(swarm, http, hooks, task, config)
-            versions.update([] if version is None else [int(version)])
-            return prompt
+    async def one(task: Task) -> HeldOutPrompt:
+        async with places:
+            prompt, version = await _answered(swarm, http, hooks, task, config)
+        versions.update([] if version is None else [int(version)])
+        return prompt
 
+    try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(task)) for task in tasks]
+    finally:
+        await http.close()
     prompts = [task.result() for task in running]
     answers = [answer for prompt in prompts for answer in prompt.answers]
     low, high = interval([prompt.mean for prompt in prompts], config.resamples, config.seed)
@@ -140,7 +143,7 @@ def interval(values: Sequence[float], resamples: int, seed: int) -> tuple[float,
 
 
 async def _answered(
-    swarm: AsyncSwarmClient, http: httpx.AsyncClient, hooks: HookRunner, task: Task, config: HeldOutConfig
+    swarm: AsyncSwarmClient, http: HttpClient, hooks: HookRunner, task: Task, config: HeldOutConfig
 ) -> tuple[HeldOutPrompt, str | None]:
     """The prompt with its answers, and the policy version that gave them."""
     for attempt in range(1, _ATTEMPTS + 1):
@@ -177,7 +180,7 @@ async def _answered(
 
 
 async def _sampled(
-    http: httpx.AsyncClient, base_url: str, api_key: str, task: Task, config: HeldOutConfig
+    http: HttpClient, base_url: str, api_key: str, task: Task, config: HeldOutConfig
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The choices of one call, and its policy version."""
     body = {
@@ -188,14 +191,16 @@ async def _sampled(
         "max_tokens": config.max_tokens,
         "return_token_ids": True,
     }
-    headers = {"authorization": f"Bearer {api_key}"}
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     try:
-        answer = await http.post(f"{base_url}/chat/completions", json=body, headers=headers)
-        answer.raise_for_status()
-        choices: list[dict[str, Any]] = answer.json()["choices"]
+        async with asyncio.timeout(_SAMPLE_SECONDS):
+            answer = await http.post(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+        if answer.status != 200:
+            raise ValueError(f"HTTP {answer.status}: {answer.content[:300]!r}")
+        choices: list[dict[str, Any]] = json.loads(answer.content)["choices"]
         if len(choices) != config.samples:
             raise ValueError(f"{len(choices)} answers")
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
+    except (ConnectionBrokenError, TimeoutError, ValueError, LookupError, TypeError) as exc:
         raise UpstreamError(f"a held-out prompt was not answered {config.samples} times: {exc}") from exc
     return sorted(choices, key=lambda choice: choice["index"]), answer.headers.get(_VERSION)
 

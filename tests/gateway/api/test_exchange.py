@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -19,6 +18,7 @@ from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, Messages
 from gateway.api.exchange import Exchange, Rendering
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
+from tests import sdks
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm, completion, error
 from tests.standins.vllm import listening
@@ -118,7 +118,7 @@ async def test_pings_before_the_message_do_not_disturb_anthropics_sdk(swarm: Swa
     swarm.answer = waits
     async with (
         open_gateway(keepalive_seconds=0.05) as http,
-        anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as claude,
+        sdks.anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as claude,
         claude.messages.stream(model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]) as stream,
     ):
         # the headers are here, so the first ping is

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from tests.gateway.conftest import write_hooks
 from tests.standins.swarm import Swarm, completion
 from tests.standins.vllm import listening

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
+from tests import sdks
 from tests.gateway.api.conftest import calling, saying
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm, error
@@ -119,7 +119,8 @@ async def test_items_of_kept_responses_can_be_referred_to(open_gateway: OpenGate
     tools: Any = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
     async with open_gateway(api_keys=["one", "two"]) as http:
         one, two = (
-            openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0) for key in ("one", "two")
+            sdks.openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0)
+            for key in ("one", "two")
         )
         async with one, two:
             async with one.responses.stream(model="tiny", input="hi", tools=tools) as stream:
@@ -136,6 +137,6 @@ async def test_items_of_kept_responses_can_be_referred_to(open_gateway: OpenGate
             third = await one.responses.create(model="tiny", previous_response_id=second.id, input="and now?")
             assert (third.output_text, len(swarm.bodies[-1]["messages"])) == ("It is.", 5)
             for client, unknown in ((two, again), (one, again | {"input": [{**ids[0], "id": "rs_7_0"}]})):
-                with pytest.raises(openai.NotFoundError, match=r"Item with id 'rs_.*' not found") as refused:
+                with pytest.raises(sdks.openai.NotFoundError, match=r"Item with id 'rs_.*' not found") as refused:
                     await client.responses.create(**unknown)
                 assert refused.value.param == "input"

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.states import EngineState
+from tests import sdks
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm
 from tests.standins.vllm import listening
@@ -126,7 +126,7 @@ async def test_an_upstream_counts_tokens_where_it_answers_everything(
 ) -> None:
     async with (
         open_gateway(swarm_url=None, hooks=None, upstream={"base_url": upstream.url}, model_aliases=["m"]) as http,
-        anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as claude,
+        sdks.anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as claude,
     ):
         assert (await claude.messages.count_tokens(model="m", messages=[HI])).input_tokens == 7
     assert upstream.seen[0][:2] == ("POST", "/v1/messages/count_tokens")

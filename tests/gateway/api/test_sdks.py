@@ -8,12 +8,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 from pydantic import BaseModel
 
+from tests import sdks
 from tests.gateway.api.conftest import LOOK, calling, saying
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm, error
@@ -31,21 +30,21 @@ class City(BaseModel):
 
 
 @pytest.fixture
-async def sdk(gateway: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
+async def sdk(gateway: httpx.AsyncClient) -> AsyncIterator[sdks.openai.AsyncOpenAI]:
+    async with sdks.openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-async def claude(gateway: httpx.AsyncClient) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=str(gateway.base_url), api_key="any", max_retries=0) as client:
+async def claude(gateway: httpx.AsyncClient) -> AsyncIterator[sdks.anthropic.AsyncAnthropic]:
+    async with sdks.anthropic.AsyncAnthropic(base_url=str(gateway.base_url), api_key="any", max_retries=0) as client:
         yield client
 
 
 # ---------------------------------------------------------------------- Anthropic Messages
 
 
-async def test_messages(claude: anthropic.AsyncAnthropic, swarm: Swarm) -> None:
+async def test_messages(claude: sdks.anthropic.AsyncAnthropic, swarm: Swarm) -> None:
     message = await claude.messages.create(model="tiny", max_tokens=9, messages=[HI], system="Be brief.")
     assert [block.text for block in message.content if block.type == "text"] == [BEST]
     assert (message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("end_turn", 5, 3)
@@ -53,7 +52,7 @@ async def test_messages(claude: anthropic.AsyncAnthropic, swarm: Swarm) -> None:
     assert message._request_id
 
 
-async def test_messages_streamed(claude: anthropic.AsyncAnthropic, swarm: Swarm) -> None:
+async def test_messages_streamed(claude: sdks.anthropic.AsyncAnthropic, swarm: Swarm) -> None:
     swarm.answer = saying("It is sunny.", reasoning="hm hm")
     async with claude.messages.stream(model="tiny", max_tokens=9, messages=[HI]) as stream:
         text = "".join([piece async for piece in stream.text_stream])
@@ -66,7 +65,7 @@ async def test_messages_streamed(claude: anthropic.AsyncAnthropic, swarm: Swarm)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, swarm: Swarm, streamed: bool) -> None:
+async def test_messages_use_tools(claude: sdks.anthropic.AsyncAnthropic, swarm: Swarm, streamed: bool) -> None:
     swarm.answer = calling("Rome", "Oslo")
     ask: Any = {"model": "tiny", "max_tokens": 9, "tools": [TOOL], "messages": [HI]}
     if streamed:
@@ -87,7 +86,7 @@ async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, swarm: Swarm
 
 async def test_messages_sync(gateway: httpx.AsyncClient) -> None:
     def ask() -> tuple[str, str]:
-        with anthropic.Anthropic(base_url=str(gateway.base_url), api_key="any", max_retries=0) as client:
+        with sdks.anthropic.Anthropic(base_url=str(gateway.base_url), api_key="any", max_retries=0) as client:
             plain = client.messages.create(model="tiny", max_tokens=9, messages=[HI])
             with client.messages.stream(model="tiny", max_tokens=9, messages=[HI]) as stream:
                 text = "".join(stream.text_stream)
@@ -96,10 +95,10 @@ async def test_messages_sync(gateway: httpx.AsyncClient) -> None:
     assert await asyncio.to_thread(ask) == (BEST, BEST)
 
 
-async def test_messages_errors_have_their_sdk_class(claude: anthropic.AsyncAnthropic, swarm: Swarm) -> None:
-    with pytest.raises(anthropic.NotFoundError):
+async def test_messages_errors_have_their_sdk_class(claude: sdks.anthropic.AsyncAnthropic, swarm: Swarm) -> None:
+    with pytest.raises(sdks.anthropic.NotFoundError):
         await claude.messages.create(model="other", max_tokens=9, messages=[HI])
-    with pytest.raises(anthropic.BadRequestError) as refused:
+    with pytest.raises(sdks.anthropic.BadRequestError) as refused:
         await claude.messages.create(model="tiny", max_tokens=9, messages=[HI], container="c")
     body: Any = refused.value.body
     assert (body["type"], body["error"]["type"], body["error"]["param"]) == (
@@ -113,29 +112,29 @@ async def test_messages_errors_have_their_sdk_class(claude: anthropic.AsyncAnthr
         return error(400, "too long")
 
     swarm.answer = refuses
-    with pytest.raises(anthropic.BadRequestError, match="too long"):
+    with pytest.raises(sdks.anthropic.BadRequestError, match="too long"):
         await claude.messages.create(model="tiny", max_tokens=9, messages=[HI])
 
 
 async def test_a_wrong_key_is_anthropics_error_too(open_gateway: OpenGateway) -> None:
     async with (
         open_gateway(api_keys=["right"]) as http,
-        anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="wrong", max_retries=0) as claude,
+        sdks.anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="wrong", max_retries=0) as claude,
     ):
-        with pytest.raises(anthropic.AuthenticationError):
+        with pytest.raises(sdks.anthropic.AuthenticationError):
             await claude.messages.create(model="tiny", max_tokens=9, messages=[HI])
 
 
 # ---------------------------------------------------------------------- OpenAI Responses
 
 
-async def test_responses(sdk: openai.AsyncOpenAI) -> None:
+async def test_responses(sdk: sdks.openai.AsyncOpenAI) -> None:
     response = await sdk.responses.create(model="tiny", input="hi", instructions="Be brief.")
     assert (response.output_text, response.status) == (BEST, "completed")
     assert response.usage is not None and response.usage.total_tokens == 8
 
 
-async def test_responses_streamed(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_responses_streamed(sdk: sdks.openai.AsyncOpenAI, swarm: Swarm) -> None:
     swarm.answer = saying("It is sunny.", reasoning="hm hm")
     stream = await sdk.responses.create(model="tiny", input="hi", stream=True)
     events = [event async for event in stream]
@@ -150,7 +149,7 @@ async def test_responses_streamed(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_responses_use_tools_and_go_on_from_what_was_kept(
-    sdk: openai.AsyncOpenAI, swarm: Swarm, streamed: bool
+    sdk: sdks.openai.AsyncOpenAI, swarm: Swarm, streamed: bool
 ) -> None:
     swarm.answer = calling("Rome")
     ask: Any = {"model": "tiny", "input": "hi", "tools": [FUNCTION]}
@@ -173,21 +172,21 @@ async def test_responses_use_tools_and_go_on_from_what_was_kept(
     assert third.previous_response_id == second.id
 
 
-async def test_responses_are_kept_given_back_and_forgotten(sdk: openai.AsyncOpenAI) -> None:
+async def test_responses_are_kept_given_back_and_forgotten(sdk: sdks.openai.AsyncOpenAI) -> None:
     kept = await sdk.responses.create(model="tiny", input="hi")
     assert (await sdk.responses.retrieve(kept.id)).output_text == BEST
     await sdk.responses.delete(kept.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(sdks.openai.NotFoundError):
         await sdk.responses.retrieve(kept.id)
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(sdks.openai.BadRequestError) as refused:
         await sdk.responses.create(model="tiny", input="hi", previous_response_id=kept.id)
     assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
     unkept = await sdk.responses.create(model="tiny", input="hi", store=False)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(sdks.openai.NotFoundError):
         await sdk.responses.retrieve(unkept.id)
 
 
-async def test_responses_structured(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_responses_structured(sdk: sdks.openai.AsyncOpenAI, swarm: Swarm) -> None:
     swarm.answer = saying('{"city": "Rome"}')
     response = await sdk.responses.parse(model="tiny", input="hi", text_format=City)
     assert response.output_parsed == City(city="Rome")
@@ -196,7 +195,7 @@ async def test_responses_structured(sdk: openai.AsyncOpenAI, swarm: Swarm) -> No
 
 async def test_responses_sync(gateway: httpx.AsyncClient) -> None:
     def ask() -> tuple[str, str]:
-        with openai.OpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
+        with sdks.openai.OpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
             plain = client.responses.create(model="tiny", input="hi").output_text
             with client.responses.stream(model="tiny", input="hi") as stream:
                 return plain, stream.get_final_response().output_text
@@ -207,7 +206,7 @@ async def test_responses_sync(gateway: httpx.AsyncClient) -> None:
 # ---------------------------------------------------------------------- Chat and Completions
 
 
-async def test_chat_structured_and_tools(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_chat_structured_and_tools(sdk: sdks.openai.AsyncOpenAI, swarm: Swarm) -> None:
     swarm.answer = saying('{"city": "Rome"}')
     parsed = await sdk.chat.completions.parse(model="tiny", messages=[HI], response_format=City)
     assert parsed.choices[0].message.parsed == City(city="Rome")
@@ -224,7 +223,7 @@ async def test_chat_structured_and_tools(sdk: openai.AsyncOpenAI, swarm: Swarm) 
         ]
 
 
-async def test_completions(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_completions(sdk: sdks.openai.AsyncOpenAI, swarm: Swarm) -> None:
     answer = await sdk.completions.create(model="tiny", prompt="Once", echo=True, n=2)
     assert [choice.text for choice in answer.choices] == [f"Once{BEST}", "Onceword word word"]
     assert (answer.object, answer.id[:5]) == ("text_completion", "cmpl-")
@@ -235,7 +234,7 @@ async def test_completions(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_each_prompt_of_a_list_is_a_group_of_its_own(
-    sdk: openai.AsyncOpenAI, swarm: Swarm, streamed: bool
+    sdk: sdks.openai.AsyncOpenAI, swarm: Swarm, streamed: bool
 ) -> None:
     ask: Any = {"model": "tiny", "prompt": ["a", "b", "c"], "n": 2, "echo": True}
     texts: dict[int, str] = {}
@@ -258,36 +257,38 @@ async def test_each_prompt_of_a_list_is_a_group_of_its_own(
 
 async def test_completions_sync(gateway: httpx.AsyncClient) -> None:
     def ask() -> str:
-        with openai.OpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
+        with sdks.openai.OpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
             return client.completions.create(model="tiny", prompt="Once").choices[0].text
 
     assert await asyncio.to_thread(ask) == BEST
 
 
-async def test_one_prompt_that_fails_fails_the_list(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_one_prompt_that_fails_fails_the_list(sdk: sdks.openai.AsyncOpenAI, swarm: Swarm) -> None:
     async def refuses(asked: dict[str, Any], number: int) -> Any:
         return error(400, "too long") if asked["prompt"] == "b" else await saying("x")(asked, number)
 
     swarm.answer = refuses
-    with pytest.raises(openai.BadRequestError, match="too long"):
+    with pytest.raises(sdks.openai.BadRequestError, match="too long"):
         await sdk.completions.create(model="tiny", prompt=["a", "b"])
     await swarm.until(lambda: not swarm.open_episodes)
 
 
-async def test_a_list_of_prompts_under_one_idempotency_key_trains_once(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_a_list_of_prompts_under_one_idempotency_key_trains_once(
+    sdk: sdks.openai.AsyncOpenAI, swarm: Swarm
+) -> None:
     ask: Any = {"model": "tiny", "prompt": ["a", "b"], "echo": True, "extra_headers": {"idempotency-key": "k"}}
     first, again = await sdk.completions.create(**ask), await sdk.completions.create(**ask)
     for answer in (first, again):
         assert [choice.text for choice in answer.choices] == [f"a{BEST}", f"b{BEST}"]
     assert len(swarm.claims) == 2
-    with pytest.raises(openai.ConflictError, match="idempotency-key"):
+    with pytest.raises(sdks.openai.ConflictError, match="idempotency-key"):
         await sdk.completions.create(**ask | {"prompt": ["a", "c"]})
     assert len(swarm.open_episodes) == 0
 
 
-async def test_an_idempotency_key_names_one_request(sdk: openai.AsyncOpenAI, swarm: Swarm) -> None:
+async def test_an_idempotency_key_names_one_request(sdk: sdks.openai.AsyncOpenAI, swarm: Swarm) -> None:
     ask: Any = {"model": "tiny", "messages": [HI], "extra_headers": {"idempotency-key": "k"}}
     first, again = await asyncio.gather(*(sdk.chat.completions.create(**ask) for _ in range(2)))
     assert (first.id, len(swarm.claims)) == (again.id, 1)
-    with pytest.raises(openai.ConflictError, match="idempotency-key"):
+    with pytest.raises(sdks.openai.ConflictError, match="idempotency-key"):
         await sdk.chat.completions.create(**ask | {"temperature": 0.5})

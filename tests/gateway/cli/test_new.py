@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from gateway.app import create_app
 from gateway.cli.root import app
-from gateway.config import GatewayConfig, parse_config
+from gateway.config.gateway import GatewayConfig
+from gateway.config.load import parse_config
 from swarm.errors import ConfigError
 from swarm.job import parse_job
 from tests.standins.swarm import Swarm

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
 from swarm.errors import AuthenticationError, ConfigError

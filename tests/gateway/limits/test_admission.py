@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.limits.admission import Admission
 from gateway.types import Caller
 from swarm.errors import OverloadedError

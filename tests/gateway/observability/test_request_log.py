@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig, RequestLogConfig
+from gateway.config.gateway import GatewayConfig, RequestLogConfig
 from gateway.observability.metrics import Metrics
 from gateway.observability.request import RequestRecord
 from gateway.observability.request_log import RequestLog

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from swarm.server.journal.export import export
 from swarm.types import StepResult
 from tests.gateway.conftest import write_hooks

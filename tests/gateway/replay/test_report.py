@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.replay.output import bar, print_report, write_report
+from gateway.replay.output import print_report, write_report
 from gateway.replay.plot import smooth
 from gateway.replay.report import (
     Report,
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_the_table_shows_the_run_beside_its_control() -> None:
     console = Console(record=True, width=120)
-    print_report(report(), console, [report("control", (0.5,))])
+    print_report(report(), [report("control", (0.5,))], console)
     text = console.export_text()
     assert "control" in text
     assert "8 answered, 1 failed, 1 cancelled" in text
@@ -114,7 +114,7 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
 
 def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
     console = Console(record=True, width=120)
-    print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))), console)
+    print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))), console=console)
     rows = [line for line in console.export_text().splitlines() if "█" in line or line.strip().startswith("100 ")]
     assert len(rows) <= 31
     assert any(line.strip().startswith("100 ") for line in rows)
@@ -123,10 +123,6 @@ def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
 def test_smoothing_keeps_length_and_constants() -> None:
     assert smooth([0.5] * 30) == pytest.approx([0.5] * 30)
     assert smooth([0.0, 3.0, 0.0]) == [1.5, 1.0, 1.5]
-
-
-def test_a_bar_is_as_long_as_its_value() -> None:
-    assert (bar(0.5, 0.0, 1.0, width=4), bar(0.0, 0.0, 1.0), bar(1.0, 1.0, 1.0)) == ("██", "", "")
 
 
 def test_a_plot_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,39 +1,47 @@
+"""Prompts sent over HTTP to a real server, and to a command."""
+
 import asyncio
 import sys
-from typing import Any
 
-import httpx
 import psutil
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from gateway.replay.senders import CommandSender, HttpSender, Outcome, Prompt
 from swarm.errors import ConfigError
+from tests.standins.vllm import listening
 
 PROMPT = Prompt(text="why; rm -rf 'x' $HOME?", messages=[{"role": "user", "content": "why?"}])
 COMPLETION = {"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 7}}
 
-RETRY = {"retry-after": "3"}
-
 pytestmark = pytest.mark.anyio
 
 
-async def over_http(handler: Any) -> Outcome:
-    async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
-        return await HttpSender(client, "http://gateway/v1/", "key", {"model": "m"}).send(PROMPT)
+async def over_http(response: Response | None, seen: list[Request], limit: float = 30.0) -> Outcome:
+    """The outcome of one prompt at a server that answers with ``response``; None: it never answers."""
+    over = asyncio.Event()
 
-
-async def test_the_headers_of_an_answer_are_read() -> None:
-    seen: list[httpx.Request] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
+    async def answer(request: Request) -> Response:
         seen.append(request)
-        return httpx.Response(
-            200, json=COMPLETION, headers={"x-swarm-reward-mean": "0.5", "x-swarm-policy-version": "3"}
-        )
+        if response is None:
+            await over.wait()
+        return response or PlainTextResponse("")
 
-    outcome = await over_http(handler)
-    assert (outcome.failure, outcome.reward, outcome.policy_version, outcome.completion_tokens) == ("", 0.5, 3, 7)
-    assert seen[0].url == "http://gateway/v1/chat/completions"
+    server = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
+    async with listening(server) as url, HttpSender(f"{url}/v1/", "key", {"model": "m"}, limit) as sender:
+        outcome = await sender.send(PROMPT)
+        over.set()
+    return outcome
+
+
+async def test_the_headers_of_a_response_are_read() -> None:
+    seen: list[Request] = []
+    response = JSONResponse(COMPLETION, headers={"x-swarm-reward-mean": "0.5", "x-swarm-policy-version": "3"})
+    outcome = await over_http(response, seen)
+    assert (outcome.failure, outcome.reward, outcome.policy_version) == ("", 0.5, 3)
     assert seen[0].headers["authorization"] == "Bearer key"
 
 
@@ -41,34 +49,30 @@ async def test_the_headers_of_an_answer_are_read() -> None:
     ("response", "failure", "detail", "retry_after"),
     [
         (
-            httpx.Response(
-                503, json={"error": {"code": "unavailable", "message": "syncing"}}, headers={"retry-after": "3"}
-            ),
+            JSONResponse({"error": {"code": "unavailable", "message": "syncing"}}, 503, headers={"retry-after": "3"}),
             "HTTP 503 unavailable",
             "syncing",
             3.0,
         ),
-        (httpx.Response(502, text="<html>\nbad gateway"), "HTTP 502", "<html>", 0.0),
-        (httpx.Response(429, text="slow", headers={"retry-after": "86400"}), "HTTP 429", "slow", 10.0),
-        (httpx.Response(200, json={"choices": []}), "no choices", '{"choices":[]}', 0.0),
-        (httpx.Response(200, text="hello"), "no choices", "hello", 0.0),
+        (PlainTextResponse("<html>\nbad gateway", 502), "HTTP 502", "<html>", 0.0),
+        (PlainTextResponse("slow", 429, headers={"retry-after": "86400"}), "HTTP 429", "slow", 10.0),
+        (JSONResponse({"choices": []}), "no choices", '{"choices":[]}', 0.0),
+        (PlainTextResponse("hello"), "no choices", "hello", 0.0),
     ],
 )
 async def test_each_kind_of_failure_has_a_name(
-    response: httpx.Response, failure: str, detail: str, retry_after: float
+    response: Response, failure: str, detail: str, retry_after: float
 ) -> None:
-    outcome = await over_http(lambda request: response)
+    outcome = await over_http(response, [])
     assert (outcome.failure, outcome.detail, outcome.retry_after) == (failure, detail, retry_after)
 
 
-@pytest.mark.parametrize(
-    ("error", "failure"), [(httpx.ReadTimeout("slow"), "timeout"), (httpx.ConnectError("refused"), "connection")]
-)
-async def test_a_network_error_is_a_failure(error: Exception, failure: str) -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise error
-
-    assert (await over_http(handler)).failure == failure
+async def test_a_network_error_is_a_failure(nobody: str) -> None:
+    assert (await over_http(None, [], limit=0.1)).failure == "timeout"
+    async with HttpSender(nobody, "", {}) as sender:
+        assert (await sender.send(PROMPT)).failure == "connection"
+        with pytest.raises(ConfigError, match=f"{nobody}/models does not answer"):
+            await sender.first_model()
 
 
 def command(code: str, timeout: float = 60.0, **env: str) -> CommandSender:

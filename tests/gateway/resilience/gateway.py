@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
-from gateway.config import load_config
+from gateway.config.load import load_config
 from gateway.observability.request import RequestRecord, recording
 from gateway.runtime import Gateway
 from swarm.http.serve import bind, run_app

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adapters.dialects import ChatDialect
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.rollout.swarm import Swarm, Training
 from gateway.stats import Stats
 from gateway.types import Caller, Decided, Incoming, Live

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import Answer
 from gateway.background import Background
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.rollout import group
 from gateway.rollout.best import best
 from gateway.rollout.claims import Serving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.rollout.policy import Policy
 from swarm.errors import RequestError
 

@@ -14,7 +14,7 @@ import yaml
 from starlette.responses import JSONResponse, Response
 
 from gateway.app import create_app
-from gateway.config import load_config
+from gateway.config.load import load_config
 from tests.gateway.conftest import write_hooks
 from tests.standins.swarm import Swarm, completion
 from tests.standins.vllm import listening

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.app import create_app
-from gateway.config import parse_config
+from gateway.config.load import parse_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from adapters.dialects import ChatDialect, LLMRequest, MessagesDialect
-from gateway.config import UpstreamConfig
+from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import BreakerState
 from gateway.routing.upstream import Upstream
 from gateway.types import Caller, Decided, Incoming, Live, Outcome, Relayed

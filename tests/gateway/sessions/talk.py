@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapters.dialects import ChatDialect
-from gateway.config import RouteSettings
+from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import OpenGroups
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.types import Caller, Incoming

@@ -11,7 +11,6 @@ from typing import Any
 import anyio.lowlevel
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +18,7 @@ from gateway.api.feedback import end_session, give_feedback
 from gateway.sessions.sessions import Sessions
 from gateway.types import Caller
 from reward_hooks import Feedback, HookContext, Session
-from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits
+from swarm.http.asgi import App, ErrorMiddleware
 from swarm.http.routes import JsonRoute
 from tests.gateway.sessions.talk import ask, assistant, no_groups, route, say, user
 
@@ -31,13 +30,12 @@ class Door:
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
-        self._app = Starlette(
+        self._app = App(
             routes=[
                 JsonRoute("/v1/feedback", give_feedback, methods=["POST"]),
                 JsonRoute("/v1/sessions/{id:path}/end", end_session, methods=["POST"]),
             ],
-            middleware=[Middleware(BodyLimits, limit=lambda scope: 64 * 1024)],
-            exception_handlers=EXCEPTION_HANDLERS,
+            middleware=[Middleware(ErrorMiddleware, body_limit=lambda scope: 64 * 1024)],
         )
 
     async def post(self, path: str, key: str = "app", **content: Any) -> httpx.Response:

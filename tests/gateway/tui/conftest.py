@@ -7,12 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import pytest
 from textual.pilot import Pilot
 
 from gateway.tui.app import MonitorApp
 from gateway.tui.targets import make_targets
-from swarm.http.serve import bind
 
 #: Seconds; how long anything may take on a machine that has much else to do.
 DEADLINE = 15.0
@@ -68,10 +66,3 @@ async def watching(
     app = MonitorApp(make_targets(swarm, tokens, gateways, keys), interval=0.2)
     async with app.run_test(size=size) as pilot:
         yield Screen(app, pilot)
-
-
-@pytest.fixture
-def nobody() -> str:
-    """An address where nobody listens."""
-    with bind("127.0.0.1", 0) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -9,7 +9,7 @@ import pytest
 from textual.app import App, ComposeResult
 
 from gateway.app import create_app as create_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.tui.format import Row, Table
 from gateway.tui.widgets import Grid
 from swarm.protocol import PushVerboseLogRequest

@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import Response
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.tui.conftest import watching

@@ -10,7 +10,6 @@ import httpx
 import pytest
 import uvicorn
 from pydantic import BaseModel
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from swarm.errors import UnavailableError
-from swarm.http.asgi import EXCEPTION_HANDLERS, BodyLimits, RequestIdMiddleware, bearer, read_body
+from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, bearer, read_body
 from swarm.http.client import KEEPALIVE_SECONDS
 from swarm.http.routes import JsonRoute
 from swarm.http.serve import KEEP_ALIVE_SECONDS, bind, uvicorn_config
@@ -37,6 +36,10 @@ async def echo(request: Request, body: Body) -> Echoed:
     return Echoed(number=body.number, key=bearer(request))
 
 
+async def number() -> Body:
+    return Body(number=1)
+
+
 async def raw(request: Request) -> Response:
     return Response(bytes(await read_body(request.receive)))
 
@@ -51,10 +54,14 @@ async def broken(request: Request) -> Response:
 
 @pytest.fixture
 def client() -> httpx.AsyncClient:
-    app = Starlette(
-        routes=[JsonRoute("/echo", echo, methods=["POST"]), Route("/later", later), Route("/broken", broken)],
-        middleware=[Middleware(RequestIdMiddleware), Middleware(BodyLimits, limit=lambda scope: 64)],
-        exception_handlers=EXCEPTION_HANDLERS,
+    app = App(
+        routes=[
+            JsonRoute("/echo", echo, methods=["POST"]),
+            JsonRoute("/number", number),
+            Route("/later", later),
+            Route("/broken", broken),
+        ],
+        middleware=[Middleware(RequestMiddleware), Middleware(ErrorMiddleware, body_limit=lambda scope: 64)],
     )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://test")
@@ -150,6 +157,13 @@ async def test_an_unexpected_error_hides_its_detail(client: httpx.AsyncClient) -
 
 
 @pytest.mark.anyio
+async def test_what_answers_get_answers_head(client: httpx.AsyncClient) -> None:
+    async with client:
+        get, head = await client.get("/number"), await client.head("/number")
+    assert (head.status_code, head.headers["content-length"]) == (200, get.headers["content-length"])
+
+
+@pytest.mark.anyio
 async def test_unknown_route_and_method_are_openai_shaped(client: httpx.AsyncClient) -> None:
     async with client:
         unknown, method = await client.get("/nope"), await client.get("/echo")
@@ -170,10 +184,9 @@ async def test_the_key_is_read_from_either_header(client: httpx.AsyncClient, hea
 @pytest.mark.anyio
 @pytest.mark.parametrize("drip", [False, True])
 async def test_a_body_that_does_not_arrive_in_time_is_refused_and_its_connection_closed(drip: bool) -> None:
-    app = Starlette(
+    app = App(
         routes=[Route("/raw", raw, methods=["POST"])],
-        middleware=[Middleware(BodyLimits, limit=lambda scope: 10**6, seconds=0.2)],
-        exception_handlers=EXCEPTION_HANDLERS,
+        middleware=[Middleware(ErrorMiddleware, body_limit=lambda scope: 10**6, body_seconds=0.2)],
     )
     listener = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=2, log_level="warning"))
@@ -205,7 +218,10 @@ def test_connections_outlive_those_of_our_clients() -> None:
 
 @pytest.mark.anyio
 async def test_a_caller_that_leaves_while_it_sends_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
-    app = Starlette(routes=[JsonRoute("/echo", echo, methods=["POST"])], exception_handlers=EXCEPTION_HANDLERS)
+    app = App(
+        routes=[JsonRoute("/echo", echo, methods=["POST"])],
+        middleware=[Middleware(ErrorMiddleware, body_limit=lambda scope: 64)],
+    )
     parts: list[Message] = [
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},

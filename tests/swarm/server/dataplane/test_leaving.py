@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from tests.gateway.conftest import write_hooks
 from tests.standins.vllm import listening, of, plain, role_chunk, token_chunk
 from tests.swarm.server.conftest import Rig
