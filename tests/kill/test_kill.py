@@ -1,7 +1,7 @@
 """No acknowledged reward is lost or counted twice, whichever process is killed whenever.
 
-10 kills in each serving mode; ``SWARM_KILLS=200`` for more, ``SWARM_KILL_SEED`` for the choices of an earlier run (timing apart), or
-``python -m tests.kill`` for a report.
+10 kills in each serving mode; ``SWARM_KILLS=200`` for more, ``SWARM_KILL_SEED`` for the choices of an earlier
+run (timing apart), or ``python -m tests.kill`` for a report.
 """
 
 from __future__ import annotations
