@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 from swarm.states import EngineState
 from swarm.types import Model, StepResult, WorkflowOutput
 
@@ -448,6 +448,8 @@ class ServerStatus(Model):
     engine: EngineStatus
     boot_stage: str = ""
     engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
+    serving: ServingMode | None = Field(default=None, description="when episodes run; null while no engine serves")
+    training_seconds: float | None = Field(default=None, description="since the trainer got the batch that it has")
     engine_changes: int | None = Field(
         default=None, description="another number after each change of state: `?after_change=` it waits for the next"
     )

@@ -275,7 +275,7 @@ States of an engine
  ◔ BOOTING          claims wait until it rolls
  ● ROLLING          episodes are claimed and run
  ◕ ROLLING_POST     the batch is complete; what runs may finish
- ◆ WEIGHT_SYNCING   training, then new weights; claims wait
+ ◆ WEIGHT_SYNCING   new weights; claims wait
 
  policy version     the training step whose weights serve now
  batch              what the next step still needs

@@ -44,6 +44,8 @@ class Controller(EpisodeRequests):
         self._config = config
         #: the batch that this engine has now, and the last one that it was given
         self._sent = self._given = ""
+        #: when, on the monotonic clock, it got the former
+        self._sent_at = 0.0
         #: whether the engine waits for a batch
         self._asked = False
         #: a batch was taken and is not yet on disk as such
@@ -75,6 +77,8 @@ class Controller(EpisodeRequests):
             engine=self.engine_status(),
             boot_stage=self.boot_stage,
             engine_seconds=self.seconds_in_state,
+            serving=None if self._serving is None else "always" if self._serving.always else "between_steps",
+            training_seconds=time.monotonic() - self._sent_at if self._sent else None,
             engine_changes=self._changes,
             weight_syncs=self._weight_syncs,
             engine_pid=self.engine_pid,
@@ -211,6 +215,7 @@ class Controller(EpisodeRequests):
         finally:
             self._leaving = False
         self._sent = self._given = batch.batch_id
+        self._sent_at = time.monotonic()
         self._detail = "training on the batch"
         return batch
 
