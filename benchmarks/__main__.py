@@ -4,15 +4,16 @@
 * ``hooks``: what the hook runner adds to a hook.
 * ``lifecycle``: durable claims and ends per second, against a plain dict server.
 * ``soak``: hundreds of clients on several servers for minutes; errors, memory and file descriptors.
+* ``training``: an update with shared prefixes computed once, against verl's padded rows.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import hooks, lifecycle, overhead, soak
+from benchmarks import hooks, lifecycle, overhead, soak, training
 
-BENCHMARKS = {"overhead": overhead, "hooks": hooks, "lifecycle": lifecycle, "soak": soak}
+BENCHMARKS = {"overhead": overhead, "hooks": hooks, "lifecycle": lifecycle, "soak": soak, "training": training}
 
 
 def main() -> None:

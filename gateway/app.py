@@ -21,10 +21,9 @@ from gateway.api import metrics, models, status
 from gateway.api.feedback import end_session, give_feedback
 from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
 from gateway.config.gateway import GatewayConfig
-from gateway.keys.middleware import KeyMiddleware
-from gateway.keys.ring import KeyRing
+from gateway.keys.ring import KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
-from gateway.routing.live import Plan
+from gateway.routing.table import Plan
 from gateway.runtime import ConfigSource, Gateway
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response

@@ -1,7 +1,7 @@
-"""Child processes with a log file each; a stopped child leaves no descendant behind, and stopping is bounded.
+"""Child processes with a log file each; a stopped child leaves no descendant behind, and stopping takes bounded time.
 
-A child runs in its own session, so that Ctrl-C reaches the parent alone, which decides the order of stopping. Its stdin
-is a pipe that the parent holds open: when the parent is killed, it closes, and the child ends.
+A child runs in its own session, so that Ctrl-C reaches the parent alone, which decides the order of stopping. The
+parent holds the child's stdin open: when the parent is killed, the pipe closes, and the child ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL = 0.05
 
 
 class Child:
-    """One running child process; ``name`` is for people, ``log`` holds its output."""
+    """One running child process; ``name`` is for messages, ``log`` is the file of its output."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.name = name
@@ -45,11 +45,11 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the number of the signal that ended it."""
+        """None while it runs; negative: a signal of that number ended it."""
         return self._process.poll()
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """The last lines of its log that are not empty."""
+        """The last lines of its log, without empty ones."""
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
@@ -86,7 +86,7 @@ class Child:
 
 
 def descendants(pid: int) -> set[psutil.Process]:
-    """All living descendants of ``pid`` now; once their parent is dead they can no longer be found."""
+    """All living descendants of ``pid``; once it is dead, nothing leads to them."""
     try:
         return set(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
@@ -94,7 +94,7 @@ def descendants(pid: int) -> set[psutil.Process]:
 
 
 def kill_all(processes: set[psutil.Process]) -> None:
-    """SIGKILL those that still live; psutil compares start times, so a reused pid is not hit."""
+    """Send SIGKILL to those that still live; psutil compares start times, so it spares a reused pid."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

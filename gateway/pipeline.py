@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from gateway.limits.admission import Admission
 from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import answered_by, phase
-from gateway.rollout.best import best
-from gateway.rollout.claims import BATCH_WAITS
+from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.rollout.swarm import Training
+from gateway.rollout.server import BATCH_WAITS, Training
 from gateway.rollout.unrecorded import straight
-from gateway.routing.live import LiveRoutes
-from gateway.routing.table import Route, RouteTable
+from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason

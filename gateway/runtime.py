@@ -20,7 +20,7 @@ from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import failed, note_left_out
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
-from gateway.routing.live import LiveRoutes, Plan
+from gateway.routing.table import LiveRoutes, Plan
 from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats

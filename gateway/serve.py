@@ -14,10 +14,10 @@ from swarm.http.serve import TLSFiles, bind, run_app
 def serve(
     config: GatewayConfig, on_bound: Callable[[str], None] | None = None, source: ConfigSource | None = None
 ) -> None:
-    """Serve ``config`` until SIGINT or SIGTERM; requests and submissions in flight then have some time to finish.
+    """Serve ``config`` until SIGINT or SIGTERM; requests and submissions in flight then get some time to finish.
 
     Args:
-        config: what to serve; port 0 takes a free one.
+        config: of the gateway; port 0 takes a free one.
         on_bound: called with the address (``http://host:port``) once the port is bound, before serving.
         source: reads the configuration again on SIGHUP; without one SIGHUP ends the process.
 
@@ -30,7 +30,7 @@ def serve(
     if on_bound is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
-    # modules loaded by now stay: garbage collection need not scan them again and again
+    # the modules loaded by now stay: garbage collection need not scan them
     gc.freeze()
     run_app(app, sock, tls=tls)
 

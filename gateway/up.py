@@ -1,8 +1,7 @@
-"""``up``: swarm server, gateway and engine of one machine from one file; however it ends, all of it is stopped.
+"""``up``: run a swarm server, an engine and a gateway on one machine from one file, and stop them all at the end.
 
 The file has three mappings: ``job`` (``TrainJob``), ``swarm`` (``ServerConfig``) and ``gateway`` (``GatewayConfig``).
-Relative paths in it start from its own folder. Signals set a flag that every wait checks, so a signal never leaves a
-half-started child behind.
+Relative paths start from its folder. A signal sets a flag that every wait checks, so that no half-started child stays.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ LISTENING = r"listening on (https?://\S+)"
 _POLL = 0.5
 _START_DEADLINE = 60.0
 _STOP_ENGINE_DEADLINE = 60.0
-# the gateway's own bounds, 10 s for requests and 15 s for submissions under way, and as much as a busy machine takes
+# the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
 _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
 
 
 @dataclass(frozen=True)
 class UpPlan:
-    """Everything ``up`` starts, validated; sections have the form that their servers read from a file.
+    """Everything that ``up`` starts, validated; each section is what its server reads from a file.
 
     Attributes:
-        gateway_section: without a ``swarm_url`` it gets the address of the server that ``up`` starts.
+        gateway_section: its ``swarm_url`` defaults to the address of the server that ``up`` starts.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
-        private_token: authenticates the processes to each other, whatever tokens are created or revoked meanwhile.
+        private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
     """
 
     job: TrainJob
@@ -83,8 +82,8 @@ class _Started:
 def run_up(plan: UpPlan, on_event: OnEvent) -> None:
     """Run until Ctrl-C or SIGTERM, or until the job's last step; then stop the gateway, the engine and the server.
 
-    An engine that dies after it was ready is started again, see :class:`EngineWatch`; meanwhile the gateway answers by
-    its ``upstream``, or 503.
+    :class:`EngineWatch` decides when a dead engine is started again; meanwhile the gateway answers through its
+    ``upstream``, or with 503.
 
     Args:
         plan: what to run.
@@ -93,7 +92,7 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.
-        UpFailedError: a server ended by itself, or the engine never became ready or died for good; all else is
+        UpFailedError: a server ended by itself, or the engine never became ready or died for good; everything is
             stopped.
     """
     _check_place(plan)
@@ -120,7 +119,7 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
 
 
 def _check_place(plan: UpPlan) -> None:
-    """Find early what would make a child fail, for a one-line error."""
+    """Raise early, with one line, for what would make a child fail."""
     try:
         plan.run_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=plan.run_dir).close()
@@ -128,7 +127,7 @@ def _check_place(plan: UpPlan) -> None:
         reason = exc.strerror or exc
         raise ConfigError(f"the run folder {plan.run_dir} cannot be written ({reason}); set swarm.run_dir") from exc
     with ExitStack() as bound:
-        # bound together, so that a port given twice is found as well
+        # bound together, so that a port given twice is an error as well
         for host, port in plan.addresses:
             if port:
                 bound.enter_context(closing(bind(host, port)))
@@ -143,14 +142,15 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     if swarm_url is None:
         return
     on_event("listening", {"name": server.name, "url": swarm_url, "log": str(server.log)})
-    # one attempt per call: the loops here repeat it, and a signal must not wait for retries
+    # one attempt per call: the loops here repeat calls, and a signal must not wait for retries
     started.client = SwarmClient(
         swarm_url, token=plan.private_token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
     )
     gateway_section = {"swarm_url": swarm_url, **plan.gateway_section}
-    # for another server, named in the file, the gateway uses the token of the environment
+    # for another server, named in the file, the gateway uses the environment's token
     own = {} if "swarm_url" in plan.gateway_section else {TOKEN_VARIABLE: plan.private_token}
-    gateway_env = own | _python_path(plan)
+    # hooks may be modules beside the user's file
+    gateway_env = own | {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
     gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", gateway_env)
     gateway_url = _listening(gateway, started, stopping)
     if gateway_url is None:
@@ -163,11 +163,6 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     on_event("starting", {"name": "engine", "model": plan.job.model, "log": str(engine_log)})
 
 
-def _python_path(plan: UpPlan) -> dict[str, str]:
-    """The environment in which hooks may be modules beside the user's file."""
-    return {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
-
-
 def _spawn(
     plan: UpPlan,
     started: _Started,
@@ -178,8 +173,7 @@ def _spawn(
     env: dict[str, str],
 ) -> Child:
     file = plan.run_dir / f"{log.stem}.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # keys and tokens may be in it
+    # it may hold keys and tokens
     with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
         yaml.safe_dump(section, writer)
     options = ["--config", str(file), "--log-format", plan.log_format, "--stop-on-eof"]
@@ -211,9 +205,7 @@ def _check(started: _Started) -> None:
 
 def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
     """Report events, and restart an engine that died, until a signal or the end of the job."""
-    watch = EngineWatch(
-        plan.job.total_training_steps, plan.boot_timeout, plan.run_dir, on_event, restart_pause=plan.restart_pause
-    )
+    watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, on_event, restart_pause=plan.restart_pause)
     silent_since: float | None = None
     while not watch.finished and not stopping.wait(_POLL):
         _check(started)
@@ -221,7 +213,7 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
         try:
             status = started.client.status()
         except UnavailableError:
-            # a busy server answers late; _check finds a dead one
+            # a busy server answers late; _check notices a dead one
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > _START_DEADLINE:
                 server = started.children[0]
@@ -235,7 +227,7 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
 
 
 def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> None:
-    """Start the engine again; the swarm server first waits until all processes of the dead one are gone.
+    """Start the engine again; the swarm server first waits for the end of all processes of the dead one.
 
     Raises:
         UpFailedError: the job can no longer be started.
@@ -249,7 +241,7 @@ def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> N
 
 
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
-    """Stop the gateway first, so that requests end while there is an engine; then the engine; then the server."""
+    """Stop the gateway first, so that its requests can still end; then the engine; then the server."""
     server, gateway = (*started.children, None, None)[:2]
     if gateway is not None:
         on_event("stopping", {"name": gateway.name})
@@ -259,7 +251,7 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
         _stop_engine(started.client, hurry)
     if server is not None:
         on_event("stopping", {"name": server.name})
-        # its shutdown stops the engine too, in case the command failed
+        # this stops the engine too, in case the command failed
         server.stop(_SERVER_GRACE, hurry)
     if started.client is not None:
         started.client.close()
@@ -267,18 +259,18 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
 
 
 def _stop_engine(client: SwarmClient, hurry: threading.Event) -> None:
-    """Request it in a thread, so that a second signal need not wait for the response."""
+    """Stop the engine from a thread, so that a second signal need not wait for the response."""
     done = threading.Event()
 
-    def ask() -> None:
+    def stop() -> None:
         try:
             client.stop_engine()
         except SwarmGatewayError:
-            pass  # the server's shutdown stops or kills it
+            pass  # the shutdown of the server stops or kills it
         finally:
             done.set()
 
-    threading.Thread(target=ask, name="stop-engine", daemon=True).start()
+    threading.Thread(target=stop, name="stop-engine", daemon=True).start()
     deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
     while not done.wait(0.1) and not hurry.is_set() and time.monotonic() < deadline:
         pass

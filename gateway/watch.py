@@ -1,7 +1,7 @@
-"""From successive statuses of a swarm server to the events of its engine: boot, ready, steps, deaths, end.
+"""Turns successive statuses of a swarm server into events of its engine: boot, ready, steps, deaths, end.
 
 Invariant: every event is reported once. An engine that dies after it was ready is restarted, after a pause that
-doubles; one that was never ready, or dies too often in a row, raises with the reason and its last lines.
+doubles; an engine that was never ready, or dies too often in a row, raises with the reason and its last lines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swarm.errors import SwarmGatewayError
+from swarm.job import TrainJob
 from swarm.protocol import ServerStatus
 from swarm.states import EngineState
 
@@ -27,7 +28,7 @@ _LONGEST_PAUSE = 60.0
 
 
 class UpFailedError(SwarmGatewayError):
-    """A process of ``up`` ended by itself; ``last_lines`` are the end of its output, ``log`` holds all of it."""
+    """A process of ``up`` ended by itself; ``log`` is its output, ``last_lines`` the end of it."""
 
     def __init__(self, message: str, last_lines: list[str], log: Path) -> None:
         super().__init__(message)
@@ -39,27 +40,26 @@ class EngineWatch:
     """Turns statuses into events.
 
     Args:
-        total_steps: the job's last step; an engine that goes offline after it has finished, one that does so before
-            it has died.
-        boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends slow restarts; each
-            counts as a death.
-        run_dir: folder of the engine's log; its resolved configuration is written there.
-        on_event: called with ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``restarting``,
-            ``recovered``, ``engine_stopped`` and ``finished`` with their values.
-        restart_pause: seconds before the first restart; each further one in a row waits twice as long, up to a minute.
+        job: of the engine. An engine that goes offline after the job's last step has finished; before it, has died.
+        boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends a slow restart, which
+            then counts as a death.
+        run_dir: folder of the engine's log; the engine's resolved configuration is written there.
+        on_event: called with ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``warning``,
+            ``restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and their values.
+        restart_pause: seconds before the first restart; doubles with each further one in a row, up to a minute.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        total_steps: int,
+        job: TrainJob,
         boot_timeout: float,
         run_dir: Path,
         on_event: OnEvent,
         restart_pause: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total_steps = total_steps
+        self._job = job
         self._boot_timeout = boot_timeout
         self._run_dir = run_dir
         self._on_event = on_event
@@ -73,7 +73,7 @@ class EngineWatch:
         self._restart_at: float | None = None
         self._deaths = 0
         self._last_step = 0
-        # by batch: an engine that goes on without a checkpoint counts its steps from one again
+        # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
         self.finished = False
 
@@ -99,6 +99,7 @@ class EngineWatch:
             self._reported.update(step.batch_id for step in status.steps)
             self._last_step = status.steps[-1].step
             self._on_event("continued", {"step": self._last_step})
+            self._warn_of_loss(status)
         self._see_state(status)
         for step in status.steps:
             if step.batch_id not in self._reported:
@@ -107,7 +108,7 @@ class EngineWatch:
                 self._on_event("step", step.model_dump(mode="json"))
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
-        elif self._last_step >= self._total_steps:
+        elif self._last_step >= self._job.total_training_steps:
             self.finished = True
             self._on_event("finished", {"step": self._last_step})
         elif not self._was_ready:
@@ -116,7 +117,7 @@ class EngineWatch:
             self._see_death(status, entered)
 
     def give_up(self, status: ServerStatus, why: str = "") -> NoReturn:
-        """Raise with the reason of the engine's end, and ``why`` it is not restarted."""
+        """Raise with the reason of the death, and ``why`` there is no restart."""
         failure = status.engine_failure
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
@@ -140,6 +141,16 @@ class EngineWatch:
             self._restart_at = self._clock() + pause
             values = {"attempt": failure.count, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
             self._on_event("restarting", {"reason": failure.reason, **values, "last_lines": status.last_lines})
+            self._warn_of_loss(status)
+
+    def _warn_of_loss(self, status: ServerStatus) -> None:
+        """Without a checkpoint the next start of the engine trains the base model again."""
+        done = max((step.step for step in status.steps), default=0)
+        every = self._job.checkpoint_every
+        if done and not 0 < every <= done:
+            why = f"the first one is due at step {every}" if every else "job.save_freq is not set"
+            lost = f"training starts from the job's model again, {done} steps are lost"
+            self._on_event("warning", {"message": f"there is no checkpoint ({why}): {lost}"})
 
     def _see_config(self, status: ServerStatus) -> None:
         if status.resolved_config and not self._config_written:

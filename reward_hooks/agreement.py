@@ -1,9 +1,8 @@
-"""How far two orders of the same answers agree. Invariant: a number here is a fact about two lists of scores of one
-group, and ``None`` where nothing can be said; nothing is assumed about answers that are tied."""
+"""How far two orders of the same answers agree; ``None`` means that nothing can be said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import sqrt
 
@@ -13,22 +12,10 @@ from reward_hooks.contract import EQUAL_WITHIN
 def kendall_tau(scores: Sequence[float], reference: Sequence[float]) -> float | None:
     """Kendall's tau-b of two lists of scores, in [-1, 1]: 1 where they order every pair alike.
 
-    Ties count as in Kendall (1945), "The Treatment of Ties in Ranking Problems". Where ``reference`` has an order and
-    ``scores`` has none the result is 0: scores that are all equal recover nothing.
-
-    Args:
-        scores: one number per answer, higher is better.
-        reference: the same for the order to compare with.
-
-    Returns:
-        ``None`` where ``reference`` has no order, so that there is nothing to recover.
-
-    Raises:
-        ValueError: the lists differ in length.
+    Ties count as in Kendall (1945), "The Treatment of Ties in Ranking Problems". If only ``scores`` are all equal, the
+    result is 0; if ``reference`` has no order, it is ``None``. Lists of different lengths raise :class:`ValueError`.
     """
-    if len(scores) != len(reference):
-        raise ValueError(f"{len(scores)} scores but {len(reference)} in the reference")
-    signs = [(_sign(scores, i, j), _sign(reference, i, j)) for i, j in combinations(range(len(scores)), 2)]
+    signs = list(_signs(scores, reference))
     ordered, wanted = sum(1 for a, _ in signs if a), sum(1 for _, b in signs if b)
     if not wanted:
         return None
@@ -38,17 +25,10 @@ def kendall_tau(scores: Sequence[float], reference: Sequence[float]) -> float | 
 def flip_rate(scores: Sequence[float], again: Sequence[float]) -> float | None:
     """The share of pairs of answers that change their order between two scorings of one group, in [0, 1].
 
-    A pair that is tied in exactly one of the two counts half.
-
-    Returns:
-        ``None`` for fewer than two answers.
-
-    Raises:
-        ValueError: the lists differ in length.
+    A pair that is tied in exactly one of the two counts half; ``None`` for fewer than two answers. Lists of different
+    lengths raise :class:`ValueError`.
     """
-    if len(scores) != len(again):
-        raise ValueError(f"{len(scores)} scores but {len(again)} the second time")
-    changes = [abs(_sign(scores, i, j) - _sign(again, i, j)) / 2 for i, j in combinations(range(len(scores)), 2)]
+    changes = [abs(a - b) / 2 for a, b in _signs(scores, again)]
     return sum(changes) / len(changes) if changes else None
 
 
@@ -57,6 +37,11 @@ def ranking(scores: Sequence[float]) -> list[int]:
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
-def _sign(scores: Sequence[float], i: int, j: int) -> int:
-    difference = scores[i] - scores[j]
+def _signs(one: Sequence[float], other: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """How each list orders each pair: 1, 0 or -1."""
+    for (a, x), (b, y) in combinations(zip(one, other, strict=True), 2):
+        yield _sign(a - b), _sign(x - y)
+
+
+def _sign(difference: float) -> int:
     return 0 if abs(difference) <= EQUAL_WITHIN else 1 if difference > 0 else -1

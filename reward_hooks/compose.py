@@ -1,7 +1,7 @@
 """Blends: several reward hooks as one, by gate and by weight, from a YAML file.
 
-Invariant: an answer that fails a gate never earns more than one that passes them all; a part that fails fails the
-blend, for a blend without one of its parts would be another reward.
+Invariant: an answer that fails a gate never earns more than one that passes them all; if a part fails, the blend
+fails, since a blend without one of its parts would be another reward.
 
 ::
 
@@ -9,22 +9,22 @@ blend, for a blend without one of its parts would be another reward.
     parts:
       - hook: json                  # a built-in or entry-point name, module:attribute, or a folder beside this file
         options: {keys: [answer]}
-        gate: 1.0                   # answers below it go no further
+        gate: 1.0                   # stops answers with a lower reward
       - hook: math
         weight: 3
       - hook: ./politeness
         weight: 1
         scale: rank                 # only the order of this part counts
-    otherwise: 0.0                  # what answers earn that fail a gate
+    otherwise: 0.0                  # the reward of answers that fail a gate
 
-Gates are asked in their order, each about the answers that passed those before it; then the weighted parts, all at
-once, about the answers that passed every gate. The reward of these is the mean of the weighted parts' rewards,
-``sum(w * r) / sum(w)``. Answers that fail a gate earn ``otherwise``, or what the lowest of the others earns where that
-is less. (Gates before quality: the format reward of DeepSeek-R1, arXiv:2501.12948, section 2.2.2, as a precondition
-instead of a summand, so that form cannot be traded for substance.)
+Gates run in order, each on the answers that passed the previous ones; then the weighted parts run concurrently on the
+answers that passed every gate. The reward of these is the mean of the weighted parts' rewards, ``sum(w * r) / sum(w)``.
+Answers that fail a gate earn ``otherwise``, or the lowest reward of the others if that is less. (Gates before quality:
+the format reward of DeepSeek-R1, arXiv:2501.12948, section 2.2.2, as a precondition instead of a summand, so that form
+cannot be traded for substance.)
 
-A weighted part on another scale than its neighbours drowns them, or is drowned. ``scale: rank`` replaces its rewards by
-their ranks in the group, from 0 (lowest) to 1 (highest), ties sharing the mean of theirs.
+If the weighted parts have different scales, the largest dominates. ``scale: rank`` replaces a part's rewards by their
+ranks in the group, from 0 (lowest) to 1 (highest); ties get the mean of their ranks.
 
 Fails when: all answers fail a gate. Their rewards are equal, and the group teaches nothing, not even how to pass.
 """
@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
@@ -66,12 +66,12 @@ class PartConfig(Model):
 
     @property
     def label(self) -> str:
-        """What its components are called."""
+        """The prefix of its components."""
         return self.name or Path(self.hook.rpartition(":")[2]).stem.lower()
 
 
 class BlendConfig(Model):
-    """A blend; ``submit`` and ``session_end`` name hooks whose other functions to use, if any."""
+    """A blend; ``submit`` and ``session_end`` name the hooks whose other functions it uses."""
 
     parts: list[PartConfig] = Field(min_length=1)
     otherwise: FiniteFloat = 0.0
@@ -102,19 +102,14 @@ class Part:
 class Blend:
     """Several reward hooks as one ``on_compute_relative_reward``.
 
-    Each part runs behind an error boundary of its own, with what is left of the deadline, and gets copies.
+    Each part has its own error boundary, the rest of the deadline, and copies of the arguments.
 
     Args:
-        parts: gates and weighted parts, at least one of the latter.
+        parts: gates and weighted parts, at least one of them weighted, with distinct names.
         otherwise: the reward of answers that fail a gate.
-
-    Raises:
-        ConfigError: no weighted part, or two parts of one name.
     """
 
     def __init__(self, *parts: Part, otherwise: float = 0.0) -> None:
-        if all(part.gate is not None for part in parts) or len({part.name for part in parts}) < len(parts):
-            raise ConfigError("a Blend needs a part that is no gate, and a name of its own for each part")
         self._gates = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is not None]
         self._weighted = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is None]
         self._otherwise = otherwise
@@ -125,7 +120,7 @@ class Blend:
         """The blended rewards.
 
         Raises:
-            HookError: a part failed; its message names the part, its code is the part's.
+            HookError: a part failed; the message names it, the code is the part's.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + context.deadline_seconds
@@ -167,12 +162,9 @@ class Blend:
         whole = sum(part.weight for part, _ in self._weighted)
         return {place: total / whole for place, total in zip(places, sums, strict=True)}
 
-    async def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return await self.on_compute_relative_reward(task, candidates, context)
-
 
 async def _all_or_first_error(calls: list[Coroutine[Any, Any, list[float]]]) -> list[list[float]]:
-    """All results; the first failure cancels what still runs, so that no judge is paid for nothing."""
+    """All results; the first failure cancels the other calls, so that no judge is paid for nothing."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
@@ -182,7 +174,7 @@ async def _all_or_first_error(calls: list[Coroutine[Any, Any, list[float]]]) -> 
 
 
 def ranks(values: list[float]) -> list[float]:
-    """Ranks from 0 (lowest) to 1 (highest); ties share the mean of theirs; a single value ranks 0.5."""
+    """Ranks from 0 (lowest) to 1 (highest); ties get the mean of their ranks; a single value ranks 0.5."""
     if len(values) == 1:
         return [0.5]
     below = [sum(other < value for other in values) for value in values]
@@ -190,39 +182,37 @@ def ranks(values: list[float]) -> list[float]:
     return [(low + ties / 2) / (len(values) - 1) for low, ties in zip(below, level, strict=True)]
 
 
-def read_blend(path: Path) -> BlendConfig:
-    """The YAML file at ``path``.
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The mapping in the YAML file at ``path``.
 
     Raises:
-        ConfigError: the file is unreadable or wrong.
+        ConfigError: the file cannot be read, or holds something else; ``what`` says what it should be.
     """
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the hooks file {path}: {exc}") from exc
+        raise ConfigError(f"cannot read {path}: {exc}") from exc
     except yaml.YAMLError as exc:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must be a mapping with `parts`, got {type(data).__name__}")
-    try:
-        return BlendConfig.model_validate(data)
-    except ValidationError as exc:
-        raise describe_validation(exc, str(path), BlendConfig) from exc
+        raise ConfigError(f"{path} must be a mapping {what}, got {type(data).__name__}")
+    return cast("dict[str, Any]", data)
 
 
-def make_blend(
-    path: Path, config: BlendConfig, load_hooks: Callable[[str | Path, dict[str, Any] | None], Hooks]
-) -> Hooks:
-    """The hooks that the file at ``path`` blends.
+def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | None], Hooks]) -> Hooks:
+    """The hooks that the YAML file at ``path`` blends.
 
     Args:
         path: of the file; folders in it are relative to it.
-        config: its contents.
-        load_hooks: loads a part, by its path or name and its options.
+        load_hooks: loads a part by its path or name and its options.
 
     Raises:
-        ConfigError: a part does not load, or is the blend itself.
+        ConfigError: the file is wrong, a part does not load, or the file names itself as a part.
     """
+    try:
+        config = BlendConfig.model_validate(read_mapping(path, "with `parts`"))
+    except ValidationError as exc:
+        raise describe_validation(exc, str(path), BlendConfig) from exc
 
     def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
         beside = path.parent / spec
@@ -233,16 +223,7 @@ def make_blend(
         except ConfigError as exc:
             raise ConfigError(f"{path}: {exc.message}") from exc
 
-    parts = [
-        Part(
-            name=part.label,
-            hooks=load(part.hook, part.options),
-            gate=part.gate,
-            weight=part.weight,
-            scale=part.scale,
-        )
-        for part in config.parts
-    ]
+    parts = [Part(one.label, load(one.hook, one.options), one.gate, one.weight, one.scale) for one in config.parts]
     submit = load(config.submit) if config.submit else None
     session_end = load(config.session_end) if config.session_end else None
     return Hooks(

@@ -1,13 +1,12 @@
 """``consensus``: answers that agree with most of their group.
 
-With ``by: share`` the reward is the share of the answers, those without an extracted one included, that say the same
-(self-consistency; Wang et al. 2022, arXiv:2203.11171, as a reward instead of a vote). With ``by: majority`` it is 1 for
-the most frequent answer and 0 for others (TTRL; Zuo et al. 2025, arXiv:2504.16084); where several are the most
-frequent, all of them earn 1. An answer from which nothing can be extracted earns 0.
+With ``by: share`` the reward is the share of all candidates that give the same answer (self-consistency; Wang et al.
+2022, arXiv:2203.11171, as a reward instead of a vote). With ``by: majority`` it is 1 for the most frequent answers and
+0 for others (TTRL; Zuo et al. 2025, arXiv:2504.16084). A candidate without an answer earns 0.
 
 Fails when: most are wrong. It then teaches the common mistake, and it always sharpens what the model already says, down
-to one answer for everything. Use it where the model is right more often than not, watch a held-out set, and extract
-what must agree: whole texts hardly ever do.
+to one answer for everything. Use it if the model is right more often than not, watch a held-out set, and extract what
+must agree: whole texts hardly ever do.
 """
 
 from __future__ import annotations
@@ -38,9 +37,6 @@ class Consensus:
             capital letter from A to E that stands alone), ``text`` (all of it), or a regular expression whose last
             match counts, by its first group if it has one.
         by: ``share`` or ``majority``.
-
-    Raises:
-        ConfigError: ``extract`` is no regular expression, or ``by`` is neither.
     """
 
     def __init__(self, extract: str = "number", by: Literal["share", "majority"] = "share") -> None:
@@ -77,8 +73,7 @@ class Consensus:
             return None
         return _plain_number(found) if self._number else normalised(found)
 
-    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward
 
 
 def _plain_number(text: str) -> str:

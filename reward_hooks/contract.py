@@ -1,4 +1,4 @@
-"""The hook contract: every type that a reward hook receives or returns, and the functions that a hook file defines.
+"""The hook contract: the types that reward hooks receive and return, and the functions of a hook file.
 
 Invariant: a reward is a finite number with its reasons; there is no default reward and no random score.
 
@@ -16,23 +16,22 @@ A hook folder holds one file per hook, each with one function of the file's own 
     def on_session_end(session: Session, context: HookContext) -> list[float]:
         return [1.0 if session.feedback and session.feedback.rating == 1.0 else 0.0 for _ in session.turns]
 
-Further files of the folder can be imported by name, as in ``from helper import grade`` (an installed module of the same
-name goes first). ``load_hooks`` tells the other ways to name hooks.
+Other files of the folder can be imported by name, as in ``from helper import grade`` (before an installed module of
+the same name). ``load_hooks`` documents the other ways to name hooks.
 
-``on_compute_relative_reward`` is asked once per user request, with all answers that there are (one is possible, and so
-are fewer than N where a gate comes before this hook), and returns one reward per candidate in their order. Only the
-differences inside the group train the model: equal rewards are a tie and teach nothing, which is the right thing to
-return for answers that are equally good. A hook that cannot tell raises ``HookError`` with the reason; it never makes a
-number up. The group is then not trained, the reason is counted, and the user gets an answer all the same.
+``on_compute_relative_reward`` runs once per user request, with all its answers (perhaps one, and fewer than N behind a
+gate), and returns one reward per candidate, in order. Only the differences within the group train the model: equal
+rewards teach nothing, and are right for equally good answers. A hook that cannot score raises ``HookError`` with the
+reason and never makes a number up: the group is not trained, the reason is counted, and the user still gets an answer.
 
-``on_user_submit_new_requests`` is asked before sampling and returns N request bodies (``context.num_repeat`` of them),
-identical or varied (temperature, system prompt, tools), or a ``Submission`` that also says which task they belong to.
+``on_user_submit_new_requests`` runs before sampling and returns N request bodies (``context.num_repeat``), identical or
+varied (temperature, system prompt, tools), or a ``Submission`` with their task.
 
-``on_session_end`` is asked once when a conversation is over, and returns one reward per turn, in their order: what the
-answer that was delivered in that turn earns beyond its own reward.
+``on_session_end`` runs once at the end of a conversation and returns one reward per turn, in order: what the delivered
+answer of that turn earns beyond its own reward.
 
-All are pure functions of their arguments: what they get is a copy, and a hook that raises, hangs, or returns
-something else drops the group from training while the user still gets an answer.
+All are pure functions of their arguments, which are copies. A hook that raises, hangs, or returns something else drops
+the group from training; the user still gets an answer.
 """
 
 from __future__ import annotations
@@ -55,16 +54,13 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     SESSION_END: ("session", "context"),
 }
 
-#: Rewards closer than this are equal: no GRPO advantage can come of them.
+#: Rewards closer than this are equal: they give no GRPO advantage.
 EQUAL_WITHIN = 1e-9
 
 
 class UserRequest(Model):
-    """One request of the app as it arrived.
-
-    ``body`` is the JSON body of the call, unknown fields included; ``headers`` have lower-case names, and those whose
-    name tells of a secret (``authorization``, ``x-api-key``, ``cookie``, ``x-auth-token``, ...) are left out.
-    """
+    """One request of the app as it arrived: the JSON ``body``, unknown fields included, and ``headers`` with lower-case
+    names, without secrets (``authorization``, ``x-api-key``, ``cookie``, ``x-auth-token``, ...)."""
 
     request_id: str = Field(min_length=1)
     body: dict[str, Any]
@@ -73,11 +69,8 @@ class UserRequest(Model):
 
 
 class HookContext(Model):
-    """What a hook may know of its surroundings.
-
-    ``policy_version`` is the trainer step whose weights serve now (``None`` when unknown); ``group_id`` names the group
-    in logs; the hook is given up after ``deadline_seconds`` from its start.
-    """
+    """The context of a call: ``policy_version`` is the trainer step of the serving weights (``None`` if unknown),
+    ``group_id`` names the group in logs, and the call is abandoned after ``deadline_seconds``."""
 
     num_repeat: int = Field(ge=1)
     policy_version: int | None = None
@@ -93,11 +86,11 @@ class Submission(Model):
 
 
 class Feedback(Model):
-    """What the user let be known about one answer or one session, said or shown.
+    """The user's feedback on one answer or one session.
 
-    ``rating`` is what was said: from -1 (bad) to 1 (good), ``None`` if nothing. ``signals`` are what was observed, by
-    name, each in [0, 1]: how surely or how much it happened (``copied``, ``regenerated``, ``edited``, ``repeated``,
-    ``abandoned``, ...). A signal that is not there was not observed, which is not the same as 0.
+    ``rating`` is explicit, from -1 (bad) to 1 (good), if any. ``signals`` are observations by name (``copied``,
+    ``regenerated``, ``edited``, ``repeated``, ``abandoned``, ...), each in [0, 1]: how surely or how much it happened.
+    An absent signal was not observed, which is not the same as 0.
     """
 
     rating: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
@@ -106,11 +99,8 @@ class Feedback(Model):
 
 
 class Turn(Model):
-    """One request of a session and the answer that was delivered for it.
-
-    ``request`` is the body as the app sent it, ``message`` the OpenAI message delivered, ``reward`` what the reward
-    hook gave that answer (``None`` where the group was not scored).
-    """
+    """One request of a session and its delivered answer: the body as the app sent it, the OpenAI message, and the
+    reward of the reward hook (``None`` if the group was not scored)."""
 
     completion_id: str = Field(min_length=1)
     request: dict[str, Any]
@@ -120,7 +110,7 @@ class Turn(Model):
 
 
 class Session(Model):
-    """The turns of one conversation, oldest first; ``feedback`` is about the whole of it."""
+    """The turns of one conversation, oldest first; ``feedback`` is about the whole conversation."""
 
     session_id: str = Field(min_length=1)
     turns: list[Turn]
@@ -130,11 +120,11 @@ class Session(Model):
 class Candidate(Model):
     """One sampled answer.
 
-    ``message`` is the OpenAI message of the choice; ``text`` its text content ("" when there is none). Token counts are
-    the engine's own; ``latency_seconds`` runs from sending the request to its last byte. ``request`` is the body that
-    the answer was sampled from (empty where unknown). ``logprobs`` is the choice's object in OpenAI's form, ``None``
-    unless ``request`` asked for them. ``session`` holds the turns before this one, ``None`` where the gateway knows of
-    no session. ``feedback`` is ``None`` until the user gave any, which only a delivered answer can get.
+    ``message`` is the OpenAI message of the choice, ``text`` its text content ("" if there is none). Token counts are
+    the engine's; ``latency_seconds`` is from the request to the last byte. ``request`` is the body from which the
+    answer was sampled (empty if unknown). ``logprobs`` is the choice's object in OpenAI's form if ``request`` asked for
+    it. ``session`` holds the turns before this one, if there is a session. Only a delivered answer can have
+    ``feedback``.
     """
 
     index: int = Field(ge=0)
@@ -177,7 +167,7 @@ class GroupScore(Model):
 
     @property
     def informative(self) -> bool:
-        """Whether the rewards differ: a group of equal rewards has no advantage and teaches nothing."""
+        """Whether the rewards differ; a group of equal rewards teaches nothing."""
         return max(self.values) - min(self.values) > EQUAL_WITHIN
 
     @property
@@ -195,10 +185,7 @@ SessionHook = Callable[[Session, HookContext], RewardResult | Awaitable[RewardRe
 
 @dataclass(frozen=True)
 class Hooks:
-    """The functions in use, for as long as this is held. Only ``reward`` must be there.
-
-    ``source`` says where they came from, for messages; ``parts`` are the hooks that these call.
-    """
+    """The functions of a set of hooks; ``source`` is where they came from, ``parts`` are the hooks that they call."""
 
     reward: RewardHook
     submit: SubmitHook | None = None

@@ -1,17 +1,17 @@
-"""``feedback`` and ``implicit_feedback``: what the user said, or did, about the answer that was delivered.
+"""``feedback`` and ``implicit_feedback``: what the user said or did about the delivered answer.
 
-``feedback`` takes the rating, from -1 to 1. ``implicit_feedback`` takes what was observed: the mean of the signals'
-weights, each weighed by how surely it happened, ``sum(w * s) / sum(s)``. (Clicks and edits as implicit preference:
-Joachims 2002, "Optimizing Search Engines using Clickthrough Data".)
+``feedback`` is the rating, from -1 to 1. ``implicit_feedback`` is the mean of the weights of the observed signals,
+weighed by their certainty, ``sum(w * s) / sum(s)``. (Clicks and edits as implicit preference: Joachims 2002,
+"Optimizing Search Engines using Clickthrough Data".)
 
 A user sees one answer of the group, so the others have no feedback. With ``others: similar`` (the default) each of them
-earns the mean of what the rated ones earned, weighed by and multiplied with how alike the texts are (Nadaraya-Watson
-regression that shrinks to 0, with the Jaccard similarity of word trigrams): close to praise is good, close to blame is
-bad, and what is like neither earns nothing. With ``others: refuse`` the group is dropped unless all are rated.
+earns the mean of the rated ones' rewards, weighed by and multiplied with the similarity of the texts (Nadaraya-Watson
+regression that shrinks to 0, with the Jaccard similarity of word trigrams). With ``others: refuse`` the group is
+dropped unless all answers are rated.
 
-Fails when: users praise what flatters them, and when nobody says anything unless angry: the loudest users then train
-the model. With ``similar`` it teaches a praised answer's wording as much as its content. ``copied`` may mean that the
-code was good or that the error message was searched for.
+Fails when: users praise what flatters them, or only angry users give feedback: the loudest users then train the model.
+``similar`` teaches a praised answer's wording as much as its content. ``copied`` may mean that the code was good or
+that the user searched for the error message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swarm.types import Task
 
 Others = Literal["similar", "refuse"]
 
-#: What signals say of an answer, from -1 to 1, unless the operator says otherwise.
+#: Default weights of the signals, from -1 to 1.
 SIGNAL_WEIGHTS: dict[str, float] = {
     "accepted": 1.0,
     "copied": 0.7,
@@ -39,7 +39,7 @@ SIGNAL_WEIGHTS: dict[str, float] = {
 
 
 class _FromUsers:
-    """Rewards of the candidates that ``rate`` can tell something about, and by likeness of the others."""
+    """Rewards by ``rate``, and by similarity for candidates without feedback."""
 
     def __init__(self, rate: Callable[[Feedback], float | None], others: Others) -> None:
         if others not in ("similar", "refuse"):
@@ -51,8 +51,7 @@ class _FromUsers:
         """The rewards of a group, in [-1, 1].
 
         Raises:
-            HookError: nobody let anything be known about any of them, or not about all that must be
-                (``no_feedback``).
+            HookError: no answer has feedback, or not all that must have (``no_feedback``).
         """
         ratings = [None if one.feedback is None else self._rate(one.feedback) for one in candidates]
         rated = {index: rating for index, rating in enumerate(ratings) if rating is not None}
@@ -66,8 +65,7 @@ class _FromUsers:
             for index, candidate in enumerate(candidates)
         ]
 
-    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward
 
 
 class UserFeedback(_FromUsers):
@@ -81,11 +79,8 @@ class ImplicitFeedback(_FromUsers):
     """What the user did.
 
     Args:
-        weights: from -1 to 1, by signal; they replace those of :data:`SIGNAL_WEIGHTS`. Other signals are ignored.
-        others: what answers without feedback earn.
-
-    Raises:
-        ConfigError: a weight outside of [-1, 1].
+        weights: from -1 to 1, by signal; they replace :data:`SIGNAL_WEIGHTS`. Other signals are ignored.
+        others: how answers without feedback are scored.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None, others: Others = "similar") -> None:

@@ -1,7 +1,7 @@
 """Load hooks from a folder, a YAML file, ``module:attribute``, or by the name of a built-in or installed hook.
 
-Invariant: an error in hooks is a ``ConfigError`` before anything starts, with file, line and what to do. One name means
-one hook: a package that takes a built-in name, or two packages that share one, are an error.
+Invariant: an error in hooks is a ``ConfigError`` before anything starts, with file, line and remedy. A name means one
+hook: a package that takes a built-in name, or two packages that share a name, are an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from reward_hooks.compose import make_blend, read_blend
-from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks, RewardHook, SessionHook, SubmitHook
+from reward_hooks.compose import make_blend
+from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks
 from swarm.errors import ConfigError
 from swarm.importer import SourceFolder, load_attribute
 
@@ -29,9 +29,8 @@ def load_hooks(
 ) -> Hooks:
     """The hooks that ``spec`` names.
 
-    Files beside the hooks can be imported by their names (``from helper import grade``). They belong to these hooks
-    alone, so loading a folder again runs all of its files again, and hooks that were loaded before keep theirs (see
-    :class:`swarm.importer.SourceFolder`).
+    Files beside the hooks can be imported by name (``from helper import grade``). Each load runs all files of the
+    folder again, and hooks that were loaded before keep theirs (see :class:`swarm.importer.SourceFolder`).
 
     Args:
         spec: one of
@@ -39,16 +38,16 @@ def load_hooks(
             * a folder with ``on_compute_relative_reward.py`` and perhaps ``on_user_submit_new_requests.py`` and
               ``on_session_end.py``, or with a ``hooks.yaml``;
             * a YAML file that blends hooks (see :mod:`reward_hooks.compose`);
-            * ``module:attribute``, the attribute being a module, an object or a ``Hooks`` with functions of these
+            * ``module:attribute``, where the attribute is a module, an object or a ``Hooks`` with functions of these
               names, or a class or function that makes one of these;
             * the name of a built-in or of an entry point in the group ``swarm_gateway.reward_hooks``.
         options: keyword arguments for the class or function named.
-        beside: where the module of ``module:attribute`` is looked for first; other modules are imported once in the
-            life of the process.
+        beside: where to look first for the module of ``module:attribute``; other modules are imported once per
+            process.
 
     Raises:
-        ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters, options
-            are wrong or given to what takes none.
+        ConfigError: nothing is there, a file does not load, a function is missing or has the wrong parameters, or the
+            options are wrong.
     """
     text, path = str(spec), Path(spec)
     if path.is_dir() or path.is_file():
@@ -67,16 +66,11 @@ def load_hooks(
 def _from_file(path: Path) -> Hooks:
     if path.suffix not in YAML_SUFFIXES:
         raise ConfigError(f"{path} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
-    config = read_blend(path)
-
-    def blended(folder: SourceFolder) -> Hooks:
-        return make_blend(path, config, partial(load_hooks, beside=folder))
-
-    return _from_files(path.parent, blended)
+    return _from_files(path.parent, lambda folder: make_blend(path, partial(load_hooks, beside=folder)))
 
 
 def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
-    """``target``, or what it makes when it is a class or a function."""
+    """``target``, or its result if it is a class or a function."""
     if options is None and not inspect.isclass(target) and not inspect.isfunction(target):
         return target
     if not callable(target) or isinstance(target, Hooks) or (hasattr(target, REWARD) and not inspect.isclass(target)):
@@ -97,21 +91,16 @@ def _from_folder(path: Path) -> Hooks:
         if (path / BLEND_FILE).is_file():
             return _from_file(path / BLEND_FILE)
         raise ConfigError(f"{path} holds no {REWARD}.py; add one that defines {_usage(REWARD)}")
-    return _from_files(
-        path,
-        lambda folder: _hooks(
-            {
-                name: _function(folder.module(name), name, str(path / f"{name}.py"))
-                for name in PARAMETERS
-                if folder.holds(name)
-            },
-            str(path),
-        ),
-    )
+
+    def load(folder: SourceFolder) -> Hooks:
+        names = [name for name in PARAMETERS if folder.holds(name)]
+        return _hooks({name: _function(folder.module(name), name, str(path / f"{name}.py")) for name in names}, path)
+
+    return _from_files(path, load)
 
 
 def _from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
-    """What ``load`` makes of the files of the folder ``path``, which are forgotten with it, or at once if it raises."""
+    """The result of ``load`` for the files of the folder ``path``, which are forgotten together with it."""
     folder = SourceFolder(path)
     try:
         hooks = load(folder)
@@ -125,21 +114,12 @@ def _from_files(path: Path, load: Callable[[SourceFolder], Hooks]) -> Hooks:
 def _from_object(target: object, spec: str) -> Hooks:
     if isinstance(target, Hooks):
         return target
-    found = {
-        name: _function(target, name, spec)
-        for name in PARAMETERS
-        if name == REWARD or getattr(target, name, None) is not None
-    }
-    return _hooks(found, spec)
+    names = [name for name in PARAMETERS if name == REWARD or getattr(target, name, None) is not None]
+    return _hooks({name: _function(target, name, spec) for name in names}, spec)
 
 
-def _hooks(found: Mapping[str, Any], source: str) -> Hooks:
-    return Hooks(
-        cast(RewardHook, found[REWARD]),
-        cast("SubmitHook | None", found.get(SUBMIT)),
-        source=source,
-        session_end=cast("SessionHook | None", found.get(SESSION_END)),
-    )
+def _hooks(found: Mapping[str, Any], source: str | Path) -> Hooks:
+    return Hooks(found[REWARD], found.get(SUBMIT), source=str(source), session_end=found.get(SESSION_END))
 
 
 def _function(holder: object, name: str, where: str) -> Any:
@@ -150,7 +130,7 @@ def _function(holder: object, name: str, where: str) -> Any:
         raise ConfigError(f"{where}: {name} is a {type(function).__name__}, not a function; define {_usage(name)}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # builtins and some C functions have none; the first call will tell
+    except (TypeError, ValueError):  # some C functions have none; the first call will show
         return function
     try:
         signature.bind(*PARAMETERS[name])
@@ -165,7 +145,7 @@ def _usage(name: str) -> str:
     return f"`def {name}({', '.join(PARAMETERS[name])})`"
 
 
-#: Entry points in it name a hook as ``module:attribute``.
+#: Group of the entry points that name a hook as ``module:attribute``.
 ENTRY_POINT_GROUP = "swarm_gateway.reward_hooks"
 
 #: Built-in hooks: classes or functions, called with the options given.
@@ -196,10 +176,10 @@ BUILT_IN: dict[str, str] = {
 
 
 def find_hook(name: str) -> str:
-    """The ``module:attribute`` that ``name`` stands for.
+    """The ``module:attribute`` of a hook name.
 
     Raises:
-        ConfigError: nothing has this name, or more than one thing has.
+        ConfigError: the name is unknown or ambiguous.
     """
     installed = {(entry.name, entry.value) for entry in entry_points(group=ENTRY_POINT_GROUP)}
     found = sorted(value for named, value in installed if named == name)

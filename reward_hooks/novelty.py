@@ -5,9 +5,9 @@ arXiv:1802.01886, with the Jaccard similarity of word trigrams in place of BLEU)
 similarity to the most similar of the last ``history`` answers (novelty search; Lehman and Stanley 2011, "Abandoning
 Objectives", with one nearest neighbour).
 
-Fails when: it is alone. Gibberish is as novel as it gets, and a right answer that needs no variation is punished. Give
-it a small weight behind a gate. Two texts that say one thing in other words count as different. The history is that of
-this process: it is empty after a restart, and replicas of the gateway have their own.
+Fails when: it is the only reward. Gibberish is as novel as can be, and a right answer that needs no variation is
+punished. Give it a small weight behind a gate. Paraphrases count as different. The history belongs to this process: it
+is empty after a restart, and each replica of the gateway has its own.
 """
 
 from __future__ import annotations
@@ -39,14 +39,9 @@ def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 class Diversity:
-    """Unlike the others of the group; see the module."""
+    """Unlike the others of the group; one answer alone is refused (``group_of_one``)."""
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        """The rewards of a group, in [0, 1].
-
-        Raises:
-            HookError: there is one answer only, which has no others (``group_of_one``).
-        """
         if len(candidates) < 2:
             raise HookError("one answer alone has no diversity", code="group_of_one")
         grams = [shingles(candidate.text) for candidate in candidates]
@@ -57,20 +52,15 @@ class Diversity:
             rewards.append(Reward(value=1 - mean, reason=f"{mean:.2f} like the others on average" if mean else ""))
         return rewards
 
-    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward
 
 
 class Novelty:
-    """Unlike what was answered lately; an answer is compared with earlier groups, never with its own.
-
-    While the history is empty all answers are equally new, and the group teaches nothing.
+    """Unlike the answers of earlier groups. While the history is empty, all answers are equally new, and the group
+    teaches nothing.
 
     Args:
-        history: how many answers are remembered, at least 1; the time grows with it.
-
-    Raises:
-        ConfigError: ``history`` is less than 1.
+        history: how many answers are kept, at least 1; the time per group grows with it.
     """
 
     def __init__(self, history: int = 256) -> None:
@@ -80,7 +70,6 @@ class Novelty:
         self._recent: deque[frozenset[str]] = deque(maxlen=history)
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        """The rewards of a group, in [0, 1]."""
         grams = [shingles(candidate.text) for candidate in candidates]
         with self._lock:
             recent = list(self._recent)
@@ -88,5 +77,4 @@ class Novelty:
         nearest = [max((jaccard(own, other) for other in recent), default=0.0) for own in grams]
         return [Reward(value=1 - like, reason=f"{like:.2f} like an earlier answer" if like else "") for like in nearest]
 
-    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward

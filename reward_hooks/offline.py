@@ -1,11 +1,12 @@
-"""Run hooks over recorded groups: rankings, agreement, order flips, cost and time, without any engine.
+"""Run hooks over recorded groups without an engine: rankings, agreement, order flips, cost and time.
 
-Invariant: a group that a hook fails on is reported with its reason and enters no mean; no group is left out in silence.
+Invariant: a group on which a hook fails is reported with the reason and enters no mean; no group is dropped silently.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import Counter
@@ -25,10 +26,10 @@ OnDone = Callable[[int, int], None]
 
 
 class GroupReport(Model):
-    """What came of one group; ``order`` are the indices of the candidates, best first.
+    """The result of one group; ``order`` has the indices of the candidates, best first.
 
-    Where the hook failed, ``error`` says why and the rest is empty. A ``None`` is a number that this group does not
-    have: no known rank, no other hook, no second scoring, or no order in what it is compared with.
+    If the hook failed, ``error`` says why, and the rest is empty. A number is ``None`` without a known rank, another
+    hook, a second scoring, or an order to compare with.
     """
 
     task_id: str
@@ -44,12 +45,11 @@ class GroupReport(Model):
 
 
 class HookReport(Model):
-    """All groups of a data file under one hook.
+    """The results of one hook on a data file.
 
     ``tau_rank`` and ``tau_against`` are means of Kendall's tau-b over the groups that have one (``ranked``,
     ``compared``), ``flip_rate`` the mean share of pairs that change their order when the candidates are shuffled.
-    ``seconds_median`` and ``seconds_most`` are of one call; ``spent`` is what judges cost, those of the other hook
-    left out.
+    ``seconds_median`` and ``seconds_most`` are of one call; ``spent`` is the cost of this hook's judges.
     """
 
     hooks: str
@@ -90,14 +90,14 @@ async def run_offline(
     """Score every group with ``hooks`` (and ``against``), again in shuffled orders, and compare.
 
     Args:
-        hooks: whose rewards are reported.
+        hooks: the rewards to report.
         groups: from :func:`reward_hooks.recorded.read_groups`.
         against: another hook to compare the orders with.
-        on_done: told after each group.
+        on_done: called after each group.
     """
     began = time.monotonic()
-    one = _Side(HookRunner(hooks, config.timeout), config)
-    other = None if against is None else _Side(HookRunner(against, config.timeout), config)
+    one = _Side(hooks, config)
+    other = None if against is None else _Side(against, config)
     places = asyncio.Semaphore(config.concurrency)
     done = 0
 
@@ -110,11 +110,8 @@ async def run_offline(
             on_done(done, len(groups))
         return report
 
-    with metered() as spent:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(work(number, group)) for number, group in enumerate(groups)]
-    if other is not None:
-        spent = _less(spent, other.spent)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(work(number, group)) for number, group in enumerate(groups)]
     reports = [task.result() for task in running]
     scored = [report for report in reports if not report.error]
     times = sorted(one.seconds)
@@ -134,22 +131,22 @@ async def run_offline(
         seconds=time.monotonic() - began,
         seconds_median=times[len(times) // 2] if times else None,
         seconds_most=times[-1] if times else None,
-        spent=spent.as_dict(),
+        spent=dict(one.spent),
     )
 
 
 class _Side:
-    """One hook with what its calls took and why they failed."""
+    """One hook with the time and money of its calls, and the reasons of their failures."""
 
-    def __init__(self, runner: HookRunner, config: OfflineConfig) -> None:
-        self._runner = runner
+    def __init__(self, hooks: Hooks, config: OfflineConfig) -> None:
+        self._runner = HookRunner(hooks, config.timeout)
         self._config = config
         self.seconds: list[float] = []
         self.failed: Counter[str] = Counter()
-        self.spent = Spending()
+        self.spent: Counter[str] = Counter(Spending().as_dict())
 
     async def score(self, group: RecordedGroup, group_id: str, order: Sequence[int]) -> GroupScore:
-        """The rewards of the candidates as shown in ``order``, in the order in which they are recorded."""
+        """The rewards of the candidates shown in ``order``, in their recorded order."""
         context = HookContext(
             num_repeat=len(group.candidates), group_id=group_id, deadline_seconds=self._config.timeout
         )
@@ -163,8 +160,7 @@ class _Side:
                 raise
             finally:
                 self.seconds.append(time.monotonic() - began)
-                for name, amount in spent.as_dict().items():
-                    setattr(self.spent, name, getattr(self.spent, name) + amount)
+                self.spent.update(spent.as_dict())
         rewards = dict(zip(order, score.rewards, strict=True))
         return GroupScore(rewards=[rewards[index] for index in range(len(order))])
 
@@ -184,7 +180,6 @@ class _Side:
 
 
 async def _report(one: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupReport:
-    prompt = group.task.main_query
     # two lines may have one task_id, and each is a group of its own
     group_id = f"{number}/{group.task.task_id}"
     recorded = range(len(group.candidates))
@@ -194,16 +189,14 @@ async def _report(one: _Side, other: _Side | None, number: int, group: RecordedG
         seconds = time.monotonic() - began
         flips = await one.flips(group, group_id, score.values)
     except HookError as exc:
-        return GroupReport(task_id=group.task.task_id, prompt=prompt, error=exc.message)
+        return GroupReport(task_id=group.task.task_id, prompt=group.task.main_query, error=exc.message)
     tau_against: float | None = None
     if other is not None:
-        try:
+        with contextlib.suppress(HookError):  # it is counted
             tau_against = kendall_tau(score.values, (await other.score(group, group_id, recorded)).values)
-        except HookError:  # counted where it was raised
-            tau_against = None
     return GroupReport(
         task_id=group.task.task_id,
-        prompt=prompt,
+        prompt=group.task.main_query,
         order=ranking(score.values),
         rewards=score.rewards,
         informative=score.informative,
@@ -212,11 +205,6 @@ async def _report(one: _Side, other: _Side | None, number: int, group: RecordedG
         flip_rate=flips,
         seconds=seconds,
     )
-
-
-def _less(whole: Spending, part: Spending) -> Spending:
-    values = {name: amount - getattr(part, name) for name, amount in whole.as_dict().items()}
-    return Spending(**values)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -1,8 +1,8 @@
-"""Recorded groups: answers to one request, perhaps with the order that a person gave them, one JSON object per line.
+"""Recorded groups: answers to one request, with a known order or without, one JSON object per line.
 
-Invariant: every line becomes a group or an error that names file and line; nothing is guessed.
+Invariant: every line becomes a group or an error that names file and line.
 
-A line as people write it, and as this project writes it::
+A line in short and in full form::
 
     {"prompt": "2+2?", "candidates": ["4", "five"], "rank": [1, 2]}
     {"task": {"task_id": "t1", "main_query": "2+2?"}, "candidates": [{"index": 0, "message": {...}, "text": "4"}, ...]}
@@ -28,7 +28,7 @@ from swarm.types import Model, Task
 
 
 class RecordedGroup(Model):
-    """N answers to one task; ``rank`` is the known order (1 is best), where there is one."""
+    """N answers to one task; ``rank`` is their known order, if any (1 is best)."""
 
     task: Task
     candidates: list[Candidate] = Field(min_length=1)
@@ -51,10 +51,10 @@ class RecordedGroup(Model):
 
 
 def read_groups(path: Path) -> Iterator[RecordedGroup]:
-    """The groups of a JSON Lines file, one at a time; blank lines are passed over.
+    """The groups of a JSON Lines file, one at a time; blank lines are skipped.
 
     Raises:
-        ConfigError: the file cannot be read, or (while reading) a line is no group.
+        ConfigError: the file cannot be read, or a line is no group.
     """
     try:
         with path.open(encoding="utf-8") as lines:
@@ -92,7 +92,7 @@ def _group(line: str, where: str) -> RecordedGroup:
 
 
 def _candidate(value: object, index: int) -> object:
-    """What the shorthands stand for: a string is an answer's text, ``index`` and ``message`` follow from the rest."""
+    """Expand the short forms: a string is an answer's text; ``index`` and ``message`` have defaults."""
     if isinstance(value, str):
         value = {"text": value}
     if not isinstance(value, Mapping):

@@ -1,10 +1,9 @@
-"""AgentJet's job YAML as a :class:`TrainJob`.
+"""Reads AgentJet's job YAML as a :class:`TrainJob`.
 
-Invariant: every key of the YAML is carried over with its meaning, refused with the reason, or listed as ignored; none
-gets lost unnoticed.
+Invariant: every key of the YAML is carried over with its meaning, refused with the reason, or listed as ignored.
 
-What AgentJet's client syncs is its whole composed configuration: the job under ``ajet``, and beside it the sections of
-its trainer (``actor_rollout_ref``, ``trainer``, ...), which its server overwrites from ``ajet``.
+AgentJet's client syncs its whole composed configuration: the job under ``ajet``, and beside it the sections of its
+trainer (``actor_rollout_ref``, ``trainer``, ...), which its server overwrites from ``ajet``.
 """
 
 from __future__ import annotations
@@ -52,30 +51,34 @@ _FIELDS = {
     f"{_TRAINER}.total_training_steps": "total_training_steps",
 }
 
-#: AgentJet's key -> verl's key, for what verl has under the same meaning and a TrainJob has no field for.
+#: Settings of the optimizer that have the same name in verl.
+_OPTIMIZER = (
+    "optimizer",
+    "optimizer_impl",
+    "lr_warmup_steps_ratio",
+    "lr_warmup_steps",
+    "total_training_steps",
+    "weight_decay",
+    "betas",
+    "min_lr_ratio",
+    "num_cycles",
+    "lr_scheduler_type",
+    "zero_indexed_step",
+)
+#: AgentJet's key -> verl's key with the same meaning, for settings that a TrainJob has no field for.
 _VERL = {
     "rollout.max_num_seqs": f"{_ROLLOUT}.max_num_seqs",
     "rollout.ppo_max_token_len_per_gpu": f"{_ACTOR}.ppo_max_token_len_per_gpu",
     f"{_TRAINER}.fsdp_config.param_offload": f"{_ACTOR}.fsdp_config.param_offload",
     f"{_TRAINER}.fsdp_config.optimizer_offload": f"{_ACTOR}.fsdp_config.optimizer_offload",
     f"{_TRAINER}.kl_loss_type": f"{_ACTOR}.kl_loss_type",
-    f"{_TRAINER}.optim.optimizer": f"{_ACTOR}.optim.optimizer",
-    f"{_TRAINER}.optim.optimizer_impl": f"{_ACTOR}.optim.optimizer_impl",
-    f"{_TRAINER}.optim.lr_warmup_steps_ratio": f"{_ACTOR}.optim.lr_warmup_steps_ratio",
-    f"{_TRAINER}.optim.lr_warmup_steps": f"{_ACTOR}.optim.lr_warmup_steps",
-    f"{_TRAINER}.optim.total_training_steps": f"{_ACTOR}.optim.total_training_steps",
-    f"{_TRAINER}.optim.weight_decay": f"{_ACTOR}.optim.weight_decay",
-    f"{_TRAINER}.optim.betas": f"{_ACTOR}.optim.betas",
-    f"{_TRAINER}.optim.min_lr_ratio": f"{_ACTOR}.optim.min_lr_ratio",
-    f"{_TRAINER}.optim.num_cycles": f"{_ACTOR}.optim.num_cycles",
-    f"{_TRAINER}.optim.lr_scheduler_type": f"{_ACTOR}.optim.lr_scheduler_type",
-    f"{_TRAINER}.optim.zero_indexed_step": f"{_ACTOR}.optim.zero_indexed_step",
+    **{f"{_TRAINER}.optim.{name}": f"{_ACTOR}.optim.{name}" for name in _OPTIMIZER},
     # verl's FSDP engine reads the optimizer's, under this name
     f"{_TRAINER}.optim.grad_clip": f"{_ACTOR}.optim.clip_grad",
     f"{_TRAINER}.ulysses_sequence_parallel_size": f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
 }
 
-#: LoRA's keys, carried only where ``lora_rank`` turns it on.
+#: LoRA's keys, carried only if ``lora_rank`` turns it on.
 _LORA = {
     "lora.lora_rank": "actor_rollout_ref.model.lora_rank",
     "lora.lora_alpha": "actor_rollout_ref.model.lora_alpha",
@@ -84,7 +87,7 @@ _LORA = {
     "lora.layered_summon": f"{_ROLLOUT}.layered_summon",
 }
 
-#: AgentJet's key -> the values it may have, and why no other can be carried.
+#: AgentJet's key -> the values it may have, and why no other one is possible.
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "backbone": (("verl",), "the only trainer here is verl"),
     "enable_swarm_mode": ((True,), "a swarm server trains on what its clients run, not on a workflow of its own"),
@@ -108,7 +111,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_TRAINER}.val_only": ((False,), "evaluation runs as eval episodes of a client"),
 }
 
-#: Pattern of AgentJet's key -> why it is of no use here; asked for keys that nothing above has taken.
+#: Pattern of AgentJet's key -> why it has no effect here; for keys that none of the tables above has.
 _IGNORED = {
     "experiment_dir": "the operator's run folder is used",
     f"{_TRAINER}.checkpoint_base_dir": "the operator's run folder is used",
@@ -146,17 +149,17 @@ _UNKNOWN = "not known here"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """``job`` is what an AgentJet job means here; ``ignored`` has its keys without a meaning here, with the reason."""
+    """The job, and the keys that have no effect here with the reason."""
 
     job: TrainJob
     ignored: dict[str, str]
 
 
 def read_job(text: str, where: str = "job") -> TrainJob:
-    """Read a job from YAML text, ours or AgentJet's; what is ignored of the latter is logged.
+    """Read a job from YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
 
     Raises:
-        ConfigError: no mapping, a misspelt key, a value out of range or one that cannot be carried; names each.
+        ConfigError: no mapping, a misspelt key, a value that is out of range or not possible here; names each.
     """
     if "ajet" not in text:
         return parse_job(text, where)
@@ -173,10 +176,10 @@ def read_job(text: str, where: str = "job") -> TrainJob:
 
 
 def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
-    """What AgentJet's composed configuration means here.
+    """Convert AgentJet's composed configuration.
 
     Raises:
-        ConfigError: a value out of range or one that cannot be carried; names each by AgentJet's key.
+        ConfigError: a value is out of range or not possible here; names each by AgentJet's key.
     """
     job: Any = config["ajet"]
     if not isinstance(job, Mapping):
@@ -200,7 +203,7 @@ def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
 
 
 class _Reader:
-    """Takes the keys of one job, by their dotted names below ``ajet``, and remembers which it has taken."""
+    """Takes the keys of one job, by their dotted names below ``ajet``, and remembers which ones it has taken."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given
@@ -208,7 +211,7 @@ class _Reader:
         self.refused: list[str] = []
 
     def values(self) -> dict[str, Any]:
-        """Fields of a TrainJob; what cannot be one of them is in :attr:`refused`."""
+        """Fields of a TrainJob; adds to :attr:`refused`."""
         values: dict[str, Any] = {ours: self._take(theirs) for theirs, ours in _FIELDS.items() if theirs in self._given}
         if values.get("experiment") == "read_yaml_name":  # AgentJet's place-holder for the name of the YAML file
             del values["experiment"]
@@ -221,7 +224,7 @@ class _Reader:
         return values
 
     def ignored(self) -> dict[str, str]:
-        """Keys that were not taken, or the pattern that says why for several at once."""
+        """Keys that were not taken, or the pattern for several of them, with the reason."""
         found: dict[str, str] = {}
         for key in sorted(set(self._given) - self._taken):
             pattern = next((pattern for pattern in _IGNORED if fnmatchcase(key, pattern)), key)
@@ -269,12 +272,12 @@ class _Reader:
         return {"tool_call_parser": "none"} if disabled is True else {}
 
     def _refuse_teacher(self) -> None:
-        """Distillation is off where its switch says so; its other keys then are defaults."""
+        """Refuse distillation; if its switch is off, its other keys are only defaults."""
         switch = "teacher_model.teacher_opd_enabled"
         if self._given.get(switch) is False:
             return
         if keys := sorted(f"ajet.{key}" for key in self._given if key.startswith(("teacher_model.", "opd."))):
-            # without the values: one is a key to somebody's server
+            # without the values: one of them is a key to somebody's server
             self.refused.append(
                 f"{', '.join(keys)}: nothing is distilled from a teacher here; set ajet.{switch} to false"
             )

@@ -93,6 +93,11 @@ class TrainJob(Model):
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )
     ppo_epochs: int = Field(default=1, ge=1)
+    shared_prefixes: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: a prefix that rows share (the prompt of a group, a conversation) is computed once where "
+        "that is estimated to cost less; off: once for each row, as on GPUs always",
+    )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)
     save_freq: int = Field(default=-1, description="checkpoint every so many steps; -1: never")
@@ -144,6 +149,12 @@ class TrainJob(Model):
     def by_agreement(self) -> bool:
         """Whether clients say when a batch is complete."""
         return self.collection.endswith("agree_sync_weight")
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints; 0: the job writes none."""
+        steps = self.overrides.get("trainer.save_freq", self.save_freq)
+        return max(0, steps) if isinstance(steps, int) else 0
 
     @property
     def model_name(self) -> str:

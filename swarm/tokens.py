@@ -24,30 +24,48 @@ LogProbs = NDArray[np.float32]
 _Count = Annotated[int, Meta(ge=1)]
 
 
-def _reader(dtype: type[np.generic], kinds: str) -> Callable[[Any], NDArray[Any]]:
-    """A function that makes a read-only array of a sequence of numbers, or of the raw bytes of an array.
+def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any], NDArray[Any]]:
+    """A function that makes a read-only array of a list of ``types``, of an array, or of the raw bytes of one.
 
-    It raises :class:`ValueError` for numbers that are not of these ``kinds`` or, if they are no floats, do not fit.
+    It raises :class:`ValueError` for an array of other ``kinds``, and for integers that do not fit.
     """
+    allowed = frozenset(types)
+    wanted = np.dtype(dtype)
 
-    def read(value: Any) -> NDArray[Any]:
-        given = np.frombuffer(value, dtype) if isinstance(value, bytes) else np.asarray(value)
+    def convert(value: Any) -> NDArray[Any]:
+        if isinstance(value, list) and wanted.kind != "b":
+            # numpy would take a truth value among numbers for a number
+            if not allowed.issuperset(set(map(type, value))):
+                raise ValueError("not a sequence of numbers")
+            return np.fromiter(value, wanted, len(value))
+        given = np.frombuffer(value, wanted) if isinstance(value, bytes) else np.asarray(value)
         if given.ndim != 1 or (given.dtype.kind not in kinds and given.size):
             raise ValueError("not a sequence of numbers")
-        # a view: the caller's own array stays writable
-        with np.errstate(over="ignore"):
-            array = given.astype(dtype, copy=False).view()
-        if array.dtype != given.dtype and array.dtype.kind != "f" and not np.array_equal(array, given):
-            raise ValueError(f"numbers that do not fit into {array.dtype}")
-        array.flags.writeable = False
+        if given.dtype == wanted:
+            return given
+        array = given.astype(wanted)
+        if wanted.kind != "f" and not (array == given).all():
+            raise OverflowError
+        return array
+
+    def read(value: Any) -> NDArray[Any]:
+        try:
+            with np.errstate(over="ignore"):
+                array = convert(value)
+        except OverflowError:
+            raise ValueError(f"numbers that do not fit into {wanted}") from None
+        if array.flags.writeable:
+            # a view: the caller's own array stays writable
+            array = array.view()
+            array.flags.writeable = False
         return array
 
     return read
 
 
-token_ids = _reader(np.int32, "iu")
+token_ids = _reader(np.int32, "iu", int)
 loss_mask = _reader(np.bool_, "biu")
-logprobs = _reader(np.float32, "iuf")
+logprobs = _reader(np.float32, "iuf", int, float)
 #: the function that makes arrays of each type
 READERS: dict[Any, Callable[[Any], NDArray[Any]]] = {TokenIds: token_ids, LossMask: loss_mask, LogProbs: logprobs}
 

@@ -2,7 +2,8 @@
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.completions import CompletionsDialect
-from adapters.dialects.dialect import Answer, Dialect, EventStream, LLMRequest, to_json
+from adapters.dialects.dialect import Answer, Dialect, EventStream, LLMRequest
+from adapters.dialects.jsons import to_json
 from adapters.dialects.messages import MessagesDialect
 from adapters.dialects.responses import ResponsesDialect
 

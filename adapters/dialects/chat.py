@@ -1,31 +1,29 @@
-"""OpenAI Chat Completions on the wire, as vLLM speaks it: the internal form itself.
+"""OpenAI Chat Completions as vLLM speaks it: the internal form itself.
 
-Invariant: nothing is dropped in silence that has a bearing on the answer. What vLLM would ignore or refuse is left out
-and noted where the answer can do without it, and is a 400 that names the field where it cannot. Fields that nobody here
-knows travel on, for vLLM to judge.
+Invariant: nothing that affects the answer is dropped silently. What vLLM would ignore or refuse is left out and noted,
+or is a 400 that names the field if the answer would be another one without it. Unknown fields go on to vLLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
-from adapters.dialects.chat_answers import chunks_of, completion_of
 from adapters.dialects.conversation import carried, unread
-from adapters.dialects.dialect import Answer, LLMRequest, to_json
+from adapters.dialects.dialect import Dialect, EventStream, LLMRequest
 from adapters.dialects.fields import Fields, check_depth, refuse
-from adapters.dialects.sse import COMMENT, DONE, encode_event
-from swarm.errors import SwarmGatewayError
+from adapters.dialects.jsons import to_json
+from adapters.dialects.sse import encode_event
 
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
-#: What vLLM knows nothing of although the answer would be in another form, and the values that ask for nothing.
+#: Fields that vLLM does not know although they change the form of the answer, and their harmless values.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("auto", "none"),
     "functions": ([],),
     "modalities": (["text"],),
 }
-#: What vLLM ignores, and the values that ask for nothing.
+#: Fields that vLLM ignores, and their harmless values.
 _IGNORED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "store": (False,),
@@ -34,18 +32,12 @@ _IGNORED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     """``POST /v1/chat/completions``."""
 
     path = "/v1/chat/completions"
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
-        """The internal form of a request body.
-
-        Raises:
-            RequestError: a field is missing, of the wrong type, or nothing that vLLM would heed, which ``param`` names;
-                or the body nests more than 100 levels deep.
-        """
         check_depth(data)
         top = Fields(data)
         messages = _messages(top)
@@ -56,70 +48,38 @@ class ChatDialect:
             top.only(name, *harmless)
         for name, harmless in _IGNORED.items():
             top.leave(name, "vLLM has no such setting", *harmless)
-        if messages != data["messages"]:
+        if any(new is not old for new, old in zip(messages, data["messages"], strict=True)):
             changed["messages"] = messages
         body = {name: value for name, value in {**data, **changed}.items() if value is not None} if changed else data
-        return LLMRequest(
-            model=top.text("model"),
-            messages=messages,
-            choices=choices,
-            stream=stream,
-            include_usage=include_usage,
-            body=body,
-            left_out=top.notes.told(),
-        )
+        return LLMRequest(top.text("model"), messages, choices, stream, include_usage, body, top.notes.lines())
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of the answer: the completion itself."""
         return dict(completion)
 
     def stream(self, data: Mapping[str, Any]) -> ChatStream:
-        """Makes the bytes of a streamed answer to request ``data``."""
         return ChatStream()
 
-    def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
-        """The error body for ``exc``."""
-        return exc.body()
-
     def sampling_body(self, body: dict[str, Any], model: str) -> bytes:
-        """The JSON with which ``model`` samples one answer: ``body`` without what concerns the delivery of several.
+        """The JSON for ``model`` to sample one answer: ``body`` without the fields of its delivery.
 
         Raises:
-            RequestError: it holds what JSON cannot say (NaN, lone surrogates).
+            RequestError: JSON cannot encode it (NaN, lone surrogates).
         """
         return to_json({**{key: value for key, value in body.items() if key not in _DELIVERY}, "model": model})
 
-    def completion(self, answers: Sequence[Answer], answer_id: str) -> dict[str, Any]:
-        """See :func:`adapters.dialects.chat_answers.completion_of`."""
-        return completion_of(answers, answer_id)
 
-    def chunks(
-        self, answers: Sequence[Answer], answer_id: str, *, include_usage: bool, last: dict[str, Any] | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """See :func:`adapters.dialects.chat_answers.chunks_of`."""
-        return chunks_of(answers, answer_id, include_usage=include_usage, last=last)
-
-
-class ChatStream:
-    """The bytes of a streamed chat completion: its chunks as they are."""
-
-    keepalive = COMMENT
+class ChatStream(EventStream):
+    """The chunks as they are."""
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
         return encode_event(chunk)
 
-    def end(self) -> bytes:
-        return DONE
-
-    def fail(self, exc: SwarmGatewayError) -> bytes:
-        return encode_event(exc.body())
-
 
 def delivery(top: Fields) -> tuple[int, bool, bool]:
-    """How many answers are asked for, whether as a stream, and whether that ends with the usage.
+    """How many answers are wanted, whether as a stream, and whether that ends with usage.
 
     Raises:
-        RequestError: see :meth:`ChatDialect.parse`.
+        RequestError: see :meth:`Dialect.parse`.
     """
     choices, stream, options = top.integer("n"), top.flag("stream") or False, top.inner("stream_options")
     if choices is not None and choices < 1:
@@ -131,7 +91,7 @@ def delivery(top: Fields) -> tuple[int, bool, bool]:
 
 
 def sampling(top: Fields) -> None:
-    """Take the numbers that tell how to sample; every other field is vLLM's to judge.
+    """Take the numbers that control sampling; vLLM checks every other field.
 
     Raises:
         RequestError: one is no number.
@@ -143,31 +103,37 @@ def sampling(top: Fields) -> None:
 
 
 def _messages(top: Fields) -> list[dict[str, Any]]:
-    messages = top.objects("messages")
-    if not messages:
+    given = top.take("messages")
+    if not isinstance(given, list) or not given:
         refuse(top.at("messages"), "must be a list of at least one message")
-    return [_message(message) for message in messages]
+    return [_message(top, message, index) for index, message in enumerate(cast("list[object]", given))]
 
 
-def _message(message: Fields) -> dict[str, Any]:
-    """A message as vLLM takes it; as it came, unless that is refused."""
-    role, content, calls = message.needed("role"), message.take("content"), message.take("tool_calls")
-    if not role:
-        refuse(message.at("role"), "must not be empty")
+def _message(top: Fields, message: object, index: int) -> dict[str, Any]:
+    """A message as vLLM takes it; the same object if vLLM takes it as it is."""
+    path = f"messages.{index}"
+    if not isinstance(message, dict):
+        refuse(path, "must be an object")
+    fields = cast("dict[str, Any]", message)
+    role, content, calls = fields.get("role"), fields.get("content"), fields.get("tool_calls")
+    if not isinstance(role, str) or not role:
+        refuse(f"{path}.role", "must be a string that is not empty")
     changed: dict[str, Any] = {}
     if content is None and role != "assistant":
         changed["content"] = ""
     elif isinstance(content, list):
-        changed["content"] = [_part(message, part, k) for k, part in enumerate(cast("list[Any]", content))]
+        changed["content"] = [
+            _part(top, part, f"{path}.content.{k}") for k, part in enumerate(cast("list[Any]", content))
+        ]
     if isinstance(calls, list):
         changed["tool_calls"] = [_call(call) for call in cast("list[Any]", calls)]
-    return {**message.data, **changed}
+    return {**fields, **changed} if any(fields.get(name) != value for name, value in changed.items()) else fields
 
 
-def _part(message: Fields, part: Any, index: int) -> Any:
+def _part(top: Fields, part: Any, path: str) -> Any:
     match part:
         case {"type": "file", "file": dict(file)}:
-            message.note("files are told in words only", f"content.{index}")
+            top.notes.add(path, "files are replaced by a text")
             name: object = cast("dict[str, Any]", file).get("filename")
             return unread("A file", name if isinstance(name, str) else None)
         case _:
@@ -175,7 +141,7 @@ def _part(message: Fields, part: Any, index: int) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """vLLM reads the arguments of a call that is given back, and fails where they are no JSON object."""
+    """vLLM parses the arguments of calls in the conversation, and fails if they are no JSON object."""
     match call:
         case {"function": {"arguments": str(arguments), **function}} if (fit := carried(arguments)) != arguments:
             return {**call, "function": {**function, "arguments": fit}}

@@ -1,8 +1,8 @@
 """Sampled answers as Chat Completions (one body, or the chunks of a stream), and as the parts that other dialects need.
 
 Invariant: joined together, the deltas of a stream say exactly what the plain body says. However a stream is cut into
-chunks, its parts (reasoning, text, tool calls) say what the whole message says, in the order in which the model wrote
-them; a whole message has each kind once, in that order.
+chunks, its parts (reasoning, text, tool calls) say what the whole message says, in the model's order; a whole message
+has each kind once, in that order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from adapters.dialects.dialect import Answer
+from adapters.dialects.dialect import Answer, choices_of
 from swarm.errors import UpstreamError
 
 Kind = Literal["reasoning", "text", "call"]
@@ -21,10 +21,10 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass
 class Part:
-    """One part, as far as it has come.
+    """One part of an answer that may still grow.
 
     Attributes:
-        index: its place in the answer.
+        index: its position in the answer.
         call_id, name: of a tool call; empty otherwise.
     """
 
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happens to a part: it opens, goes on with ``text``, or is whole."""
+    """An event of a part: it opens, continues with ``text``, or is complete."""
 
     what: Literal["open", "more", "close"]
     part: Part
@@ -50,16 +50,12 @@ class Step:
 
 
 def only_choice(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The one choice of a ``chat.completion``.
+    """The first choice of a ``chat.completion``.
 
     Raises:
-        UpstreamError: it has none.
+        UpstreamError: it is no chat completion.
     """
-    match body:
-        case {"choices": [{"message": dict()} as choice]}:
-            return cast("dict[str, Any]", choice)
-        case _:
-            raise UpstreamError("the engine's answer is no chat completion", code="malformed_answer")
+    return choices_of(body)[0]
 
 
 def parts_of(message: Mapping[str, Any]) -> list[Part]:
@@ -78,7 +74,7 @@ class Unfolding:
     Attributes:
         head: ``id``, ``created`` and ``model`` of the first chunk; empty before it.
         finish_reason, stop_reason: of the choice, once it has ended.
-        usage: once it was told.
+        usage: once a chunk had it.
     """
 
     def __init__(self) -> None:
@@ -91,10 +87,10 @@ class Unfolding:
         self._call: int | None = None
 
     def take(self, chunk: Mapping[str, Any]) -> list[Step]:
-        """What a ``chat.completion.chunk`` brings; the part that is open at the finish reason is whole with it.
+        """The steps of a ``chat.completion.chunk``; the finish reason closes the open part.
 
         Raises:
-            UpstreamError: it goes on with a tool call that was left, or begins one without a name.
+            UpstreamError: it continues a tool call that was closed, or begins one without a name.
         """
         if not self.head:
             self.head = {key: chunk.get(key) for key in ("id", "created", "model")}
@@ -110,9 +106,9 @@ class Unfolding:
         return steps
 
     def take_delta(self, delta: Mapping[str, Any]) -> list[Step]:
-        """What the delta of a choice brings."""
+        """The steps of the delta of a choice."""
         steps: list[Step] = []
-        # vLLM's present name and its former one; it may send both, with the same text
+        # vLLM's current name and its former one; it may send both, with the same text
         self._add(steps, "reasoning", delta.get("reasoning") or delta.get("reasoning_content"))
         self._add(steps, "text", delta.get("content"))
         for call in cast("Sequence[dict[str, Any]]", delta.get("tool_calls") or ()):
@@ -123,14 +119,14 @@ class Unfolding:
         """The finish reason of a stream that is over.
 
         Raises:
-            UpstreamError: no chunk told one.
+            UpstreamError: no chunk had one.
         """
         if self.finish_reason is None:
             raise UpstreamError("the engine's stream has no end", code="malformed_answer")
         return self.finish_reason
 
     def close(self) -> list[Step]:
-        """The open part is whole."""
+        """Close the open part."""
         part, self._open, self._call = self._open, None, None
         return [] if part is None else [Step("close", part)]
 
@@ -168,9 +164,9 @@ class Unfolding:
         steps.append(Step("more", part, text))
 
 
-#: A word with the space before it; longer runs without space (Chinese, base64) go out in parts.
+#: A word with the space before it; longer runs without space (Chinese, base64) are split.
 _PIECE = re.compile(r"\s*\S{1,24}|\s+")
-#: Message fields that are streamed in pieces, in the order in which a model produces them.
+#: Message fields that are streamed in pieces, in the model's order.
 _TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
 
 
@@ -211,8 +207,8 @@ def chunks_of(
         answer_id: the same in every chunk.
         include_usage: end with a chunk without choices that carries the usage.
         last: further top-level fields of the last chunk that has a choice.
-        pieces: of each answer the lengths, in characters, of the parts its content is to go out in; where there are
-            none, or they are not the content's, it goes out in words.
+        pieces: for each answer the lengths, in characters, of the pieces of its content; without them, or if they do
+            not add up to the content, it goes out in words.
     """
     head: dict[str, Any] = {
         "id": answer_id,
@@ -289,7 +285,7 @@ def _cut(text: str, pieces: Sequence[int] | None) -> Iterator[str]:
 
 
 def _with_logprobs(text: str, logprobs: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """One piece per token with its log-probability, where the tokens spell the text; else all in one piece."""
+    """One piece per token with its log-probability if the tokens spell the text, else one piece."""
     tokens = cast("list[dict[str, Any]]", logprobs.get("content") or [])
     if "".join(str(token.get("token", "")) for token in tokens) != text:
         yield {"content": text}, logprobs

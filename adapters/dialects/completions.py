@@ -1,8 +1,8 @@
 """OpenAI's legacy Completions on the wire: a raw prompt in, text out.
 
-Invariant: the prompt reaches the model as it is, without a chat template: in the internal form it stands as ``prompt``
-where a chat has ``messages``, and vLLM continues it. Nothing is dropped in silence; what the internal form cannot say
-is a 400 that names the field.
+Invariant: the prompt reaches the model unchanged, without a chat template: the internal form has it as ``prompt``
+instead of ``messages``, and vLLM continues it. Nothing is dropped silently; what the internal form cannot express is a
+400 that names the field.
 """
 
 from __future__ import annotations
@@ -13,28 +13,22 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from adapters.dialects.chat import delivery, sampling
-from adapters.dialects.dialect import LLMRequest, choices_of
+from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, refuse
-from adapters.dialects.sse import COMMENT, DONE, encode_event
-from swarm.errors import SwarmGatewayError
+from adapters.dialects.sse import encode_event
 
-#: How long an answer may be where the request does not say: OpenAI's and vLLM's own default.
+#: Default length of an answer, as of OpenAI and vLLM.
 _MAX_TOKENS = 16
-#: Fields of a chat, or of vLLM's own, that would change the meaning of the prompt or of the answer.
+#: Fields of a chat, or of vLLM, that would change the meaning of the prompt or of the answer.
 _REFUSED = ("messages", "prompt_embeds", "prompt_logprobs", "max_completion_tokens", "tools", "top_logprobs")
 
 
-class CompletionsDialect:
-    """``POST /v1/completions``, one prompt per call; see :func:`prompts_of`."""
+class CompletionsDialect(Dialect):
+    """``POST /v1/completions``, one prompt per call (see :func:`prompts_of`); vLLM checks unknown fields."""
 
     path = "/v1/completions"
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
-        """The internal form of a request body; unknown fields travel on, for vLLM to judge.
-
-        Raises:
-            RequestError: a field is missing, of the wrong type, or nothing that can be carried; ``param`` names it.
-        """
         check_depth(data)
         top = Fields(data)
         prompts = prompts_of(top.data)
@@ -65,58 +59,36 @@ class CompletionsDialect:
             body["n"] = choices
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": include_usage}}
-        return LLMRequest(
-            model=top.text("model"),
-            messages=[{"role": "user", "content": prompt}] if isinstance(prompt, str) else [],
-            choices=choices,
-            stream=stream,
-            include_usage=include_usage,
-            body=body,
-        )
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+        return LLMRequest(top.text("model"), messages, choices, stream, include_usage, body)
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``text_completion`` for a ``chat.completion``, the answer to request ``data``.
-
-        Raises:
-            UpstreamError: it is no chat completion.
-        """
-        return {
-            **completion,
-            **_head(completion),
-            "choices": [
-                {
-                    **_common(choice),
-                    "text": _echoed(data) + (choice["message"].get("content") or ""),
-                    "logprobs": _Logprobs().take(choice.get("logprobs")),
-                }
-                for choice in choices_of(completion)
-            ],
-        }
+        choices = [
+            {
+                **_common(choice),
+                "text": _echoed(data) + (choice["message"].get("content") or ""),
+                "logprobs": _Logprobs().take(choice.get("logprobs")),
+            }
+            for choice in choices_of(completion)
+        ]
+        return {**completion, **_head(completion), "choices": choices}
 
     def stream(self, data: Mapping[str, Any]) -> CompletionStream:
-        """Makes the bytes of a streamed answer to request ``data``."""
         return CompletionStream(_echoed(data))
 
-    def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
-        """The error body for ``exc``."""
-        return exc.body()
 
-
-class CompletionStream:
-    """The bytes of a streamed text completion.
+class CompletionStream(EventStream):
+    """Chunks of text; those without content are left out.
 
     Args:
-        echo: what each choice begins with.
+        echo: the beginning of each choice.
     """
 
-    keepalive = COMMENT
-
-    def __init__(self, echo: str = "") -> None:
+    def __init__(self, echo: str) -> None:
         self._echo = echo
         self._logprobs: defaultdict[int, _Logprobs] = defaultdict(_Logprobs)
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
-        """See :class:`adapters.dialects.dialect.EventStream`; chunks that say nothing are left out."""
         choices: list[dict[str, Any]] = []
         for choice in cast("list[dict[str, Any]]", chunk.get("choices") or []):
             index: int = choice.get("index", 0)
@@ -131,18 +103,12 @@ class CompletionStream:
         rest = {key: value for key, value in chunk.items() if key != "swarm"}
         return encode_event({**rest, **_head(chunk), "choices": choices})
 
-    def end(self) -> bytes:
-        return DONE
-
-    def fail(self, exc: SwarmGatewayError) -> bytes:
-        return encode_event(exc.body())
-
 
 def prompts_of(data: Mapping[str, Any]) -> list[str | list[int]]:
     """The prompts of a request, each a text or a list of token ids; at least one.
 
     Raises:
-        RequestError: there are none, or something else.
+        RequestError: it has no prompt, or something else in its place.
     """
     given: Any = data.get("prompt")
     if _is_prompt(given):
@@ -160,7 +126,7 @@ def _is_prompt(value: Any) -> bool:
 
 
 def _echoed(data: Mapping[str, Any]) -> str:
-    """What each choice begins with; of several prompts each has its own, which is none here."""
+    """The beginning of each choice; empty for several prompts, whose choices differ."""
     given: Any = data.get("prompt") if data.get("echo") else None
     prompts = cast("list[Any]", given) if isinstance(given, list) else [given]
     return prompts[0] if len(prompts) == 1 and isinstance(prompts[0], str) else ""
@@ -176,7 +142,7 @@ def _head(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _common(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """What a choice has in both forms."""
+    """The fields that a choice has in both forms."""
     rest = {key: value for key, value in choice.items() if key not in ("message", "delta")}
     return {"index": 0, "finish_reason": None, **rest}
 
@@ -193,7 +159,7 @@ class _Logprobs:
             return None
         legacy: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in content:
-            # the sampled token is among the best here, as in OpenAI's and vLLM's own answers
+            # includes the sampled token, as OpenAI's and vLLM's own answers do
             best = {top["token"]: top["logprob"] for top in (*(entry.get("top_logprobs") or ()), entry)}
             for name, value in zip(legacy, (entry["token"], entry["logprob"], best, self._offset), strict=True):
                 legacy[name].append(value)

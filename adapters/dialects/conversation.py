@@ -1,7 +1,7 @@
-"""A conversation in the chat form, put together from the turns, blocks or items of another dialect.
+"""Build a conversation in chat form from the turns, blocks or items of another dialect.
 
-Invariant: it is one that strict chat templates take too. Instructions are one system message, the first. An assistant's
-message holds reasoning, text and calls once each, whatever their order was: joined they say what the model wrote.
+Invariant: strict chat templates accept it. Instructions are one system message, the first one. An assistant message
+holds reasoning, text and calls once each, joined, whatever their order was.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Message = dict[str, Any]
 Part = dict[str, Any]
 Content = str | list[Part]
 
-#: What Anthropic's documentation wraps arguments in that are no JSON object.
+#: Anthropic's documentation wraps arguments that are no JSON object in this field.
 _NO_JSON = "INVALID_JSON"
 
 
 class Turn:
-    """A message of the assistant, in pieces that are joined once."""
+    """An assistant message in pieces."""
 
     def __init__(self) -> None:
         self._thoughts: list[str] = []
@@ -40,7 +40,7 @@ class Turn:
         self._calls.append({"id": call_id, "type": "function", "function": function})
 
     def message(self) -> Message:
-        """The message in the chat form; a call without words has no content."""
+        """The message in chat form; its content is ``None`` if it only has calls."""
         content = None if self._texts is None else "".join(self._texts)
         message: Message = {"role": "assistant", "content": (content or None) if self._calls else content}
         if reasoning := "".join(self._thoughts):
@@ -51,7 +51,7 @@ class Turn:
 
 
 class Conversation:
-    """Takes turns in their order, oldest first; content is a text or parts of the chat form."""
+    """Takes turns in order, oldest first; content is a text or parts of the chat form."""
 
     def __init__(self) -> None:
         self._said: list[Message | Turn] = []
@@ -63,9 +63,9 @@ class Conversation:
         return [one.message() if isinstance(one, Turn) else one for one in self._said]
 
     def system(self, content: Content) -> None:
-        """Instructions. Behind the first turn they become a part of what the user says: many templates refuse a system
-        message that is not the first, or drop it, and those that alternate strictly want no message in between. The
-        mark is the one that agents use themselves for such text."""
+        """Add instructions. After the first turn they become a part of a user message: many templates refuse or drop a
+        system message that is not the first, and those that alternate strictly allow no message in between. Agents mark
+        such text with the same tag."""
         if not self._said:
             self._said.append({"role": "system", "content": content})
         elif len(self._said) == 1 and (first := self._last("system")) is not None:
@@ -77,7 +77,7 @@ class Conversation:
             self.aside([*([text_part(reminder)] if texts else []), *(part for part in parts if part["type"] != "text")])
 
     def aside(self, parts: list[Part]) -> None:
-        """What is no turn of its own: it becomes a part of what the user says."""
+        """Add parts to the user's message."""
         if not parts:
             return
         if (last := self._last("user")) is not None:
@@ -87,7 +87,7 @@ class Conversation:
             self._reminded = True
 
     def user(self, content: Content) -> None:
-        """What the user says."""
+        """Add a user message."""
         if self._reminded and (last := self._last("user")) is not None:
             _extend(last, content)
         else:
@@ -95,11 +95,11 @@ class Conversation:
         self._reminded = False
 
     def tool(self, call_id: str, content: Content) -> None:
-        """What a call gave."""
+        """Add the result of a call."""
         self._said.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def assistant(self, *, goes_on: bool = False) -> Turn:
-        """Begin a message of the assistant, unless it ``goes_on`` and the last one is the assistant's."""
+        """Begin an assistant message, unless it ``goes_on`` and the last message is the assistant's."""
         last = self._said[-1] if self._said else None
         if not goes_on or not isinstance(last, Turn):
             last = Turn()
@@ -113,11 +113,11 @@ class Conversation:
 
 
 def as_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what the model wrote as none is wrapped in one, and ``null`` is empty as it is
-    to vLLM."""
+    """A call's arguments as an object. Anything else is wrapped in one, also what cannot be sent (NaN, lone
+    surrogates); ``null`` is empty, as it is to vLLM."""
     try:
         value: object = json.loads(arguments or "{}")
-        json.dumps(value, allow_nan=False)  # Python reads NaN and infinities, which JSON does not have
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return {_NO_JSON: arguments}
     if value is None:
@@ -126,9 +126,22 @@ def as_object(arguments: str) -> dict[str, Any]:
 
 
 def carried(arguments: str) -> str:
-    """A call's arguments as vLLM takes them back: as the model wrote them, unless they are no JSON object."""
+    """A call's arguments as vLLM takes them back: as the model wrote them, or wrapped in a JSON object."""
     value = as_object(arguments)
     return json.dumps(value, ensure_ascii=False) if value == {_NO_JSON: arguments} else arguments
+
+
+def written(value: object) -> str:
+    """The arguments of a call that a client gives back as the JSON ``value``."""
+    # escaped, a lone surrogate survives
+    return carried(text if _encodes(text := json.dumps(value, ensure_ascii=False)) else json.dumps(value))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def text_part(text: str) -> Part:
@@ -137,19 +150,19 @@ def text_part(text: str) -> Part:
 
 
 def content_of(parts: list[Part]) -> Content:
-    """One text as a string, which every chat template takes; anything else part by part."""
+    """A single text as a string, which every chat template accepts; anything else as parts."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def unread(what: str, name: str | None = None) -> Part:
-    """The text that stands for what cannot be carried, so that the model knows of it."""
+    """A text that tells the model about something that cannot be carried."""
     return text_part(f"[{what}{f' {name!r:.200}' if name else ''} was here; this model cannot read it.]")
 
 
 def _extend(message: Message, content: Content) -> None:
-    """Add to a message; in place, for it may be extended often."""
+    """Add to a message in place: it may be extended often."""
     if isinstance(message["content"], str):
         message["content"] = [text_part(message["content"])]
     message["content"] += _parts(content)

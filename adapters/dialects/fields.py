@@ -1,6 +1,6 @@
-"""Take a request apart field by field, and note what of it is left out.
+"""Read a request field by field, and note what is left out.
 
-Invariant: after :meth:`Fields.done` every field of the object was either taken or noted; ``null`` is as good as absent.
+Invariant: after :meth:`Fields.done` every field of the object was either taken or noted; ``null`` counts as absent.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from typing import Any, NoReturn, cast
 
 from swarm.errors import RequestError
 
-#: Levels of objects and lists; JSON may nest deeper than what copies it and writes it again can follow.
+#: Levels of objects and lists: JSON may nest deeper than copying and encoding can follow.
 _DEEPEST = 100
-#: An index in the path of a field, also where a note of it goes on behind the path.
+#: An index in the path of a field, also at the start of a note.
 INDEX = re.compile(r"\.\d+(?=[.:]|$)")
 _UNPRINTABLE = re.compile(r"[^ -~]|;")
 _NOTE_LENGTH, _MOST_NOTES = 120, 20
 
 
 class Notes:
-    """What of one request is left out."""
+    """What is left out of one request."""
 
     def __init__(self) -> None:
         self._paths: dict[tuple[str, str], set[str]] = {}
 
     def add(self, path: str, reason: str) -> None:
-        """Note that what stands at ``path`` is left out."""
+        """Note that the field at ``path`` is left out."""
         self._paths.setdefault((INDEX.sub(".*", path), reason), set()).add(path)
 
-    def told(self) -> tuple[str, ...]:
-        """One short line of ASCII per kind, without ``;``: ``tools.8: web_search is not run here``; at most 21 of
-        them. What occurs at several places of a list has ``*`` for the index."""
+    def lines(self) -> tuple[str, ...]:
+        """One short line of ASCII without ``;`` per kind: ``tools.8: web_search is not run here``; at most 21. A kind
+        that occurs at several places of a list has ``*`` for the index."""
         lines = [
             _UNPRINTABLE.sub("?", f"{kind if len(paths) > 1 else next(iter(paths))}: {reason}")[:_NOTE_LENGTH]
             for (kind, reason), paths in self._paths.items()
@@ -69,12 +69,9 @@ class Fields:
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            refuse(self.at(name), "must be a string")
-        return value
+        return self._typed(name, str, "a string")
 
-    def needed(self, name: str) -> str:
+    def required(self, name: str) -> str:
         """A string that must be there."""
         value = self.text(name)
         if value is None:
@@ -82,21 +79,18 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, bool):
-            refuse(self.at(name), "must be true or false")
-        return value
+        return self._typed(name, bool, "true or false")
 
     def integer(self, name: str) -> int | None:
-        value = self.take(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            refuse(self.at(name), "must be an integer")
-        return value
+        return self._typed(name, int, "an integer")
 
     def number(self, name: str) -> float | None:
+        return self._typed(name, int | float, "a number")
+
+    def _typed(self, name: str, kind: Any, what: str) -> Any:
         value = self.take(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            refuse(self.at(name), "must be a number")
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            refuse(self.at(name), f"must be {what}")
         return value
 
     def inner(self, name: str) -> Fields | None:
@@ -110,46 +104,58 @@ class Fields:
         return None if value is None else self.listed(value, name)
 
     def listed(self, value: object, name: str) -> list[Fields]:
-        """The objects of ``value``, a list that was taken from field ``name``."""
+        """The objects of the list ``value``, which was taken from field ``name``."""
         if not isinstance(value, list):
             refuse(self.at(name), "must be a list")
         items = enumerate(cast("list[object]", value))
         return [Fields(item, f"{self.at(name)}.{index}", self.notes) for index, item in items]
 
+    def schema(self, name: str) -> dict[str, Any]:
+        """An object that must be there, as it is."""
+        value = self.whole(name)
+        if value is None:
+            refuse(self.at(name), "is required")
+        return value
+
     def whole(self, name: str) -> dict[str, Any] | None:
-        """The object in field ``name`` as it is, for someone else to judge."""
+        """The object in field ``name`` as it is."""
         found = self.inner(name)
         return None if found is None else found.data
 
     def only(self, name: str, *harmless: Any) -> None:
-        """Accept the field where its value changes nothing, and refuse any other value."""
+        """Take the field if its value is one of ``harmless``, and refuse other values."""
         value = self.take(name)
         if value is not None and value not in harmless:
             refuse(self.at(name), f"{value!r:.60} cannot be carried to this model")
 
     def drop(self, *names: str) -> None:
-        """Take fields that have no bearing on any answer."""
+        """Take fields that do not affect the answer."""
         for name in names:
             self.take(name)
 
     def leave(self, name: str, reason: str, *harmless: Any) -> None:
-        """Take a field that is left out; noted unless its value is one of ``harmless``, which ask for nothing."""
+        """Leave a field out; note it unless its value is one of ``harmless``."""
         value = self.take(name)
         if value is not None and value not in harmless:
             self.note(reason, name)
 
     def note(self, reason: str, name: str = "") -> None:
-        """Note that field ``name``, or all of the object, is left out; ``reason`` takes a few words."""
+        """Note that field ``name``, or the whole object, is left out; ``reason`` is a few words."""
         self.notes.add(self.at(name) if name else self.path, reason)
 
     def left(self) -> dict[str, Any]:
-        """What nobody took."""
+        """The fields that nobody took."""
         return dict(self._left)
 
     def done(self) -> None:
-        """Note what is left."""
+        """Note the fields that nobody took."""
         for name in self._left:
-            self.note("not known here", name)
+            self.note("unknown field", name)
+
+
+def present(**values: Any) -> dict[str, Any]:
+    """The values that are not ``None``."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse(path: str, problem: str) -> NoReturn:
@@ -158,16 +164,20 @@ def refuse(path: str, problem: str) -> NoReturn:
 
 
 def check_depth(data: dict[str, Any]) -> None:
-    """Refuse what nests more than 100 levels deep; without recursion.
+    """Without recursion.
 
     Raises:
-        RequestError: it does.
+        RequestError: it nests more than 100 levels deep.
     """
     level: list[Any] = [data]
     for _ in range(_DEEPEST):
         if not level:
             return
-        children = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
-        level = [child for child in children if isinstance(child, dict | list)]
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) is dict or type(child) is list
+        ]
     if level:
         raise RequestError(f"the request body nests more than {_DEEPEST} levels deep", code="nested_too_deeply")

@@ -1,6 +1,7 @@
-"""JSON as fast as it gets, and exactly as tolerant as the standard library's.
+"""JSON with orjson's speed and the standard library's tolerance.
 
-Invariant: what :mod:`json` can read or write (numbers beyond 64 bits, lone surrogates, deep nesting) is never refused.
+Invariant: what :mod:`json` can read or write (numbers beyond 64 bits, lone surrogates, deep nesting) is not refused,
+except by :func:`to_json`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,44 @@ from typing import Any
 
 import orjson
 
+from swarm.errors import RequestError
+
+#: json, not orjson, decides about objects that JSON does not have
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
 
 def encode(data: Any) -> bytes:
-    """``data`` as compact JSON in UTF-8; what UTF-8 cannot say becomes a question mark."""
+    """``data`` as compact JSON; a lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
     try:
         return orjson.dumps(data)
     except TypeError:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
+def to_json(body: dict[str, Any]) -> bytes:
+    """``body`` as compact JSON for an upstream.
+
+    Raises:
+        RequestError: JSON or UTF-8 cannot encode it (NaN, lone surrogates).
+    """
+    try:
+        quick = orjson.dumps(body, option=_STRICT)
+    except TypeError:
+        quick = b"null"
+    # orjson writes NaN as null
+    if b"null" not in quick:
+        return quick
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(f"the request cannot be sent on as JSON: {exc}", code="malformed_json") from exc
+
+
 def decode(data: bytes | bytearray | memoryview | str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not JSON.
     """
     try:
         return orjson.loads(data)

@@ -1,17 +1,25 @@
-"""The turns of an Anthropic request in the chat form.
+"""The turns of an Anthropic request in chat form.
 
-Invariant: whatever stands in a conversation, the session goes on. What the chat form cannot say is told to the model in
-words where the user or a tool said it, left out where the model did, and noted either way.
+Invariant: whatever a conversation contains, the session goes on. What the chat form cannot express is replaced by a
+text if the user or a tool said it, left out if the model did, and noted either way.
 """
 
 from __future__ import annotations
 
-import json
-
-from adapters.dialects.conversation import Content, Conversation, Part, Turn, carried, content_of, text_part, unread
+from adapters.dialects.conversation import (
+    Content,
+    Conversation,
+    Part,
+    Turn,
+    carried,
+    content_of,
+    text_part,
+    unread,
+    written,
+)
 from adapters.dialects.fields import Fields, refuse
 
-#: How a model is told that a tool failed: the chat form has no field for it.
+#: Marks a failed tool call: the chat form has no field for it.
 _FAILED = "Error: "
 
 
@@ -19,7 +27,7 @@ def conversation_of(top: Fields) -> Conversation:
     """The conversation of a request, its ``system`` first.
 
     Raises:
-        RequestError: see :meth:`adapters.dialects.MessagesDialect.parse`.
+        RequestError: see :meth:`adapters.dialects.Dialect.parse`.
     """
     conversation = Conversation()
     system = top.take("system")
@@ -36,7 +44,7 @@ def conversation_of(top: Fields) -> Conversation:
 
 
 def _add(conversation: Conversation, turn: Fields) -> None:
-    role, content = turn.needed("role"), turn.take("content")
+    role, content = turn.required("role"), turn.take("content")
     turn.done()
     blocks = [] if isinstance(content, str) else turn.listed(content, "content")
     said = content if isinstance(content, str) else ""
@@ -56,7 +64,7 @@ def _add(conversation: Conversation, turn: Fields) -> None:
 
 
 def _user(conversation: Conversation, blocks: list[Fields]) -> list[Part]:
-    """Add the results of tools, which come first in the chat form, and give back what the user says."""
+    """Add the results of tools, which come first in chat form, and return the parts of the user's message."""
     parts: list[Part] = []
     for block in blocks:
         if block.data.get("type") == "tool_result":
@@ -69,7 +77,7 @@ def _user(conversation: Conversation, blocks: list[Fields]) -> list[Part]:
 
 def _tool_result(block: Fields) -> tuple[str, Content]:
     block.drop("type", "cache_control")
-    call_id, failed, content = block.needed("tool_use_id"), block.flag("is_error"), block.take("content")
+    call_id, failed, content = block.required("tool_use_id"), block.flag("is_error"), block.take("content")
     block.done()
     if content is None or isinstance(content, str):
         return call_id, (_FAILED if failed else "") + (content or "")
@@ -78,23 +86,20 @@ def _tool_result(block: Fields) -> tuple[str, Content]:
 
 
 def _assistant(answer: Turn, block: Fields) -> None:
-    kind = block.needed("type")
+    kind = block.required("type")
     block.drop("cache_control")
     if kind == "thinking":
-        # a signature is a proof that only its maker can check
+        # only its maker can check a signature
         block.drop("signature")
-        answer.think(block.needed("thinking"))
+        answer.think(block.required("thinking"))
     elif kind == "text":
-        answer.say(block.needed("text"))
+        answer.say(block.required("text"))
         block.leave("citations", "not carried", [])
     elif kind == "tool_use":
-        call_id, name, given = block.needed("id"), block.needed("name"), block.take("input")
-        if not isinstance(given, dict | str):
-            # a stream gives arguments as the model wrote them, which may be no object
-            given = json.dumps(given)
+        call_id, name, given = block.required("id"), block.required("name"), block.take("input")
         block.leave("caller", "not carried", {"type": "direct"})
-        arguments = carried(given) if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        answer.call(call_id, name, arguments)
+        # a stream has arguments as the model wrote them; a client keeps them as a text if it cannot read them
+        answer.call(call_id, name, carried(given) if isinstance(given, str) else written(given))
     else:
         block.note(f"{kind} is not carried")
         return
@@ -102,11 +107,11 @@ def _assistant(answer: Turn, block: Fields) -> None:
 
 
 def _parts(block: Fields) -> list[Part]:
-    """A block of anyone but the assistant."""
-    kind = block.needed("type")
+    """The parts for a block that is not the assistant's."""
+    kind = block.required("type")
     block.drop("cache_control")
     if kind == "text":
-        part = text_part(block.needed("text"))
+        part = text_part(block.required("text"))
         block.leave("citations", "not carried", [])
     elif kind == "image":
         part = _image(block)
@@ -118,10 +123,10 @@ def _parts(block: Fields) -> list[Part]:
         texts = [_text(inner)["text"] for inner in block.objects("content") or []]
         part = text_part("\n".join([head, *texts]))
     elif kind == "tool_reference":
-        # all tools are there from the start
-        part = text_part(f"[The tool {block.needed('tool_name')!r:.200} can be called now.]")
+        # all tools are available from the start
+        part = text_part(f"[The tool {block.required('tool_name')!r:.200} can be called now.]")
     else:
-        block.note(f"{kind} is told in words only")
+        block.note(f"{kind} is replaced by a text")
         return [unread(f"A block of type {kind!r:.60}")]
     block.done()
     return [part]
@@ -133,40 +138,40 @@ def _text(block: Fields) -> Part:
     return _parts(block)[0]
 
 
+def _source(block: Fields) -> Fields:
+    return Fields(block.schema("source"), block.at("source"), block.notes)
+
+
 def _image(block: Fields) -> Part:
-    source = block.inner("source")
-    if source is None:
-        refuse(block.at("source"), "is required")
-    kind = source.needed("type")
+    source = _source(block)
+    kind = source.required("type")
     if kind == "base64":
-        url = f"data:{source.needed('media_type')};base64,{source.needed('data')}"
+        url = f"data:{source.required('media_type')};base64,{source.required('data')}"
     elif kind == "url":
-        url = source.needed("url")
+        url = source.required("url")
     else:
-        source.note(f"images from {kind} are told in words only")
+        source.note(f"images from {kind} are replaced by a text")
         return unread("An image")
     source.done()
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _document(block: Fields) -> list[Part]:
-    """A document of text is carried, any other is told in words."""
-    source, title, context = block.inner("source"), block.text("title"), block.text("context")
-    if source is None:
-        refuse(block.at("source"), "is required")
+    """A document of text is carried, any other is replaced by a text."""
+    source, title, context = _source(block), block.text("title"), block.text("context")
     block.leave("citations", "answers do not cite", {"enabled": False})
     block.done()
     head = [text_part(text) for text in (title, context) if text]
-    kind, form = source.needed("type"), source.text("media_type")
+    kind, form = source.required("type"), source.text("media_type")
     if kind == "text":
-        parts = [*head, text_part(source.needed("data"))]
+        parts = [*head, text_part(source.required("data"))]
     elif kind == "content":
         content = source.take("content")
         inner = [] if isinstance(content, str) else source.listed(content, "content")
         parts = [*head, *([text_part(content)] if isinstance(content, str) else [])]
         parts += [part for one in inner for part in _parts(one)]
     else:
-        source.note("documents are told in words only, unless they are text")
+        source.note("documents that are no text are replaced by a text")
         return [unread("A PDF document" if form == "application/pdf" else "A document", title)]
     source.done()
     return parts

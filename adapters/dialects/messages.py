@@ -1,10 +1,10 @@
 """Anthropic Messages on the wire: a request in Chat Completions form, and a chat answer as a message or its events.
 
 Invariant: nothing that affects the answer is dropped silently. A field of the wrong type, or one whose absence would
-change the answer, is a 400 that names it; anything else that the chat form cannot say is left out and noted. Hints are
-not even noted (``cache_control``: the engine caches prefixes by itself; ``service_tier``, labels). The events, put
-together as Anthropic's SDKs do, give exactly the plain message; ``stop_reason`` and ``message_stop`` come only after
-the whole answer was read.
+change the answer, is a 400 that names it; anything else that the chat form cannot express is left out and noted. Hints
+are not even noted (``cache_control``: the engine caches prefixes by itself; ``service_tier``, labels). Assembled as
+Anthropic's SDKs do, the events give exactly the plain message; ``stop_reason`` and ``message_stop`` come only after the
+whole answer was read.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from typing import Any, cast
 
 from adapters.dialects.chat_answers import Part, Step, Unfolding, only_choice, parts_of
 from adapters.dialects.conversation import as_object
-from adapters.dialects.dialect import LLMRequest, NamedEventStream
-from adapters.dialects.fields import Fields, check_depth, refuse
+from adapters.dialects.dialect import Dialect, EventStream, LLMRequest
+from adapters.dialects.fields import Fields, check_depth, present, refuse
 from adapters.dialects.message_blocks import conversation_of
 from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
-#: Fields that the chat form has under the same name (``top_k`` and ``chat_template_kwargs`` are vLLM's).
-_SAME = ("temperature", "top_p", "top_k")
-#: What of a chat its prompt depends on.
+#: Fields of the chat form on which the prompt depends.
 _COUNTED = ("model", "messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_PING = encode_named("ping", {"type": "ping"})
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+#: Clients that read a signature send thinking back only with one; ours proves nothing, and is not checked.
+_SIGNATURE = "swarm-gateway"
+
+Event = dict[str, Any]
 
 
-class MessagesDialect:
-    """``POST /v1/messages``; a stream is kept alive as Anthropic does it, by pings."""
+class MessagesDialect(Dialect):
+    """``POST /v1/messages``. A conversation that ends with an assistant's text asks for its continuation, as in
+    Anthropic's API."""
 
     path = "/v1/messages"
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
-        """The internal form of a request body.
-
-        A conversation that ends with the assistant's words asks for their continuation, as in Anthropic's API.
-
-        Raises:
-            RequestError: a field is missing, of the wrong type, or nothing that can be carried; ``param`` names it.
-        """
         body, top = self._body(data)
         if body.get("add_generation_prompt") is False and "continue_final_message" not in body:
             refuse(f"messages.{len(data['messages']) - 1}", "an assistant's turn can only be continued in its text")
         model, stream = top.text("model"), top.flag("stream") or False
         top.done()
-        return LLMRequest.for_one_answer(body, model, stream, top.notes.told())
+        return LLMRequest.for_one_answer(body, model, stream, top.notes.lines())
 
     def counted(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The ``/tokenize`` body by which vLLM counts the prompt of a ``/v1/messages/count_tokens`` request; it may
-        end with any turn.
-
-        Raises:
-            RequestError: as of :meth:`parse`.
-        """
+        """The ``/tokenize`` body with which vLLM counts the prompt of a ``/v1/messages/count_tokens`` request, which
+        may end with any turn; raises as :meth:`parse`."""
         body, top = self._body({"max_tokens": 1, **data})
-        if (model := top.text("model")) is not None:
-            body["model"] = model
+        body |= present(model=top.text("model"))
         return {name: body[name] for name in _COUNTED if name in body}
 
     def _body(self, data: dict[str, Any]) -> tuple[dict[str, Any], Fields]:
-        """The chat body without model and delivery, and what is left of the request."""
+        """The chat body without model and delivery, and the fields that are left."""
         check_depth(data)
         top = Fields(data)
         max_tokens = top.integer("max_tokens")
@@ -70,7 +70,7 @@ class MessagesDialect:
             refuse("max_tokens", "is required")
         messages = conversation_of(top).messages
         if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
-            # nothing to be continued
+            # there is nothing to continue
             messages.pop()
         body: dict[str, Any] = {"messages": messages, "max_tokens": max_tokens}
         last = messages[-1]
@@ -78,15 +78,18 @@ class MessagesDialect:
             body["add_generation_prompt"] = False
             if last["content"] and not last.get("tool_calls"):
                 body["continue_final_message"] = True
-        for name in _SAME:
-            if (value := top.number(name)) is not None:
-                body[name] = value
-        if (stop := top.take("stop_sequences")) is not None:
-            if not isinstance(stop, list) or not all(isinstance(item, str) for item in cast("list[object]", stop)):
-                refuse("stop_sequences", "must be a list of strings")
-            body["stop"] = stop
-        if (metadata := top.inner("metadata")) is not None and (user := metadata.text("user_id")) is not None:
-            body["user"] = user
+        stop, metadata = top.take("stop_sequences"), top.inner("metadata")
+        if stop is not None and not (
+            isinstance(stop, list) and all(isinstance(item, str) for item in cast("list[object]", stop))
+        ):
+            refuse("stop_sequences", "must be a list of strings")
+        body |= present(
+            temperature=top.number("temperature"),
+            top_p=top.number("top_p"),
+            top_k=top.number("top_k"),
+            stop=stop,
+            user=None if metadata is None else metadata.text("user_id"),
+        )
         body |= {**_tools(top), **_thinking(top), **_output(top)}
         top.only("container")
         top.only("mcp_servers", [])
@@ -96,24 +99,49 @@ class MessagesDialect:
         return body, top
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-        """The message for a ``chat.completion``, the answer to request ``data``.
+        choice = only_choice(completion)
+        parts = parts_of(choice["message"])
+        stop = _stop(choice.get("finish_reason"), choice.get("stop_reason"), parts)
+        usage = _usage(completion.get("usage") or {})
+        return _envelope(completion) | {"content": [_block(part) for part in parts], **stop, "usage": usage}
 
-        Raises:
-            UpstreamError: it is no chat completion.
-        """
-        return message_of(completion)
-
-    def events(self) -> MessageEvents:
-        """Makes the events of a streamed answer."""
-        return MessageEvents()
-
-    def stream(self, data: Mapping[str, Any]) -> NamedEventStream:
-        """Makes the bytes of a streamed answer to request ``data``."""
-        return NamedEventStream(self.events(), _PING)
+    def stream(self, data: Mapping[str, Any]) -> MessageStream:
+        return MessageStream()
 
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
-        """The error body for ``exc``."""
-        return error_body(exc)
+        """In Anthropic's shape; our ``code`` and ``param`` stay, for programs."""
+        error: dict[str, Any] = exc.body()["error"]
+        if exc.code == CONTEXT_LENGTH:
+            error = {**error, "message": _too_long(error)}
+        default = "invalid_request_error" if exc.status < 500 else "api_error"
+        return {"type": "error", "error": {**error, "type": _ERROR_TYPES.get(exc.status, default)}}
+
+
+class MessageStream(EventStream):
+    """Events named by their ``type``; pings keep the stream alive, as Anthropic's do."""
+
+    keepalive = encode_named([{"type": "ping"}])
+
+    def __init__(self) -> None:
+        self._unfolding = Unfolding()
+
+    def take(self, chunk: Mapping[str, Any]) -> bytes:
+        events: list[Event] = []
+        if not self._unfolding.head:
+            message = _envelope(chunk) | {"content": [], "stop_reason": None, "stop_sequence": None}
+            # the engine sends the usage at the end; ``message_delta`` has it
+            message["usage"] = {"input_tokens": 0, "output_tokens": 0}
+            events += [{"type": "message_start", "message": message}, {"type": "ping"}]
+        return encode_named([*events, *(event for step in self._unfolding.take(chunk) for event in _events(step))])
+
+    def end(self) -> bytes:
+        seen = self._unfolding
+        stop = _stop(seen.end(), seen.stop_reason, seen.parts)
+        delta = {"type": "message_delta", "delta": stop, "usage": _usage(seen.usage)}
+        return encode_named([delta, {"type": "message_stop"}])
+
+    def fail(self, exc: SwarmGatewayError) -> bytes:
+        return encode_named([MessagesDialect().error(exc)])
 
 
 def _tools(top: Fields) -> dict[str, Any]:
@@ -131,9 +159,9 @@ def _tools(top: Fields) -> dict[str, Any]:
     choice = top.inner("tool_choice")
     if choice is None:
         return body
-    kind, alone = choice.needed("type"), choice.flag("disable_parallel_tool_use")
+    kind, alone = choice.required("type"), choice.flag("disable_parallel_tool_use")
     if kind == "tool":
-        name = choice.needed("name")
+        name = choice.required("name")
         if name in left:
             refuse(choice.at("name"), f"{name!r:.60} is Anthropic's own tool and cannot be called by this model")
         chosen: Any = {"type": "function", "function": {"name": name}}
@@ -147,21 +175,13 @@ def _tools(top: Fields) -> dict[str, Any]:
         if kind in ("any", "tool"):
             refuse(choice.at("type"), "there is no tool that this model could call")
         return body
-    if alone is not None:
-        body["parallel_tool_calls"] = not alone
-    return {**body, "tool_choice": chosen}
+    return {**body, **present(parallel_tool_calls=None if alone is None else not alone), "tool_choice": chosen}
 
 
 def _tool(tool: Fields) -> dict[str, Any]:
-    schema = tool.whole("input_schema")
-    if schema is None:
-        refuse(tool.at("input_schema"), "is required")
-    function: dict[str, Any] = {"name": tool.needed("name"), "parameters": schema}
-    if (description := tool.text("description")) is not None:
-        function["description"] = description
-    if (strict := tool.flag("strict")) is not None:
-        function["strict"] = strict
-    # every tool is there from the start, and its calls are streamed as they are written
+    function = {"name": tool.required("name"), "parameters": tool.schema("input_schema")}
+    function |= present(description=tool.text("description"), strict=tool.flag("strict"))
+    # all tools are available from the start, and their calls are streamed while they are written
     tool.drop("cache_control", "eager_input_streaming", "defer_loading")
     tool.leave("allowed_callers", "only the model calls tools", ["direct"])
     tool.done()
@@ -171,13 +191,13 @@ def _tool(tool: Fields) -> dict[str, Any]:
 def _thinking(top: Fields) -> dict[str, Any]:
     options = top.whole("chat_template_kwargs") or {}
     if (thinking := top.inner("thinking")) is not None:
-        kind = thinking.needed("type")
+        kind = thinking.required("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             refuse(thinking.at("type"), "must be 'enabled', 'disabled' or 'adaptive'")
         if kind != "adaptive":
             options = {"enable_thinking": kind == "enabled", **options}
-        # vLLM refuses a budget where it runs without a reasoning parser
-        thinking.leave("budget_tokens", "thinking is bounded by max_tokens alone")
+        # vLLM refuses a budget if it runs without a reasoning parser
+        thinking.leave("budget_tokens", "only max_tokens bounds thinking")
         thinking.leave("display", "thinking is given whole", "summarized")
         thinking.done()
     return {"chat_template_kwargs": options} if options else {}
@@ -187,111 +207,30 @@ def _output(top: Fields) -> dict[str, Any]:
     output, form = top.inner("output_config"), top.inner("output_format")
     body: dict[str, Any] = {}
     if output is not None:
-        if (effort := output.text("effort")) is not None:
-            body["reasoning_effort"] = effort
+        body |= present(reasoning_effort=output.text("effort"))
         form = output.inner("format") or form
         output.done()
     if form is not None:
-        if (kind := form.needed("type")) != "json_schema":
+        if (kind := form.required("type")) != "json_schema":
             refuse(form.at("type"), f"{kind!r:.60} cannot be carried; use 'json_schema'")
-        schema = form.whole("schema")
-        if schema is None:
-            refuse(form.at("schema"), "is required")
-        body["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": schema, "strict": True},
-        }
+        schema = {"name": "answer", "schema": form.schema("schema"), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
         form.done()
     return body
 
 
-Event = dict[str, Any]
-
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-#: Clients that read a signature give thinking back only with one; ours proves nothing, and is not asked for.
-_SIGNATURE = "swarm-gateway"
-
-
-def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The message for a ``chat.completion``.
-
-    Raises:
-        UpstreamError: it is none.
-    """
-    choice = only_choice(completion)
-    parts = parts_of(choice["message"])
-    stop = _stop(choice.get("finish_reason"), choice.get("stop_reason"), parts)
-    usage = _usage(completion.get("usage") or {})
-    return _envelope(completion) | {"content": [_block(part) for part in parts], **stop, "usage": usage}
-
-
-class MessageEvents:
-    """Chat chunks in, events out; each event's ``type`` is also its name on the wire."""
-
-    def __init__(self) -> None:
-        self._unfolding = Unfolding()
-
-    def take(self, chunk: Mapping[str, Any]) -> list[Event]:
-        """The events that a ``chat.completion.chunk`` brings.
-
-        Raises:
-            UpstreamError: it makes no sense after those before it.
-        """
-        events: list[Event] = []
-        if not self._unfolding.head:
-            message = _envelope(chunk) | {"content": [], "stop_reason": None, "stop_sequence": None}
-            # the engine tells the usage at the end, where ``message_delta`` gives it
-            message["usage"] = {"input_tokens": 0, "output_tokens": 0}
-            events += [{"type": "message_start", "message": message}, {"type": "ping"}]
-        return [*events, *(event for step in self._unfolding.take(chunk) for event in _events(step))]
-
-    def end(self) -> list[Event]:
-        """The last events.
-
-        Raises:
-            UpstreamError: no chunk told a finish reason.
-        """
-        seen = self._unfolding
-        stop = _stop(seen.end(), seen.stop_reason, seen.parts)
-        return [{"type": "message_delta", "delta": stop, "usage": _usage(seen.usage)}, {"type": "message_stop"}]
-
-    def fail(self, exc: SwarmGatewayError) -> list[Event]:
-        """The events that end a stream which cannot go on."""
-        return [error_body(exc)]
-
-
-def error_body(exc: SwarmGatewayError) -> dict[str, Any]:
-    """``exc`` in Anthropic's shape; our ``code`` and ``param`` stay, for programs."""
-    error: dict[str, Any] = exc.body()["error"]
-    if exc.code == CONTEXT_LENGTH:
-        error = {**error, "message": _too_long(error)}
-    default = "invalid_request_error" if exc.status < 500 else "api_error"
-    return {"type": "error", "error": {**error, "type": _ERROR_TYPES.get(exc.status, default)}}
-
-
 def _too_long(error: Mapping[str, Any]) -> str:
-    """Before the other words those that Anthropic's clients look for, in order to compact the conversation or ask for a
+    """The message begins with the words by which Anthropic's clients decide to compact the conversation or to ask for a
     shorter answer."""
     prompt, answer, limit = (error.get(name) for name in ("prompt_tokens", "max_tokens", "max_model_len"))
     if not prompt or not limit:
         return f"prompt is too long. {error.get('message')}"
     if answer:
-        said = (
-            f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}, decrease input length"
+        return (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}, decrease input length "
+            f"or `max_tokens` and try again. {error.get('message')}"
         )
-        return f"{said} or `max_tokens` and try again. {error.get('message')}"
-    # a prompt that leaves no room for one token of an answer is too long as well
+    # a prompt that leaves no room for one token of an answer is too long, too
     return f"prompt is too long: {max(prompt, limit + 1)} tokens > {limit} maximum. {error.get('message')}"
 
 
@@ -303,7 +242,7 @@ def _envelope(head: Mapping[str, Any]) -> dict[str, Any]:
 def _events(step: Step) -> list[Event]:
     part = step.part
     if step.what == "open":
-        # the part may have gone on since
+        # the part may have more pieces by now
         empty = replace(part, pieces=[])
         unsigned = {"signature": ""} if part.kind == "reasoning" else {}
         return [{"type": "content_block_start", "index": part.index, "content_block": _block(empty) | unsigned}]
@@ -334,18 +273,18 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 def _stop(finish: object, stop: object, parts: list[Part]) -> dict[str, Any]:
-    """``stop_reason`` and ``stop_sequence``; vLLM tells the string that it stopped at as its ``stop_reason``."""
+    """``stop_reason`` and ``stop_sequence``; vLLM's ``stop_reason`` is the string at which it stopped."""
     sequence = stop if isinstance(stop, str) and finish == "stop" else None
     if sequence is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
-    # to a forced call vLLM's finish reason is "stop"
+    # after a forced call vLLM's finish reason is "stop"
     if finish == "stop" and any(part.kind == "call" for part in parts):
         finish = "tool_calls"
     return {"stop_reason": _STOP_REASONS.get(str(finish), finish), "stop_sequence": None}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    """Anthropic counts what came from the cache apart, vLLM within the prompt."""
+    """Anthropic counts cached tokens separately, vLLM within the prompt."""
     prompt: int = usage.get("prompt_tokens") or 0
     counted = {"input_tokens": prompt, "output_tokens": usage.get("completion_tokens") or 0}
     cached: int | None = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

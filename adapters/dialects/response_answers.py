@@ -1,7 +1,7 @@
 """Chat answers as OpenAI's responses, plain or as the events of a stream.
 
-Invariant: the items of the stream's last event are those of the plain response; ``response.completed`` is given out
-only once the whole answer was taken in.
+Invariant: the items of the stream's last event are those of the plain response; ``response.completed`` goes out only
+after the whole answer was read.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adapters.dialects.chat_answers import Part, Step, Unfolding, only_choice, parts_of
+from adapters.dialects.chat_answers import Part, Step, Unfolding
+from adapters.dialects.dialect import EventStream
 from adapters.dialects.response_items import input_of, sealed, tools_by_function
+from adapters.dialects.sse import encode_named
 from swarm.errors import SwarmGatewayError
 
 Event = dict[str, Any]
 
-#: of ``include``: reasoning is to come in a form that can be sent back where nothing is stored
+#: Value of ``include`` that asks for reasoning in a form that a client can send back if nothing is stored.
 SEALED = "reasoning.encrypted_content"
-#: Settings of the request that a response repeats, and what they are when the request does not say.
+#: Settings of the request that a response repeats, and their defaults.
 _REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -38,58 +40,36 @@ _REPEATED: dict[str, Any] = {
     "top_p": None,
     "user": None,
 }
-#: The codes of a failed response for what is the caller's; any other fault of theirs is their prompt's.
+#: Codes of a failed response by the status of a client error; the others are ``invalid_prompt``.
 _FAULTS = {429: "rate_limit_exceeded"}
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def response_of(data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The response to request ``data`` for a ``chat.completion``.
-
-    Raises:
-        UpstreamError: it is none.
-    """
-    choice = only_choice(completion)
-    items = _Items(data, completion)
-    return items.ended(parts_of(choice["message"]), choice.get("finish_reason"), completion.get("usage") or {})
-
-
-class ResponseEvents:
-    """Chat chunks in, events out; each event's ``type`` is also its name on the wire."""
+class ResponseStream(EventStream):
+    """Events named by their ``type``."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self._unfolding = Unfolding()
-        self._items: _Items | None = None
+        self._items: ResponseItems | None = None
         self._count = 0
         #: the whole response, once the stream has ended
         self.response: dict[str, Any] = {}
 
-    def take(self, chunk: Mapping[str, Any]) -> list[Event]:
-        """The events that a ``chat.completion.chunk`` brings.
-
-        Raises:
-            UpstreamError: it makes no sense after those before it.
-        """
+    def take(self, chunk: Mapping[str, Any]) -> bytes:
         events, items = self._begun(chunk)
         for step in self._unfolding.take(chunk):
             events += self._events(items, step)
-        return self._numbered(events)
+        return self._encoded(events)
 
-    def end(self) -> list[Event]:
-        """The last event.
-
-        Raises:
-            UpstreamError: no chunk told a finish reason.
-        """
+    def end(self) -> bytes:
         seen = self._unfolding
         finish = seen.end()
         events, items = self._begun({})
         self.response = items.ended(seen.parts, finish, seen.usage)
-        return self._numbered([*events, {"type": f"response.{self.response['status']}", "response": self.response}])
+        return self._encoded([*events, {"type": f"response.{self.response['status']}", "response": self.response}])
 
-    def fail(self, exc: SwarmGatewayError) -> list[Event]:
-        """The events that end a stream which cannot go on."""
+    def fail(self, exc: SwarmGatewayError) -> bytes:
         events, items = self._begun({})
         parts = self._unfolding.parts
         code = "server_error" if exc.status >= 500 else _FAULTS.get(exc.status, "invalid_prompt")
@@ -98,69 +78,61 @@ class ResponseEvents:
             "error": {"code": code, "message": exc.message},
             "output": [items.item(part, "incomplete" if part is parts[-1] else None) for part in parts],
         }
-        return self._numbered([*events, {"type": "response.failed", "response": response}])
+        return self._encoded([*events, {"type": "response.failed", "response": response}])
 
-    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], _Items]:
-        """The first events, unless they were given out; SDKs take no other before them."""
+    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], ResponseItems]:
+        """The first events, unless they went out already; SDKs accept no others before them."""
         if self._items is not None:
             return [], self._items
-        self._items = items = _Items(self._data, head)
+        self._items = items = ResponseItems(self._data, head)
         return [
             {"type": f"response.{state}", "response": items.envelope} for state in ("created", "in_progress")
         ], items
 
-    def _numbered(self, events: list[Event]) -> list[Event]:
+    def _encoded(self, events: list[Event]) -> bytes:
         for event in events:
             event["sequence_number"] = self._count
             self._count += 1
-        return events
+        return encode_named(events)
 
-    def _events(self, items: _Items, step: Step) -> list[Event]:
-        """The events of one step; the part may have gone on since an earlier one."""
+    def _events(self, items: ResponseItems, step: Step) -> list[Event]:
+        """The events of one step; its part may have more pieces by now."""
         part, where = step.part, {"output_index": step.part.index}
-        inside = where | {"item_id": items.id_of(part)} | ({} if part.kind == "call" else {"content_index": 0})
-        custom = items.is_custom(part)
+        inside = where | {"item_id": items.id_of(part)}
+        call, custom = part.kind == "call", items.is_custom(part)
+        kind = "function_call_arguments" if call else "reasoning_text" if part.kind == "reasoning" else "output_text"
+        more = {"logprobs": []} if part.kind == "text" else {}
+        if not call:
+            inside["content_index"] = 0
         if step.what == "open":
-            item = items.item(replace(part, pieces=[]), "in_progress") | (
-                {} if part.kind == "call" else {"content": []}
-            )
+            empty = replace(part, pieces=[])
+            item = items.item(empty, "in_progress") | ({} if call else {"content": []})
             opened: list[Event] = [{"type": "response.output_item.added", **where, "item": item}]
-            if part.kind != "call":
-                empty = _content(replace(part, pieces=[]))
-                opened.append({"type": "response.content_part.added", **inside, "part": empty})
+            if not call:
+                opened.append({"type": "response.content_part.added", **inside, "part": _content(empty)})
             return opened
         if step.what == "more":
-            delta: Event = {**inside, "delta": step.text}
-            match part.kind:
-                case "reasoning":
-                    return [{"type": "response.reasoning_text.delta", **delta}]
-                case "text":
-                    return [{"type": "response.output_text.delta", **delta, "logprobs": []}]
-                case "call":
-                    # of a custom tool the input is told once the arguments around it are whole
-                    return [] if custom else [{"type": "response.function_call_arguments.delta", **delta}]
+            # a custom tool's input goes out once the arguments around it are complete
+            return [] if custom else [{"type": f"response.{kind}.delta", **inside, "delta": step.text, **more}]
         cut = "incomplete" if self._unfolding.finish_reason in _CUT and part is self._unfolding.parts[-1] else None
         done = items.item(part, cut)
-        closed: list[Event]
-        match part.kind:
-            case "reasoning":
-                closed = [{"type": "response.reasoning_text.done", **inside, "text": part.text}]
-            case "text":
-                closed = [{"type": "response.output_text.done", **inside, "text": part.text, "logprobs": []}]
-            case "call" if custom:
-                closed = [
-                    {"type": "response.custom_tool_call_input.delta", **inside, "delta": done["input"]},
-                    {"type": "response.custom_tool_call_input.done", **inside, "input": done["input"]},
-                ]
-            case "call":
-                said = {"name": done["name"], "arguments": part.text}
-                closed = [{"type": "response.function_call_arguments.done", **inside, **said}]
-        if part.kind != "call":
-            closed.append({"type": "response.content_part.done", **inside, "part": _content(part)})
+        if custom:
+            input_ = done["input"]
+            closed: list[Event] = [
+                {"type": "response.custom_tool_call_input.delta", **inside, "delta": input_},
+                {"type": "response.custom_tool_call_input.done", **inside, "input": input_},
+            ]
+        elif call:
+            closed = [{"type": f"response.{kind}.done", **inside, "name": done["name"], "arguments": part.text}]
+        else:
+            closed = [
+                {"type": f"response.{kind}.done", **inside, "text": part.text, **more},
+                {"type": "response.content_part.done", **inside, "part": _content(part)},
+            ]
         return [*closed, {"type": "response.output_item.done", **where, "item": done}]
 
 
-class _Items:
+class ResponseItems:
     """Makes the items of one response.
 
     Args:
@@ -168,7 +140,7 @@ class _Items:
         head: ``id``, ``created`` and ``model`` of the answer.
 
     Attributes:
-        envelope: the response before anything is answered.
+        envelope: the response before its first item.
     """
 
     def __init__(self, data: Mapping[str, Any], head: Mapping[str, Any]) -> None:
@@ -198,7 +170,7 @@ class _Items:
         return f"{prefix}_{self.envelope['id'].removeprefix('resp_')}_{part.index}"
 
     def item(self, part: Part, status: str | None) -> dict[str, Any]:
-        """``status``: ``None`` when the part is whole."""
+        """``status``: ``None`` if the part is complete."""
         item = {"id": self.id_of(part), "status": status or "completed"}
         match part.kind:
             case "reasoning":
@@ -216,18 +188,18 @@ class _Items:
             if tool.namespace is not None:
                 call["namespace"] = tool.namespace
             if tool.custom:
-                # an item that has just begun has no arguments
+                # an item that has just begun has no arguments yet
                 return {**call, "type": "custom_tool_call", "input": input_of(part.text) if part.text else ""}
         return {**call, "type": "function_call", "arguments": part.text}
 
 
 def response_id(item_id: str) -> str:
-    """The id of the response that holds the item ``item_id``, if we gave it out."""
+    """The id of the response with the item ``item_id``, if that is ours."""
     return "resp_" + item_id.partition("_")[2].rpartition("_")[0]
 
 
 def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:
-    """The response before anything is answered."""
+    """The response before its first item."""
     repeated = {name: default if data.get(name) is None else data[name] for name, default in _REPEATED.items()}
     return {
         "id": "resp_" + str(head.get("id") or uuid.uuid4().hex).removeprefix("chatcmpl-"),

@@ -1,15 +1,14 @@
-"""The input items and tools of a Responses request in the chat form, and tool calls on their way back.
+"""The input items and tools of a Responses request in chat form, and tool calls on their way back.
 
-Invariant: whatever a conversation contains, the session goes on. What the chat form cannot say becomes words to the
-model where the user or a tool said it, is left out where the model did, and is noted either way. A call comes out under
-the name, the namespace and the kind that the request gave to its tool; sent back, it names the same function again.
+Invariant: whatever a conversation contains, the session goes on. What the chat form cannot express is replaced by a
+text if the user or a tool said it, left out if the model did, and noted either way. A call goes out with the name,
+namespace and kind that the request gave to its tool; sent back, it names the same function again.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -23,11 +22,12 @@ from adapters.dialects.conversation import (
     content_of,
     text_part,
     unread,
+    written,
 )
-from adapters.dialects.fields import Fields, refuse
+from adapters.dialects.fields import Fields, present, refuse
 from swarm.errors import NotFoundError
 
-#: Schema of the function that stands for a custom tool: the tool's free-text input is one argument.
+#: Schema of the function for a custom tool: the tool's free-text input is its one argument.
 _INPUT = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The whole input of the tool."}},
@@ -50,7 +50,7 @@ class Tool:
 
 
 def tools_by_function(data: Mapping[str, Any]) -> dict[str, Tool]:
-    """The tools of a request that was parsed, by the names of their functions."""
+    """The tools of a parsed request by the names of their functions."""
     found: dict[str, Tool] = {}
     for tool in (tool.data for tool in _given(Fields(data))):
         namespace = tool.get("name") if tool.get("type") == "namespace" else None
@@ -62,21 +62,16 @@ def tools_by_function(data: Mapping[str, Any]) -> dict[str, Tool]:
 
 
 def input_of(arguments: str) -> str:
-    """The input of a custom tool, from the arguments with which its function was called."""
+    """The input of a custom tool, from the arguments of its function."""
     text = as_object(arguments).get("input")
     return text if isinstance(text, str) else arguments
-
-
-def arguments_of(text: str) -> str:
-    """The arguments of the function for the input of a custom tool."""
-    return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def tools_of(top: Fields) -> dict[str, Any]:
     """``tools`` and ``tool_choice`` of the chat form.
 
     Raises:
-        RequestError: one is malformed, or the choice is none that this model has.
+        RequestError: one is malformed, or this model has no such choice.
     """
     functions = [function for tool in _given(top) for function in _functions(tool)]
     choice = _choice(top, {function["name"] for function in functions})
@@ -84,10 +79,10 @@ def tools_of(top: Fields) -> dict[str, Any]:
         choice, allowed = cast("tuple[str, set[str]]", choice)
         functions = [function for function in functions if function["name"] in allowed]
     parallel = top.flag("parallel_tool_calls")
-    body: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
+    body = present(parallel_tool_calls=parallel)
     if functions:
         body["tools"] = [{"type": "function", "function": function} for function in functions]
-        return body if choice is None else {**body, "tool_choice": choice}
+        return {**body, **present(tool_choice=choice)}
     # vLLM refuses a choice among no tools
     if choice not in (None, "auto", "none"):
         refuse("tool_choice", "there is no tool that this model could call")
@@ -95,7 +90,7 @@ def tools_of(top: Fields) -> dict[str, Any]:
 
 
 def _given(top: Fields) -> list[Fields]:
-    """All tools of a request, those that an input item adds last."""
+    """All tools of a request, those of input items last."""
     tools, items = top.objects("tools") or [], top.data.get("input")
     for index, item in enumerate(cast("list[Any]", items) if isinstance(items, list) else []):
         match item:
@@ -107,9 +102,9 @@ def _given(top: Fields) -> list[Fields]:
 
 
 def _functions(tool: Fields, namespace: str | None = None) -> Iterator[dict[str, Any]]:
-    kind = tool.needed("type")
+    kind = tool.required("type")
     if kind == "namespace" and namespace is None:
-        name = tool.needed("name")
+        name = tool.required("name")
         for inner in tool.objects("tools") or []:
             yield from _functions(inner, name)
         tool.leave("description", "only its functions are described")
@@ -119,40 +114,38 @@ def _functions(tool: Fields, namespace: str | None = None) -> Iterator[dict[str,
         # it runs on OpenAI's servers, or is part of their models
         tool.note(f"{kind} is OpenAI's own tool")
         return
-    function: dict[str, Any] = {"name": Tool(tool.needed("name"), namespace).function}
+    function: dict[str, Any] = {"name": Tool(tool.required("name"), namespace).function}
     description = tool.text("description")
     if kind == "function":
         function["parameters"] = tool.whole("parameters") or {}
-        if (strict := tool.flag("strict")) is not None:
-            function["strict"] = strict
+        function |= present(strict=tool.flag("strict"))
     else:
         function["parameters"] = _INPUT
         if (form := tool.inner("format")) is not None and (grammar := form.text("definition")) is not None:
-            form.note("the grammar is told, not enforced")
+            form.note("the grammar is described, not enforced")
             description = f"{description or ''}\n\nThe input follows this grammar:\n{grammar}".strip()
-    if description is not None:
-        function["description"] = description
-    # every tool is there from the start
+    function |= present(description=description)
+    # all tools are available from the start
     tool.drop("defer_loading")
     tool.leave("allowed_callers", "only the model calls tools", ["direct"])
-    tool.leave("async", "not known here", False)
+    tool.leave("async", "unknown field", False)
     tool.done()
     yield function
 
 
 def _choice(top: Fields, functions: set[str]) -> Any:
-    """``tool_choice`` of the chat form; for a choice among some ``functions`` the mode and those."""
+    """``tool_choice`` of the chat form; for a choice among some ``functions`` its mode and their names."""
     given = top.take("tool_choice")
     if given is None or isinstance(given, str):
         if given not in (None, "auto", "none", "required"):
             refuse("tool_choice", "must be 'auto', 'none', 'required' or a function")
         return given
     choice = Fields(given, "tool_choice", top.notes)
-    kind = choice.needed("type")
+    kind = choice.required("type")
     if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": _chosen(choice)}}
     if kind == "allowed_tools":
-        mode = choice.needed("mode")
+        mode = choice.required("mode")
         if mode not in ("auto", "required"):
             refuse(choice.at("mode"), "must be 'auto' or 'required'")
         allowed: set[str] = set()
@@ -166,15 +159,15 @@ def _choice(top: Fields, functions: set[str]) -> Any:
 
 
 def _chosen(choice: Fields) -> str:
-    return Tool(choice.needed("name"), choice.text("namespace")).function
+    return Tool(choice.required("name"), choice.text("namespace")).function
 
 
-#: Marks reasoning of ours in ``encrypted_content``, which is the one place where some clients keep it.
+#: Marks our reasoning in ``encrypted_content``, the only place where some clients keep it.
 _OURS = "swarm-gateway:"
 
 
 def sealed(thought: str) -> str:
-    """``encrypted_content`` of reasoning that we give out: it is no secret, it only travels there."""
+    """``encrypted_content`` of our reasoning: it is no secret, it only travels there."""
     return _OURS + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
 
 
@@ -182,8 +175,8 @@ def conversation_of(top: Fields) -> Conversation:
     """The conversation of a request, its ``instructions`` first.
 
     Raises:
-        RequestError: see :meth:`adapters.dialects.ResponsesDialect.parse`.
-        NotFoundError: an ``item_reference`` is left in it.
+        RequestError: see :meth:`adapters.dialects.Dialect.parse`.
+        NotFoundError: it contains an ``item_reference``.
     """
     instructions, given = top.text("instructions"), top.take("input")
     conversation = Conversation()
@@ -204,20 +197,20 @@ def conversation_of(top: Fields) -> Conversation:
 
 
 def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> None:
-    """Add an item; those that the assistant gave in a row are one message. ``before``: the kind of the one before."""
+    """Add an item; consecutive items of the assistant are one message. ``before``: the kind of the previous item."""
     match kind:
         case "message":
             _add_message(conversation, item, before)
         case "reasoning":
             conversation.assistant(goes_on=True).think(_thought(item))
         case "function_call" | "custom_tool_call":
-            name = Tool(item.needed("name"), item.text("namespace")).function
-            given = item.needed("arguments" if kind == "function_call" else "input")
-            arguments = carried(given) if kind == "function_call" else arguments_of(given)
-            conversation.assistant(goes_on=True).call(item.needed("call_id"), name, arguments)
+            name = Tool(item.required("name"), item.text("namespace")).function
+            given = item.required("arguments" if kind == "function_call" else "input")
+            arguments = carried(given) if kind == "function_call" else written({"input": given})
+            conversation.assistant(goes_on=True).call(item.required("call_id"), name, arguments)
             item.drop("caller", "async")
         case "function_call_output" | "custom_tool_call_output":
-            conversation.tool(item.needed("call_id"), _content(item, "output"))
+            conversation.tool(item.required("call_id"), _content(item, "output"))
             item.drop("caller", "name", "namespace")
         case "item_reference":
             _unknown(item)
@@ -226,11 +219,10 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
             item.drop("role", "tools")
         case _:
             if kind.endswith("_output") or item.data.get("output") is not None:
-                item.note(f"{kind} is told in words only")
-                told = "\n".join(_texts(item.take("output")))
-                conversation.aside(
-                    [text_part(f"[{kind}:]\n{told}") if told else unread(f"An item of type {kind!r:.60}")]
-                )
+                item.note(f"{kind} is replaced by a text")
+                text = "\n".join(_texts(item.take("output")))
+                unknown = unread(f"An item of type {kind!r:.60}")
+                conversation.aside([text_part(f"[{kind}:]\n{text}") if text else unknown])
             else:
                 item.note(f"{kind} is not carried")
             return
@@ -239,18 +231,16 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
 
 def _add_message(conversation: Conversation, item: Fields, before: str) -> None:
     item.drop("phase")
-    role = item.needed("role")
+    role = item.required("role")
     if role == "assistant":
-        # two messages in a row are two; with a call or a thought between them they were one answer
+        # two consecutive messages are two; with a call or a thought between them they are one answer
         answer = conversation.assistant(goes_on=before != "message")
-        value = item.take("content")
-        if value is None:
-            refuse(item.at("content"), "is required")
+        value = _needed(item, "content")
         if isinstance(value, str):
             answer.say(value)
             return
         for part in item.listed(value, "content"):
-            if (of := part.needed("type")) in _TEXTS:
+            if (of := part.required("type")) in _TEXTS:
                 answer.say(_part(part, of)["text"])
             else:
                 part.note(f"{of} of the assistant is not carried")
@@ -265,7 +255,7 @@ def _add_message(conversation: Conversation, item: Fields, before: str) -> None:
 
 
 def _thought(item: Fields) -> str:
-    """The text of a reasoning item: as we gave it out, or what another model told of it."""
+    """The text of a reasoning item: our own, or the summary of another model."""
     content, summary = _thoughts(item, "content"), _thoughts(item, "summary")
     secret = item.text("encrypted_content") or ""
     if content:
@@ -281,18 +271,21 @@ def _thought(item: Fields) -> str:
 
 
 def _thoughts(item: Fields, name: str) -> list[str]:
-    return [part.needed("text") for part in item.objects(name) or []]
+    return [part.required("text") for part in item.objects(name) or []]
 
 
 def _content(item: Fields, name: str) -> Content:
+    value = _needed(item, name)
+    if isinstance(value, str):
+        return value
+    return content_of([_part(part, part.required("type")) for part in item.listed(value, name)])
+
+
+def _needed(item: Fields, name: str) -> Any:
     value = item.take(name)
     if value is None:
         refuse(item.at(name), "is required")
-    return (
-        value
-        if isinstance(value, str)
-        else content_of([_part(part, part.needed("type")) for part in item.listed(value, name)])
-    )
+    return value
 
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -300,16 +293,14 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 def _part(part: Fields, kind: str) -> Part:
     if kind in _TEXTS:
-        carried_part = text_part(part.needed(_TEXTS[kind]))
+        carried_part = text_part(part.required(_TEXTS[kind]))
         part.leave("annotations", "not carried", [])
         part.drop("logprobs", "prompt_cache_breakpoint")
     elif kind == "input_image" and part.data.get("image_url") is not None:
-        image = {"url": part.needed("image_url")}
-        if (detail := part.text("detail")) is not None:
-            image["detail"] = detail
+        image = {"url": part.required("image_url"), **present(detail=part.text("detail"))}
         carried_part: Part = {"type": "image_url", "image_url": image}
     else:
-        part.note(f"{kind} is told in words only")
+        part.note(f"{kind} is replaced by a text")
         if kind == "input_image":
             return unread("An image")
         return (

@@ -1,18 +1,21 @@
 """Server-sent events, both ways.
 
-Invariant: events survive any cut of the byte stream; lines end at LF, CR or CRLF only (``str.splitlines`` would also
-cut at U+2028 and friends, which stand unescaped in JSON).
+Invariant: the byte stream may be cut anywhere; lines end at LF, CR or CRLF only (``str.splitlines`` would also cut at
+U+2028 and the like, which JSON does not escape).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adapters.dialects.jsons import encode
 
 DONE = b"data: [DONE]\n\n"
-#: says nothing, in any dialect
+#: A comment, which every client ignores.
 COMMENT = b": keep-alive\n\n"
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def encode_event(data: Any) -> bytes:
@@ -20,52 +23,34 @@ def encode_event(data: Any) -> bytes:
     return b"data: " + encode(data) + b"\n\n"
 
 
-def encode_named(name: str, data: Any) -> bytes:
-    """One event called ``name``, a word in ASCII, that carries ``data`` as JSON."""
-    return b"event: " + name.encode() + b"\n" + encode_event(data)
+def encode_named(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Events as JSON, each named by its ``type``, a word in ASCII."""
+    return b"".join([b"event: " + event["type"].encode() + b"\n" + encode_event(event) for event in events])
 
 
 class SseDecoder:
-    """Feed it bytes, get the ``data`` of each event that is complete."""
+    """Turns bytes into the ``data`` of events."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that ``chunk`` completes; comments and other fields are skipped."""
-        self._buffer += chunk
-        events: list[str] = []
-        if b"\r" in self._buffer:
-            while (line := self._next_line()) is not None:
-                self._take(line, events)
+        """The data of the events that ``chunk`` completes, without comments and other fields."""
+        data = self._rest + chunk
+        if b"\r" in data:
+            held = b"\r" if data.endswith(b"\r") else b""  # its LF may be in the next chunk
+            *lines, rest = _LINE_END.split(data.removesuffix(held))
+            self._rest = rest + held
         else:
-            # what vLLM sends: one split instead of two searches a line
-            *lines, rest = bytes(self._buffer).split(b"\n")
-            self._buffer[:] = rest
-            for line in lines:
-                self._take(line, events)
+            *lines, self._rest = data.split(b"\n")
+        events: list[str] = []
+        for line in lines:
+            if line:
+                name, _, value = line.partition(b":")
+                if name == b"data":
+                    self._data.append(value.removeprefix(b" "))
+            elif self._data:
+                events.append(b"\n".join(self._data).decode(errors="replace"))
+                self._data.clear()
         return events
-
-    def _take(self, line: bytes, events: list[str]) -> None:
-        if line:
-            name, _, value = line.partition(b":")
-            if name == b"data":
-                self._data.append(value.removeprefix(b" "))
-        elif self._data:
-            events.append(b"\n".join(self._data).decode(errors="replace"))
-            self._data.clear()
-
-    def _next_line(self) -> bytes | None:
-        ends = [i for i in (self._buffer.find(b"\n"), self._buffer.find(b"\r")) if i >= 0]
-        if not ends:
-            return None
-        end = min(ends)
-        after = end + 1
-        if self._buffer[end] == ord("\r"):
-            if after == len(self._buffer):
-                return None  # its LF may be in the next chunk
-            after += self._buffer[after] == ord("\n")
-        line = bytes(self._buffer[:end])
-        del self._buffer[:after]
-        return line

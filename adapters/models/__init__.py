@@ -1,4 +1,4 @@
-"""Model files: pull them by name, convert them, and resolve the name in a job to a path. Imports nothing heavy."""
+"""Model files: pull and convert them by name, and resolve the name in a job to a path. Imports nothing heavy."""
 
 from adapters.models.cache import CachedModel, list_cached, models_home
 from adapters.models.pull import CATALOG, CatalogEntry, pull

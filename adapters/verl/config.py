@@ -108,6 +108,8 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         "algorithm.rollout_correction.rollout_is": "token",
         "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         "actor_rollout_ref.model.path": model,
+        # our own key, which the worker reads
+        "actor_rollout_ref.shared_prefixes": job.shared_prefixes,
         # the place-holder dataset reads its length from here
         "data.train_files": [job.batch_size * job.total_training_steps],
         "data.val_files": [1],

@@ -145,6 +145,13 @@ class SwarmTrainer(PPOTrainerSync):
         batch = super()._compute_advantage(batch, *args, **kwargs)
         return scale_advantages(batch, episode_factors(batch.keys, leave_one_out=self._leave_one_out))
 
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._update_actor(batch, metrics)
+        # verl names all metrics of its workers after the actor
+        for name in [name for name in metrics if name.startswith("actor/swarm/")]:
+            metrics[name.removeprefix("actor/")] = metrics.pop(name)
+        return batch
+
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         self._feed.report(self.global_steps, plain_metrics(metrics))

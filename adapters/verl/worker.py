@@ -16,10 +16,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from adapters.verl.steps import micro_batch_rows
+from adapters.verl.tree.engine import SharedPrefixEngine
 from adapters.verl.weights_socket import private_handle
 
 #: niceness of the trainer's processes on a CPU
@@ -27,7 +27,7 @@ TRAINER_NICE = 10
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"])
-class CpuEngine(FSDPEngineWithLMHead):
+class CpuEngine(SharedPrefixEngine):
     """verl's FSDP engine on the CPU."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
@@ -56,6 +56,15 @@ class SwarmTrainingWorker(TrainingWorker):
         config = self.engine_config
         self._fit(data, config.infer_micro_batch_size_per_gpu, config.infer_max_token_len_per_gpu)
         return super().infer_batch(data)
+
+    def train_mini_batch(self, data: Any) -> Any:
+        """All optimizer steps of a batch; the metrics also say what shared prefixes saved since the last batch."""
+        output = super().train_mini_batch(data)
+        if isinstance(self.engine, SharedPrefixEngine):
+            saved = self.engine.take_savings()
+            if output is not None:
+                tu.assign_non_tensor(output, metrics=tu.get(output, "metrics") | saved)
+        return output
 
     def _fit(self, data: Any, rows: int, tokens: int) -> None:
         """Have ``data`` computed in micro-batches of at most so many rows, or tokens; a row alone may be longer."""
@@ -110,3 +119,12 @@ class SwarmCpuWorker(SwarmWorker):
 
     actor_worker_cls = CpuTrainingWorker
     ref_worker_cls = CpuTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Build the models, which compute shared prefixes once unless the job says otherwise."""
+        super().init_model()
+        engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
+        for engine in engines:
+            engine.shared_prefixes = self.config.shared_prefixes == "auto"
+            engine.savings = engines[0].savings

@@ -99,7 +99,8 @@ async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken
         )
     if given.choice >= turn.choices:
         raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
-    replaced = turn.say(given.choice, given.feedback())
+    replaced = given.choice in turn.said
+    turn.said[given.choice] = given.feedback()
     sessions.counts.feedback["counts" if turn.open else "late"] += 1
     return FeedbackTaken(completion_id=given.completion_id, trains=turn.open, replaced=replaced)
 

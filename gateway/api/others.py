@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
@@ -23,6 +22,7 @@ from gateway.runtime import Gateway
 from gateway.types import Outcome, Relayed
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.asgi import check_encoding, parse_json
+from swarm.http.client import Answer
 
 _OPENAI, _MESSAGES = ChatDialect(), MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
@@ -109,8 +109,7 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
         RequestError: the request cannot be carried, or the engine finds fault with it.
         UnavailableError, UpstreamError: nobody can count now.
     """
-    async with AsyncExitStack() as held:
-        table = held.enter_context(gateway.routes.table.held())
+    with gateway.routes.table.held() as table:
         route = await table.find(request.model, request.caller)
         if route.training is None:
             return await gateway.pipeline.forward(request)
@@ -121,15 +120,12 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
             if route.upstream is None:
                 raise
             return await gateway.pipeline.forward(request)
-        if answer.close is not None:
-            held.push_async_callback(answer.close)
-        return Relayed(200, {"content-type": "application/json"}, encode({"input_tokens": await _counted(answer)}))
+        return Relayed(200, {"content-type": "application/json"}, encode({"input_tokens": _counted(answer)}))
 
 
-async def _counted(answer: Relayed) -> int:
-    raw = answer.body if isinstance(answer.body, bytes) else b"".join([part async for part in answer.body])
+def _counted(answer: Answer) -> int:
     try:
-        data: Any = json.loads(raw)
+        data: Any = json.loads(answer.content)
     except ValueError:
         data = None
     fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}

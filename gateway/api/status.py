@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.limits.admission import Load
-from gateway.rollout.claims import Serving
+from gateway.rollout.server import Serving
 from gateway.routing.table import RouteTable
 from gateway.runtime import Gateway
 from gateway.stats import Stats

@@ -57,7 +57,7 @@ def _serves(url: str) -> bool:
     from swarm.errors import SwarmGatewayError
 
     try:
-        with SwarmClient(url, policy=RetryPolicy(attempts=1, total=5.0)) as client:
+        with SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1)) as client:
             client.get_engine_status()
     except SwarmGatewayError:
         return False

@@ -1,7 +1,7 @@
-"""``swarm-gateway keys`` and ``swarm-gateway swarm tokens``: make, list and revoke what opens a gateway or a swarm
-server, running or not.
+"""``swarm-gateway keys`` and ``swarm-gateway swarm tokens``: create, list and revoke keys of a gateway and tokens of a
+swarm server, running or not.
 
-Invariant: a secret is printed once, when it is made, alone on stdout; everything else about it goes to stderr.
+Invariant: a secret is printed once, on its creation, alone on stdout; messages about it go to stderr.
 """
 
 from __future__ import annotations
@@ -33,12 +33,8 @@ Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 
 AsJson = Annotated[bool, typer.Option("--json", help="print one line of JSON")]
 
 
-class Scope(StrEnum):
-    """What typer offers for ``--scope``; the server's own list decides."""
-
-    CLAIM = "claim"
-    READ = "read"
-    ADMIN = "admin"
+#: The choices of ``--scope``; the server's own list decides.
+Scope = StrEnum("Scope", ["CLAIM", "READ", "ADMIN"])
 
 
 @keys.command("create")
@@ -123,7 +119,7 @@ def create_token(
     from swarm.credentials import TokenFile
 
     file = TokenFile(run_dir)
-    scopes = sorted({one.value for one in scope})
+    scopes = sorted({one.name.lower() for one in scope})
     first = not file.read()
     token = file.create(name, scopes, parse_lifetime(expires))
     if as_json:
@@ -133,8 +129,8 @@ def create_token(
     typer.echo("keep it now: it is stored as a digest and cannot be shown again", err=True)
     if first:
         typer.echo(
-            "it is the first: a server on loopback that asked for none asks everyone from now on; give SWARM_TOKEN "
-            "to its clients and gateways, and restart an `up` that runs in this folder",
+            "it is the first: a server on loopback that needed no token asks everyone from now on; give SWARM_TOKEN to "
+            "its clients and gateways, and restart an `up` that runs in this folder",
             err=True,
         )
 

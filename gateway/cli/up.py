@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 
+from gateway.cli.output import print_json
 from gateway.cli.serve import LogFormat
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
+_INDENT = "\n           "
+#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``gateway`` and ``origin``.
+_LINES = {
+    "listening": "{name}: {url}   (log: {log})",
+    "starting": "engine: booting with {model}   (log: {log})",
+    "config": "engine: its resolved configuration: {path}",
+    "continued": "engine: continues the run of this folder after step {step}",
+    "warning": "WARNING: {message}",
+    "boot": "engine: {doing}",
+    "ready": "ready after {seconds:.0f} s: point your app at {gateway}/v1 (model {model}); Ctrl-C stops everything",
+    "restarting": "engine: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
+    "({attempt} of {of}); the gateway stays",
+    "recovered": "engine: serves again after {seconds:.0f} s; training goes on from {origin}",
+    "engine_stopped": "engine: {reason}; this is no crash, so `up` does not start it again",
+    "finished": "the job is done after step {step}",
+    "stopping": "stopping the {name}",
+    "stopped": "all stopped",
+    "failed": "FAILED: {message}{tail}" + _INDENT + "full log: {log}",
+}
+#: Event -> what the spinner says from then on.
+_DOING = {"boot": "booting: {doing}", "state": "{state} {detail}", "stopping": "stopping the {name}"}
 
 
 def up(
@@ -30,7 +50,7 @@ def up(
     from gateway.watch import UpFailedError
 
     plan = replace(read_plan(config), log_format=log_format)
-    with EventPrinter(as_json) as on_event:
+    with event_printer(as_json) as on_event:
         try:
             run_up(plan, on_event)
         except UpFailedError as exc:
@@ -38,115 +58,55 @@ def up(
             raise typer.Exit(1) from None
 
 
-class EventPrinter:
-    """Called with each event; a context, because the spinner must leave the terminal as it was."""
+@contextmanager
+def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], None]]:
+    """A callback that prints an event: as a line of JSON, or for people, on a terminal with a spinner below."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._began = time.monotonic()
-        self._urls: dict[str, str] = {}
-        self._spinner: Progress | None = None
+    began = time.monotonic()
+    console = Console(highlight=False, soft_wrap=True)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    spinner = Progress(*columns, console=console, transient=True)
+    task = spinner.add_task("starting", total=None)
+    gateway = ""
 
-    def __enter__(self) -> Self:
-        if not self._as_json:
-            from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            console = Console(highlight=False, soft_wrap=True)
-            self._print = console.print
-            if console.is_terminal:
-                columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-                self._spinner = Progress(*columns, console=console, transient=True)
-                self._spinner.add_task("starting", total=None)
-                self._spinner.start()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if self._spinner:
-            self._spinner.stop()
-
-    def __call__(self, kind: str, values: dict[str, Any]) -> None:
-        if self._as_json:
-            from gateway.cli.output import print_json
-
-            print_json({"event": kind, "at": round(time.monotonic() - self._began, 1), **values})
+    def on_event(kind: str, values: dict[str, Any]) -> None:
+        nonlocal gateway
+        at = time.monotonic() - began
+        if as_json:
+            print_json({"event": kind, "at": round(at, 1), **values})
             return
-        if kind == "listening":
-            self._urls[values["name"]] = values["url"]
-        line = self.line(kind, values)
+        if kind == "listening" and values["name"] == "gateway":
+            gateway = values["url"]
+        known = values | _words(kind, values) | {"gateway": gateway}
+        line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(known)
         if line:
             # markup off: a log line with [brackets] is text
-            self._print(f"{time.monotonic() - self._began:7.1f} s  {line}", markup=False)
-        doing = self.doing(kind, values)
-        if self._spinner and doing:
-            (task,) = self._spinner.task_ids
+            console.print(f"{at:7.1f} s  {line}", markup=False)
+        if kind in _DOING:
             # a new state counts its own time; the stages of a boot share one count
-            if kind == "state":
-                self._spinner.reset(task, description=doing)
-            else:
-                self._spinner.update(task, description=doing)
+            update = spinner.reset if kind == "state" else spinner.update
+            update(task, description=_DOING[kind].format_map(known))
 
-    def line(self, kind: str, values: dict[str, Any]) -> str:
-        """What people read of an event; empty for one that only the spinner shows."""
-        match kind:
-            case "listening":
-                return f"{values['name']}: {values['url']}   (log: {values['log']})"
-            case "starting":
-                return f"engine: booting with {values['model']}   (log: {values['log']})"
-            case "config":
-                return f"engine: configuration as it runs: {values['path']}"
-            case "continued":
-                return f"engine: goes on with the run of this folder after step {values['step']}"
-            case "boot":
-                return f"engine: {values['detail'] or values['stage']}"
-            case "ready":
-                return (
-                    f"ready after {values['seconds']:.0f} s: point your app at {self._urls.get('gateway', '')}/v1 "
-                    f"(model {values['model']}); Ctrl-C stops everything"
-                )
-            case "restarting":
-                tail = "".join(f"\n           | {line}" for line in values["last_lines"][-_TAIL_LINES:])
-                return (
-                    f"engine: DIED: {values['reason']}{tail}\n           starting it again in "
-                    f"{values['in_seconds']:.0f} s ({values['attempt']} of {values['of']}); the gateway stays"
-                )
-            case "recovered":
-                whence = (
-                    f"the checkpoint of step {values['step']}"
-                    if values["step"]
-                    else "the job's model: there is no checkpoint (see job.save_freq)"
-                )
-                return f"engine: serves again after {values['seconds']:.0f} s; training goes on from {whence}"
-            case "engine_stopped":
-                return f"engine: {values['reason']}; not a crash, so it is left to whoever starts it"
-            case "step":
-                from gateway.tui.format import step_line
-                from swarm.types import StepResult
+    with spinner if console.is_terminal and not as_json else nullcontext():
+        yield on_event
 
-                return step_line(StepResult.model_validate(values))
-            case "finished":
-                return f"the job is done after step {values['step']}"
-            case "stopping":
-                return f"stopping the {values['name']}"
-            case "stopped":
-                return "all stopped"
-            case "failed":
-                tail = "".join(f"\n           | {line}" for line in values["last_lines"])
-                return f"FAILED: {values['message']}{tail}\n           full log: {values['log']}"
-            case _:
-                return ""
 
-    @staticmethod
-    def doing(kind: str, values: dict[str, Any]) -> str:
-        """What the spinner says after an event; empty: as before."""
-        match kind:
-            case "boot":
-                return f"booting: {values['detail'] or values['stage']}"
-            case "state":
-                return f"{values['state']} {values['detail']}"
-            case "stopping":
-                return f"stopping the {values['name']}"
-            case _:
-                return ""
+def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
+    """Parts of a line that depend on an event's values."""
+    lines = values.get("last_lines", [])
+    step = values.get("step")
+    without = "the job's model: there is no checkpoint (see job.save_freq)"
+    return {
+        "doing": values.get("detail") or values.get("stage", ""),
+        "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
+        "origin": f"the checkpoint of step {step}" if step else without,
+    }
+
+
+def _step(values: dict[str, Any]) -> str:
+    from gateway.tui.format import step_line
+    from swarm.types import StepResult
+
+    return step_line(StepResult.model_validate(values))

@@ -1,6 +1,8 @@
-"""The accepted keys, their owners and their rates. Only digests of keys are held, compared in constant time.
+"""The accepted keys, their owners and their rates, and the middleware that checks the key of every request. Only
+digests of keys are held, compared in constant time.
 
-Invariant: a ring that was made for keys is never open, whatever happens to their file; a revoked key opens nothing
+Invariant: behind the middleware, ``scope["state"]["caller"]`` is the owner of the request; only ``/health`` is open to
+everyone. A ring that was made for keys is never open, whatever happens to their file; a revoked key opens nothing
 :data:`POLL_SECONDS` later. In no window of sixty seconds does a key send more requests than allowed, and a refused one
 does not count.
 """
@@ -18,12 +20,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import SecretStr
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from adapters.dialects import MessagesDialect
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
 from swarm.credentials import Ring, digest, matching
-from swarm.errors import AuthenticationError, ConfigError, OverloadedError
+from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, OverloadedError, SwarmGatewayError
+from swarm.http.asgi import bearer_bytes, error_response
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,11 @@ POLL_SECONDS = 1.0
 #: Reads of the file between two writes of when keys were last used.
 _LOOKS_PER_NOTE = 30
 _RATE_WINDOW = 60.0
+_ADMIN = "/admin"
+#: Figures of all routes.
+_OPERATORS = ("/status", "/metrics")
+#: Paths whose errors have Anthropic's form.
+_ANTHROPIC = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +193,39 @@ class KeyRing:
                 await self.note()
 
 
+class KeyMiddleware:
+    """Refuses with 401, 403 or 429, in the dialect of the path."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self.app = app
+        self._keys = keys
+        self._messages = MessagesDialect()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self.app(scope, receive, send)
+            return
+        try:
+            # keys are compared as bytes
+            holder = self._keys.holder(bearer_bytes(scope["headers"]))
+            _check(scope["path"], holder)
+            if scope["method"] == "POST":
+                self._keys.count(holder)
+        except SwarmGatewayError as exc:
+            await self._refusal(scope["path"], exc)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = holder.caller
+        await self.app(scope, receive, send)
+
+    def _refusal(self, path: str, exc: SwarmGatewayError) -> Response:
+        response = error_response(exc)
+        if path.startswith(_ANTHROPIC):
+            kept = ((name, response.headers.get(name)) for name in ("x-should-retry", "retry-after"))
+            headers = {name: value for name, value in kept if value is not None}
+            return JSONResponse(self._messages.error(exc), exc.status, headers=headers)
+        return response
+
+
 def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:
     holders: dict[bytes, Holder] = {}
     for key in keys:
@@ -191,3 +235,12 @@ def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:
         # the id tells applications apart in sessions and feedback
         holders[known] = Holder(Caller(key_id=f"config-{known.hex()[:8]}"), admin=False)
     return holders
+
+
+def _check(path: str, holder: Holder) -> None:
+    if path.startswith(_ADMIN) and not holder.admin:
+        raise ForbiddenError(
+            "only a key that was made with `swarm-gateway keys create --admin` opens /admin", code="admin_key_required"
+        )
+    if path.startswith(_OPERATORS) and holder.caller.routes is not None and not holder.admin:
+        raise ForbiddenError(f"a key for some routes does not open {path}", code="forbidden")

@@ -60,6 +60,7 @@ class Admission:
             OverloadedError: too many wait already, or the wait took ``queue_seconds``; ``retry_after`` is an estimate.
         """
         load = self.load(route)
+        deadline = asyncio.get_running_loop().time() + settings.queue_seconds
         held: list[asyncio.Semaphore] = []
 
         def free() -> None:
@@ -67,27 +68,29 @@ class Admission:
                 place.release()
 
         async def take(place: asyncio.Semaphore, queue: Load) -> None:
-            waits = place.locked()
-            if waits and queue.queued >= settings.max_queued:
-                raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {queue.queued} wait")
-            queue.queued += waits
-            try:
+            if not place.locked():
                 await place.acquire()
-            finally:
-                queue.queued -= waits
+            elif queue.queued >= settings.max_queued:
+                raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {queue.queued} wait")
+            else:
+                queue.queued += 1
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await place.acquire()
+                except TimeoutError:
+                    raise _overloaded(load, settings, f"no place within {settings.queue_seconds:g} s") from None
+                finally:
+                    queue.queued -= 1
             held.append(place)
 
         try:
-            async with asyncio.timeout(settings.queue_seconds):
-                if caller.max_in_flight is not None:
-                    # first, so that a request that waits for its key takes no place of the route, nor of its queue
-                    key = self._semaphore(f"key {caller.key_id}", caller.max_in_flight)
-                    await take(key, self._keys.setdefault(caller.key_id, Load()))
-                await take(self._semaphore(f"route {route}", settings.max_in_flight), load)
-        except BaseException as exc:
+            if caller.max_in_flight is not None:
+                # first, so that a request that waits for its key takes no place of the route, nor of its queue
+                key = self._semaphore(f"key {caller.key_id}", caller.max_in_flight)
+                await take(key, self._keys.setdefault(caller.key_id, Load()))
+            await take(self._semaphore(f"route {route}", settings.max_in_flight), load)
+        except BaseException:
             free()
-            if isinstance(exc, TimeoutError):
-                raise _overloaded(load, settings, f"no place within {settings.queue_seconds:g} s") from None
             raise
         load.in_flight += 1
         started = time.monotonic()
@@ -100,7 +103,9 @@ class Admission:
         return release
 
     def _semaphore(self, name: str, bound: int) -> asyncio.Semaphore:
-        return self._places.setdefault((name, bound), asyncio.Semaphore(bound))
+        if (place := self._places.get((name, bound))) is None:
+            place = self._places[name, bound] = asyncio.Semaphore(bound)
+        return place
 
 
 def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedError:

@@ -1,22 +1,26 @@
-"""``RequestRecord``: one request under ``/v1`` as telemetry sees it, and the functions that note things about it.
+"""``RequestRecord``: one request under ``/v1`` as telemetry sees it, with its metrics and spans.
 
 Invariant: noting changes nothing. Outside of a request, and without tracing, every function here does next to nothing
 and never fails. Work that goes on behind a response (stragglers, submission) belongs to the request that started it.
+The number of time series does not grow with requests, callers or sessions: labels are routes, policies, phases and
+outcomes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Literal
+from functools import cache
+from types import TracebackType
+from typing import Literal, Protocol
 
+from prometheus_client import Counter, Histogram
 from starlette.types import Message
 
-from gateway.observability.metrics import Metrics
-from gateway.observability.tracing import NO_SPAN, OtelTracer, Span
 from swarm.http.asgi import header
+from swarm.http.exposition import new_registry
 
 #: ``queue``: waiting for a place. ``join``: waiting for an earlier request's response. ``claim``: for episodes.
 #: ``sample``: for the answers that the response needs. ``hook``: in reward hooks. ``submit``: until the swarm server
@@ -29,6 +33,74 @@ OutcomeName = Literal["ok", "refused", "overloaded", "unavailable", "failed", "b
 
 #: Keep-alives of a silent stream, in the forms of the dialects: comments and pings.
 _KEEPALIVES = (b":", b"event: ping", b'data: {"type":"ping"', b'data: {"type": "ping"')
+
+
+#: Buckets in seconds: fine ones for the gateway's own time, coarse ones for waits.
+_OVERHEAD = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+_WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """The metrics of one gateway's requests in seconds, each called with the values of its labels, and the ``registry``
+    that ``GET /metrics`` reads."""
+
+    def __init__(self) -> None:
+        self.registry = registry = new_registry()
+
+        def histogram(name: str, about: str, second: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"gateway_{name}_seconds", about, ("route", second), buckets=buckets, registry=registry)
+
+        requests = Counter(
+            "gateway_requests",
+            "Requests under /v1, by how they were answered and their outcome",
+            ("route", "policy", "outcome"),
+            registry=registry,
+        )
+        whole = histogram("request", "Until the end of the response", "policy", _WAITS)
+        overhead = histogram(
+            "overhead",
+            "The gateway's own part of that: without phases, and without responses streamed as they were sampled",
+            "policy",
+            _OVERHEAD,
+        )
+        first_token = histogram("first_token", "Until the first event of a stream, keep-alives apart", "policy", _WAITS)
+        phases = histogram(
+            "phase",
+            "Spent in a phase: queue, join, claim, sample, hook (reward hooks), submit, upstream",
+            "phase",
+            _WAITS,
+        )
+        self.requests = cache(requests.labels)
+        self.seconds = cache(whole.labels)
+        self.overhead = cache(overhead.labels)
+        self.first_token = cache(first_token.labels)
+        self.phase = cache(phases.labels)
+
+
+class Span(Protocol):
+    """One span of a trace."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether this span, and those inside it, are exported."""
+        ...
+
+    def set(self, name: str, value: str | int | float | bool) -> None:
+        """Set an attribute."""
+        ...
+
+
+class Tracer(Protocol):
+    """Makes the spans of one gateway."""
+
+    def span(self, name: str, headers: dict[str, str] | None = None) -> AbstractContextManager[Span]:
+        """A span; the parent of spans made inside, also in tasks started there; ``headers`` name the trace that it
+        continues."""
+        ...
+
+    def headers(self) -> dict[str, str]:
+        """Headers that make the current span the parent of another server's spans."""
+        ...
 
 
 class RequestRecord:
@@ -59,7 +131,7 @@ class RequestRecord:
         self,
         request_id: str,
         metrics: Metrics,
-        tracer: OtelTracer | None = None,
+        tracer: Tracer | None = None,
         traceparent: str = "",
         method: str = "",
         path: str = "",
@@ -156,6 +228,7 @@ class RequestRecord:
         return "unavailable" if self.status in (502, 503, 504) else "failed"
 
 
+_NO_SPAN = nullcontext[None]()
 _current: ContextVar[RequestRecord | None] = ContextVar("gateway_request", default=None)
 
 
@@ -193,33 +266,35 @@ def note_left_out(left_out: Sequence[str]) -> None:
         record.left_out = left_out
 
 
-@contextmanager
-def phase(name: PhaseName) -> Generator[Span]:
-    """Count the time inside as a phase, not as the gateway's own, and make it a span of the trace."""
-    record = _current.get()
-    if record is None:
-        yield NO_SPAN
-        return
-    began = time.perf_counter()
-    record.begin_phase(began)
-    try:
-        with span(name) as made:
-            yield made
-    finally:
-        now = time.perf_counter()
-        record.end_phase(now)
-        record.metrics.phase(record.route, name, now - began)
+class phase:
+    """Count the time inside as a phase, not as the gateway's own, and make it a span of the trace, if there is one."""
+
+    def __init__(self, name: PhaseName) -> None:
+        self._name = name
+
+    def __enter__(self) -> Span | None:
+        self._record = record = _current.get()
+        if record is None:
+            return None
+        self._span = span(self._name)
+        self._began = time.perf_counter()
+        record.begin_phase(self._began)
+        return self._span.__enter__()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if (record := self._record) is not None:
+            self._span.__exit__(exc_type, exc, tb)
+            now = time.perf_counter()
+            record.end_phase(now)
+            record.metrics.phase(record.route, self._name).observe(now - self._began)
 
 
-@contextmanager
-def span(name: str) -> Generator[Span]:
-    """Make the time inside a span of the trace."""
+def span(name: str) -> AbstractContextManager[Span | None]:
+    """Make the time inside a span of the trace, if there is one."""
     record = _current.get()
-    if record is None or record.tracer is None:
-        yield NO_SPAN
-        return
-    with record.tracer.span(name) as made:
-        yield made
+    return _NO_SPAN if record is None or record.tracer is None else record.tracer.span(name)
 
 
 def trace_headers() -> dict[str, str]:

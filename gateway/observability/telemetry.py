@@ -15,10 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.config.gateway import GatewayConfig
 from gateway.observability.logs import log_access
-from gateway.observability.metrics import Metrics
-from gateway.observability.request import RequestRecord, recording, trace_headers
+from gateway.observability.request import Metrics, RequestRecord, Span, recording, trace_headers
 from gateway.observability.request_log import RequestLog, check_request_log
-from gateway.observability.tracing import NO_SPAN, OtelTracer, Span, check_tracing
+from gateway.observability.tracing import OtelTracer, check_tracing
 from swarm.http.asgi import RawHeaders, header
 
 _RECORDED = "/v1/"
@@ -43,23 +42,23 @@ class Telemetry:
         self.request_log = RequestLog(config.request_log) if config.request_log is not None else None
         self.keep = config.request_log.max_text_bytes if config.request_log is not None else 0
 
-    def request_over(self, record: RequestRecord, span: Span) -> None:
+    def request_over(self, record: RequestRecord, span: Span | None) -> None:
         """Count, trace and log a request that ended; it runs inside the request, so it does not wait."""
-        labels = (record.route, record.policy)
-        metrics = self.metrics
+        metrics, route, policy = self.metrics, record.route, record.policy
         if record.first_seconds is not None:
-            metrics.first_token.labels(*labels).observe(record.first_seconds)
-        metrics.requests.labels(*labels, record.outcome).inc()
-        metrics.seconds.labels(*labels).observe(record.seconds)
+            metrics.first_token(route, policy).observe(record.first_seconds)
+        metrics.requests(route, policy, record.outcome).inc()
+        metrics.seconds(route, policy).observe(record.seconds)
         # without a policy no pipeline answered: a list of models, feedback, a refusal; and of a response that was
         # streamed while it was sampled nobody can tell the gateway's time from the engine's
-        if record.outcome == "ok" and record.policy and not record.live:
-            metrics.overhead.labels(*labels).observe(record.own_seconds)
-        span.set("http.response.status_code", record.status)
-        span.set("gateway.request_id", record.request_id)
-        span.set("gateway.route", record.route)
-        span.set("gateway.policy", record.policy)
-        span.set("gateway.outcome", record.outcome)
+        if record.outcome == "ok" and policy and not record.live:
+            metrics.overhead(route, policy).observe(record.own_seconds)
+        if span is not None:
+            span.set("http.response.status_code", record.status)
+            span.set("gateway.request_id", record.request_id)
+            span.set("gateway.route", route)
+            span.set("gateway.policy", policy)
+            span.set("gateway.outcome", record.outcome)
         if self._config.access_log:
             log_access(record)
         if self.request_log is not None:
@@ -128,11 +127,11 @@ class TelemetryMiddleware:
                 record.received(message)
             return message
 
-        spanning: AbstractContextManager[Span] = nullcontext(NO_SPAN)
+        spanning: AbstractContextManager[Span | None] = nullcontext()
         if tracer is not None:
             spanning = tracer.span(f"{record.method} request", _trace(record, headers))
         with recording(record), spanning as span:
-            if tracer is not None and not span.recording:
+            if span is not None and not span.recording:
                 # a trace that is not sampled needs its headers alone, no spans
                 record.traceparent, record.tracer = trace_headers().get("traceparent", ""), None
             try:

@@ -17,32 +17,25 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span as OtelSpan
+    from opentelemetry.trace import Span
 
 _NEEDED = ("opentelemetry.sdk.trace.export", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 _EXPORT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 
 
-class Span:
-    """One span of a trace; without ``otel`` a span that records nothing."""
+class OtelSpan:
+    """A span of OpenTelemetry; see :class:`gateway.observability.request.Span`."""
 
-    def __init__(self, otel: OtelSpan | None = None) -> None:
-        self._otel = otel
+    def __init__(self, made: Span) -> None:
+        self._made = made
 
     @property
     def recording(self) -> bool:
-        """Whether this span, and those inside it, are exported."""
-        return self._otel is not None and self._otel.is_recording()
+        return self._made.is_recording()
 
     def set(self, name: str, value: str | int | float | bool) -> None:
-        """Set an attribute."""
-        if self._otel is not None:
-            self._otel.set_attribute(name, value)
-
-
-#: Stands where nothing is traced.
-NO_SPAN = Span()
+        self._made.set_attribute(name, value)
 
 
 class OtelTracer:
@@ -73,7 +66,7 @@ class OtelTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
-    def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[Span]:
+    def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[OtelSpan]:
         """A span; the parent of spans made inside, also in tasks started there.
 
         An exception is noted by its type alone, because its message may quote a prompt.
@@ -87,7 +80,7 @@ class OtelTracer:
         made = self._tracer.start_span(name, self._propagator.extract(headers) if headers else None)
         with use_span(made, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             try:
-                yield Span(made)
+                yield OtelSpan(made)
             except BaseException as exc:
                 made.set_attribute("error.type", type(exc).__qualname__)
                 made.set_status(StatusCode.ERROR)

@@ -16,11 +16,11 @@ from typing import Any, cast
 from adapters.dialects import Answer
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
+from gateway.rollout.answering import outliving, run_with_group
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport
-from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample, too_late
-from gateway.rollout.shaping import outliving, run_with_group
-from gateway.rollout.swarm import Training
+from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample
+from gateway.rollout.server import Training
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from gateway.types import Decided, Incoming, Live
@@ -35,8 +35,8 @@ _KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 async def first(training: Training, incoming: Incoming, session: SessionLink | None) -> Live | Decided:
     """Answer 0 of a group: live where a stream was asked for, else whole as soon as it is there.
 
-    Arguments and errors as of :func:`gateway.rollout.best.best`; a failure after the first chunk ends the stream with
-    an error.
+    Arguments and errors as of :func:`gateway.rollout.answering.best`; a failure after the first chunk ends the stream
+    with an error.
     """
 
     async def use(run: GroupRun) -> Live | Decided:
@@ -111,10 +111,8 @@ class _Broadcast:
         run, loop = self._run, asyncio.get_running_loop()
         started = loop.time()
         try:
-            async with (
-                asyncio.timeout_at(run.deadline),
-                run.swarm.sampler.stream(run.episodes[place], _streamed(run.shaped.bodies[place])) as live,
-            ):
+            body = _streamed(run.shaped.bodies[place])
+            async with run.swarm.sampler.stream(run.episodes[place], body, run.deadline) as live:
                 async for chunk in live.chunks():
                     self._take(place, chunk)
                     if not self._opened.done():
@@ -135,8 +133,6 @@ class _Broadcast:
     def _error_of(self, exc: BaseException) -> SwarmGatewayError:
         """The user's error for ``exc``; an :class:`EpisodeLostError` where another group can help."""
         match exc:
-            case TimeoutError():
-                return too_late()
             case EpisodeLostError() if not self._opened.done():
                 return exc
             case UnavailableError() if not self._opened.done():

@@ -15,8 +15,8 @@ from typing import Any
 
 from gateway.observability.request import metadata, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample
+from gateway.rollout.server import Training
 from gateway.rollout.submission import Why, workflow_outputs
-from gateway.rollout.swarm import Training
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission

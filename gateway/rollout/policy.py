@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn
 
@@ -103,12 +103,15 @@ class GroupReport:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON: the ``swarm`` object of a stream."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _REPORTED}
 
     def headers(self) -> dict[str, str]:
         """As response headers."""
         values = self.as_dict() | {"trained": _TRAINED[self.trained]}
         return {f"x-swarm-{name.replace('_', '-')}": str(one) for name, one in values.items() if one is not None}
+
+
+_REPORTED = tuple(one.name for one in fields(GroupReport))
 
 
 def _train(value: str | None) -> bool | None:

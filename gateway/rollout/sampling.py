@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ _POLICY_VERSION = "x-swarm-policy-version"
 _OUTLIVE = {"x-swarm-outlive": "1"}
 #: Asks for token lengths, and the field of a choice that holds them.
 _PIECES_HEADER, _PIECES = {"x-swarm-pieces": "1"}, "pieces"
+_NO_HEADERS: Mapping[str, str] = {}
 
 Chunk = dict[str, Any]
 
@@ -85,15 +86,20 @@ class LiveSample:
         """The chunks as they come.
 
         Raises:
-            UpstreamError: the stream holds an error, or breaks off.
+            UpstreamError: the stream holds an error, breaks off, or lasts beyond the deadline.
         """
-        decoder = SseDecoder()
-        async for data in self._answer.parts():
+        decoder, parts = SseDecoder(), self._answer.parts()
+        while True:
+            try:
+                data = await anext(parts, None)
+            except TimeoutError:
+                raise too_late() from None
+            if data is None:
+                raise UpstreamError("the engine's stream broke off", code="stream_cut")
             for event in decoder.feed(data):
                 if event == "[DONE]":
                     return
                 yield _chunk_of(event)
-        raise UpstreamError("the engine's stream broke off", code="stream_cut")
 
 
 class Sampler:
@@ -115,7 +121,7 @@ class Sampler:
             EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
             UpstreamError: anything else; status 504 at the deadline.
         """
-        answer, latency = await self._timed(episode, body, deadline, _headers(episode, pieces=pieces))
+        answer, latency = await self._timed(episode, body, deadline, _PIECES_HEADER if pieces else _NO_HEADERS)
         return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
@@ -135,8 +141,10 @@ class Sampler:
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
-        some = {_PLACES: ",".join(map(str, places))} if len(places) < len(group) else {}
-        answer, latency = await self._timed(group, body, deadline, _headers(group, pieces=pieces) | some)
+        headers = dict(_PIECES_HEADER if pieces else _NO_HEADERS)
+        if len(places) < len(group):
+            headers[_PLACES] = ",".join(map(str, places))
+        answer, latency = await self._timed(group, body, deadline, headers)
         counts = [int(count) for count in answer.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
         if len(counts) != len(places):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
@@ -146,79 +154,75 @@ class Sampler:
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
         :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                answer = await self._post(address, body, _headers(address, pieces=False))
-        except TimeoutError:
-            raise too_late() from None
+        answer = await self._post(address, body, deadline)
         data = _json(answer.content)
         Answer.from_completion(data)
         return data, _version(answer.headers)
 
     @asynccontextmanager
-    async def stream(self, address: Address, body: bytes) -> AsyncGenerator[LiveSample]:
+    async def stream(self, address: Address, body: bytes, deadline: float) -> AsyncGenerator[LiveSample]:
         """A streamed answer from its headers on, whole even if the engine goes on to its next weights without the
-        episode; the deadline is the caller's. Raises as :meth:`sample`, and within the block where a connection breaks.
-        """
-        async with self._opened(_url(address), body, _headers(address, pieces=False) | _OUTLIVE) as answer:
-            if answer.status != 200:
-                raise _error_of(answer.status, answer.headers, await answer.read())
-            yield LiveSample(answer)
-
-    def passed(self, engine: Address, path: str, body: bytes) -> AbstractAsyncContextManager[LiveAnswer]:
-        """The engine's answer at another ``path`` of its server, whatever its status.
-
-        Raises:
-            UnavailableError: the address cannot be reached.
-            UpstreamError: the connection breaks off while the answer is read.
-        """
-        return self._opened(engine.base_url.removesuffix("/v1") + path, body, _headers(engine, pieces=False))
-
-    @asynccontextmanager
-    async def _opened(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[LiveAnswer]:
-        begun = False
+        episode. Raises as :meth:`sample`, and within the block where a connection breaks."""
+        begun, headers = False, _headers(address) | _OUTLIVE
         try:
-            async with self._http.posted(url, body, headers) as answer:
+            async with self._http.posted(_url(address), body, headers, seconds=_until(deadline)) as answer:
+                if answer.status != 200:
+                    raise _error_of(answer.status, answer.headers, await answer.read())
                 begun = True
-                yield answer
+                yield LiveSample(answer)
+        except TimeoutError:
+            raise too_late() from None
         except ConnectionBrokenError as exc:
             if begun:
                 raise UpstreamError(f"the engine's answer broke off: {exc}", code="stream_cut") from exc
             raise _broken(exc) from exc
 
+    async def passed(self, engine: Address, path: str, body: bytes, deadline: float) -> HttpAnswer:
+        """The engine's answer at another ``path`` of its server, whatever its status.
+
+        Raises:
+            UnavailableError: the address cannot be reached.
+            UpstreamError: status 504 at the deadline.
+        """
+        return await self._send(engine.base_url.removesuffix("/v1") + path, engine, body, deadline)
+
     async def _timed(
         self, address: Address, body: bytes, deadline: float, headers: Mapping[str, str]
     ) -> tuple[HttpAnswer, float]:
+        """The answer and its latency; a call that was not begun is repeated once."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            async with asyncio.timeout_at(deadline):
-                answer = await self._post_twice(address, body, headers)
-        except TimeoutError:
-            raise too_late() from None
-        return answer, loop.time() - started
-
-    async def _post_twice(self, address: Address, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
-        try:
-            return await self._post(address, body, headers)
+            return await self._post(address, body, deadline, headers), loop.time() - started
         except EpisodeLostError:
             raise
         except UnavailableError as exc:
-            pause = min(exc.retry_after or 0, _LONGEST_PAUSE)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(exc.retry_after or 0, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+        if loop.time() + pause >= deadline:
+            raise too_late()
+        await asyncio.sleep(pause)
         try:
-            return await self._post(address, body, headers)
+            return await self._post(address, body, deadline, headers), loop.time() - started
         except UnavailableError as exc:
             raise EpisodeLostError(exc.message) from exc
 
-    async def _post(self, address: Address, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
-        try:
-            answer = await self._http.post(_url(address), body, headers)
-        except ConnectionBrokenError as exc:
-            raise _broken(exc) from exc
+    async def _post(
+        self, address: Address, body: bytes, deadline: float, more_headers: Mapping[str, str] = _NO_HEADERS
+    ) -> HttpAnswer:
+        answer = await self._send(_url(address), address, body, deadline, more_headers)
         if answer.status != 200:
             raise _error_of(answer.status, answer.headers, answer.content)
         return answer
+
+    async def _send(
+        self, url: str, address: Address, body: bytes, deadline: float, more_headers: Mapping[str, str] = _NO_HEADERS
+    ) -> HttpAnswer:
+        try:
+            return await self._http.post(url, body, {**_headers(address), **more_headers}, _until(deadline))
+        except TimeoutError:
+            raise too_late() from None
+        except ConnectionBrokenError as exc:
+            raise _broken(exc) from exc
 
 
 def too_late() -> UpstreamError:
@@ -228,15 +232,19 @@ def too_late() -> UpstreamError:
     return late
 
 
+def _until(deadline: float) -> float:
+    return deadline - asyncio.get_running_loop().time()
+
+
 def _url(address: Address) -> str:
     return f"{address.base_url}/chat/completions"
 
 
-def _headers(address: Address, *, pieces: bool) -> dict[str, str]:
+def _headers(address: Address) -> dict[str, str]:
     headers = {"content-type": "application/json", **trace_headers()}
     if address.api_key:
         headers["authorization"] = f"Bearer {address.api_key}"
-    return headers | _PIECES_HEADER if pieces else headers
+    return headers
 
 
 def _sample(answer: Answer, latency: float, version: int | None) -> Sample:

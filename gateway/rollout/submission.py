@@ -75,7 +75,8 @@ class Submitter:
             except Exception as exc:  # nobody else gives these episodes back
                 logger.error("group %s is not trained: %s", task_id, type(exc).__name__, exc_info=exc)
                 reason = DropReason.REFUSED
-            submitting.set("gateway.drop_reason", reason or "")
+            if submitting is not None:
+                submitting.set("gateway.drop_reason", reason or "")
         if reason is None:
             stats.trained += 1
         else:
@@ -113,7 +114,7 @@ def workflow_outputs(
         shuffled: permute the rewards, for a control run; rank, components and reasons stay in place.
     """
     values = [value + credit.get(place, 0.0) for place, value in enumerate(score.values)]
-    ranks = [1 + sum(other > value + EQUAL_WITHIN for other in values) for value in values]
+    ranks = [1 + sum([other > value + EQUAL_WITHIN for other in values]) for value in values]
     given = random.sample(values, len(values)) if shuffled else values
     return [
         WorkflowOutput(

@@ -7,17 +7,18 @@ came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from adapters.dialects import Answer, to_json
+from adapters.dialects import Answer as Completion
+from adapters.dialects import to_json
 from adapters.dialects.chat_answers import chunks_of
-from gateway.rollout.claims import Waiting
-from gateway.rollout.sampling import Chunk, EpisodeLostError, LiveSample, too_late
-from gateway.rollout.swarm import Training
-from gateway.types import Decided, Incoming, Live, Relayed
+from gateway.rollout.sampling import Chunk, EpisodeLostError
+from gateway.rollout.server import Training, Waiting
+from gateway.types import Decided, Incoming, Live
 from swarm.errors import UnavailableError
+from swarm.http.client import Answer
 
 T = TypeVar("T")
 
@@ -47,34 +48,25 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     )
 
     async def chunks() -> AsyncIterator[Chunk]:
-        answers = [Answer.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
+        answers = [Completion.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
         for chunk in chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage):
             yield chunk
 
     return Decided(completion, chunks, _headers(version))
 
 
-async def passed(training: Training, path: str, body: bytes) -> Relayed:
-    """The engine's answer to ``body`` (JSON) at another of its addresses, such as ``/tokenize``; its refusals are
-    answers like any other.
+async def passed(training: Training, path: str, body: bytes) -> Answer:
+    """The engine's answer to ``body`` (JSON) at another of its addresses, such as ``/tokenize``, whatever its status.
 
     Raises:
         UnavailableError: it cannot be reached; nothing was sampled.
         UpstreamError: the deadline of a sample passed.
     """
     swarm = training.swarm
-    async with AsyncExitStack() as held:
-        try:
-            async with asyncio.timeout_at(_deadline(training)):
-                answer = await held.enter_async_context(swarm.sampler.passed(swarm.engine, path, body))
-        except TimeoutError:
-            raise too_late() from None
-        except EpisodeLostError as exc:
-            raise _not_now(exc) from exc
-        names = ("content-type", "retry-after", "x-should-retry")
-        headers = {name: answer.headers[name] for name in names if name in answer.headers}
-        opened = held.pop_all()
-        return Relayed(answer.status, headers | _NOT_TRAINED, answer.parts(), opened.aclose)
+    try:
+        return await swarm.sampler.passed(swarm.engine, path, body, _deadline(training))
+    except EpisodeLostError as exc:
+        raise _not_now(exc) from exc
 
 
 async def _awake(training: Training, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
@@ -93,27 +85,9 @@ async def _awake(training: Training, begin: Callable[[], Awaitable[T]], *, patie
 
 async def _live(training: Training, body: bytes, deadline: float) -> Live:
     async with AsyncExitStack() as held:
-        try:
-            async with asyncio.timeout_at(deadline):
-                sample = await held.enter_async_context(training.swarm.sampler.stream(training.swarm.engine, body))
-        except TimeoutError:
-            raise too_late() from None
+        sample = await held.enter_async_context(training.swarm.sampler.stream(training.swarm.engine, body, deadline))
         opened = held.pop_all()
-        return Live(_until(sample, deadline), _headers(sample.policy_version), opened.aclose)
-
-
-async def _until(sample: LiveSample, deadline: float) -> AsyncGenerator[Chunk]:
-    """The chunks of ``sample``, each before ``deadline``."""
-    chunks = sample.chunks()
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                chunk = await anext(chunks, None)
-        except TimeoutError:
-            raise too_late() from None
-        if chunk is None:
-            return
-        yield chunk
+        return Live(sample.chunks(), _headers(sample.policy_version), opened.aclose)
 
 
 def _deadline(training: Training) -> float:

@@ -1,7 +1,7 @@
-"""A circuit breaker with a cool-down: leaves an upstream that fails alone until a probe is answered.
+"""A circuit breaker with a cool-down: leaves a failing upstream alone until it answers a probe or a trial request.
 
-Invariant: while it is not closed no request passes, and one probe at a time is due or under way; a request that began
-before an outage changes nothing after it.
+Invariant: while it is not closed, at most one request passes per failed probe, and one probe at a time is due or under
+way; a request that began before an outage changes nothing after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _PAUSE_FIRST, _PAUSE_MOST = 1.0, 30.0
 
 
 class BreakerState(StrEnum):
-    """``closed``: requests pass. ``open``: cooling down. ``half_open``: the probe is under way."""
+    """``closed``: requests pass. ``open``: none passes until a probe ends. ``half_open``: the probe failed, and one
+    request may try."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -61,14 +62,14 @@ class Breaker:
     @property
     def admits(self) -> bool:
         """Whether a request would be let through now."""
-        return self.state is BreakerState.CLOSED
+        return self.state is not BreakerState.OPEN
 
     @contextmanager
     def call(self) -> Generator[Call]:
         """One request to the upstream; an exception counts as a failure, a cancellation as nothing.
 
         Raises:
-            UnavailableError: the breaker is not closed.
+            UnavailableError: the breaker is open.
         """
         if not self.admits:
             raise UnavailableError(
@@ -76,14 +77,16 @@ class Breaker:
                 code="upstream_unavailable",
                 retry_after=max(self._probe_at - asyncio.get_running_loop().time(), 1.0),
             )
-        period, call = self._probing, Call()
+        period, call, trial = self._probing, Call(), self.state is BreakerState.HALF_OPEN
+        if trial:
+            self.state = BreakerState.OPEN
         try:
             yield call
         except Exception:
-            self._ended(period, failed=True)
+            self._ended(period, trial, failed=True)
             raise
         else:
-            self._ended(period, failed=call.failed)
+            self._ended(period, trial, failed=call.failed)
 
     async def close(self) -> None:
         """Stop probing."""
@@ -91,9 +94,14 @@ class Breaker:
             self._probing.cancel()
             await asyncio.wait({self._probing})
 
-    def _ended(self, period: asyncio.Task[None] | None, *, failed: bool) -> None:
-        """A request ended that began in ``period``: between two outages."""
-        if period is not self._probing or not self.admits:
+    def _ended(self, period: asyncio.Task[None] | None, trial: bool, *, failed: bool) -> None:
+        """A request ended that began in ``period``: between two outages, or as a ``trial`` in one."""
+        if period is not self._probing:
+            return
+        if trial and not failed and period is not None and self.state is not BreakerState.CLOSED:
+            period.cancel()
+            self._close()
+        if trial or self.state is not BreakerState.CLOSED:
             return
         now = asyncio.get_running_loop().time()
         self._recent.append((now, failed))
@@ -113,12 +121,16 @@ class Breaker:
             self._probe_at = asyncio.get_running_loop().time() + seconds
             await asyncio.sleep(seconds)
             pause = min(pause * 2, _PAUSE_MOST)
-            self.state = BreakerState.HALF_OPEN
+            self.state = BreakerState.OPEN
             try:
                 answered = await self._probe()
             except Exception:
                 # whatever it was, the next probe must come
                 logger.exception("probing %s failed", self._name)
-            self.state = BreakerState.CLOSED if answered else BreakerState.OPEN
+            self.state = BreakerState.HALF_OPEN
+        self._close()
+
+    def _close(self) -> None:
+        self.state = BreakerState.CLOSED
         self._recent.clear()
         logger.warning("%s answers again", self._name)

@@ -1,54 +1,141 @@
-"""``Route``: the servers behind some model names; ``RouteTable``: from a model name and a caller to a route.
+"""``Plan``: the routes of a configuration; ``RouteTable``: from a model name and a caller to a route; ``LiveRoutes``:
+the connected table, and its exchange for that of a new configuration.
 
-Invariant: a name leads to at most one route, and to none that the caller's key does not open. A route never changes: a
-reload makes new ones, and a request ends on the one it began with.
+Invariant: a name leads to at most one route, and to none that the caller's key does not open. A mistake in a
+configuration is found by its plan, before anything of it runs. A request ends on the table it began with; connections
+that only old tables use are closed after their last request and its background work, and connections that a new table
+goes on using are never interrupted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self
 
-from gateway.config.route import RouteSettings
-from gateway.rollout.swarm import Swarm, Training
+from gateway.background import Background
+from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
+from gateway.config.route import RouteSettings, UpstreamConfig
+from gateway.rollout.server import Swarm, Training
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from gateway.types import Caller
+from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.cards import model_card
-from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
+from swarm.errors import ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
-logger = logging.getLogger(__name__)
+#: Grace of the work that closes old connections, at shutdown.
+_LAST_SECONDS = 15.0
 
-#: Deadline of an upstream that lists its models.
-_LIST_SECONDS = 10.0
+_SwarmKey = tuple[str, str]
+_UpstreamKey = tuple[UpstreamConfig, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where the requests for some model names go.
+@dataclass(frozen=True)
+class PlannedRoute:
+    """Where the requests for some model names go, before it is connected.
 
     Attributes:
         name: in keys, metrics and logs.
         settings: how it answers.
         names: that applications may ask for, apart from the model that the swarm serves.
         answers_to_served: whether the name of the swarm's model leads here too.
-        training: samples and trains; ``None``: a plain upstream answers everything.
-        upstream: answers, untrained, when the swarm cannot.
-        stats: of its requests since the gateway started, reloads included.
+        is_default: whether it takes what names no model or an unknown one.
+        hooks: that judge; ``None``: a plain upstream answers everything.
     """
 
     name: str
     settings: RouteSettings
     names: tuple[str, ...]
     answers_to_served: bool
-    training: Training | None
-    upstream: Upstream | None
-    stats: Stats
+    is_default: bool
+    hooks: Hooks | None
+
+    @property
+    def swarm_key(self) -> _SwarmKey | None:
+        """Routes with the same key share one :class:`Swarm`."""
+        settings = self.settings
+        if settings.swarm_url is None:
+            return None
+        return settings.swarm_url.rstrip("/"), settings.swarm_token.get_secret_value()
+
+    @property
+    def upstream_key(self) -> _UpstreamKey | None:
+        """Routes with the same key share one :class:`Upstream`."""
+        settings = self.settings
+        return (settings.upstream, settings.sample_timeout_seconds) if settings.upstream is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One configuration, its hooks loaded, with nothing connected yet."""
+
+    config: GatewayConfig
+    routes: tuple[PlannedRoute, ...]
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> Plan:
+        """The plan of ``config``; loading its hooks runs their code.
+
+        Raises:
+            ConfigError: hooks do not load, or sessions would end after the groups that they are to credit.
+        """
+        loaded: dict[str, Hooks] = {}
+
+        def hooks_of(settings: RouteSettings) -> Hooks | None:
+            if settings.swarm_url is None or settings.hooks is None:
+                return None
+            if settings.hooks not in loaded:
+                loaded[settings.hooks] = load_hooks(settings.hooks)
+            _check_sessions(settings, loaded[settings.hooks])
+            return loaded[settings.hooks]
+
+        if not config.routes:
+            # a plain upstream itself knows which models it has
+            is_default = config.swarm_url is None or config.default_route is not None
+            aliases = tuple(config.model_aliases)
+            return cls(config, (PlannedRoute(ONLY_ROUTE, config, aliases, True, is_default, hooks_of(config)),))
+        return cls(config, tuple(_planned(route, config, hooks_of(route)) for route in config.routes))
+
+
+def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> PlannedRoute:
+    is_default = route.name == config.default_route
+    aliases = config.model_aliases if is_default else []
+    names = tuple(dict.fromkeys([*(route.models or [route.name]), *aliases]))
+    return PlannedRoute(route.name, route, names, not route.models, is_default, hooks)
+
+
+def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:
+    idle, window = settings.idle_seconds(credits=True), settings.session_window_seconds
+    if hooks.session_end is not None and 0 < window <= idle:
+        raise ConfigError(
+            f"session_idle_seconds ({idle:g}) is not below session_window_seconds ({window:g}): a session that falls "
+            f"silent would end after its groups are submitted, and on_session_end of {hooks.source} would credit none; "
+            "lower the first or raise the second (0: no group waits for it)"
+        )
+
+
+class Route:
+    """A connected route; ``name``, ``settings``, ``names`` and ``answers_to_served`` as of :class:`PlannedRoute`.
+
+    Args:
+        planned: of the configuration.
+        training: samples and trains; ``None``: a plain upstream answers everything.
+        upstream: answers, untrained, when the swarm cannot.
+        stats: of its requests since the gateway started, reloads included.
+    """
+
+    def __init__(
+        self, planned: PlannedRoute, training: Training | None, upstream: Upstream | None, stats: Stats
+    ) -> None:
+        self.name, self.settings = planned.name, planned.settings
+        self.names, self.answers_to_served = planned.names, planned.answers_to_served
+        self.training = training
+        self.upstream = upstream
+        self.stats = stats
 
     @property
     def swarm(self) -> Swarm | None:
@@ -76,14 +163,16 @@ class Route:
 
 
 class RouteTable:
-    """The routes of one configuration; ``default`` takes what names no model or an unknown one."""
+    """The connected routes of one plan."""
 
-    def __init__(self, routes: Sequence[Route], default: Route | None) -> None:
+    def __init__(self, plan: Plan, routes: Sequence[Route]) -> None:
+        self.plan = plan
         self.routes = tuple(routes)
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
-        self._default = default
+        planned = zip(routes, plan.routes, strict=True)
+        self._default = next((route for route, one in planned if one.is_default), None)
         self._named = {name: route for route in routes for name in route.names}
         self._by_served = [route for route in routes if route.answers_to_served and route.swarm is not None]
 
@@ -140,7 +229,7 @@ class RouteTable:
         cards = {name: _card(name, route) for route in self.routes if _opens(caller, route) for name in route.all_names}
         default = self._default
         if default is not None and default.swarm is None and default.upstream is not None and _opens(caller, default):
-            for card in await _models_of(default.upstream):
+            for card in await default.upstream.models():
                 cards.setdefault(str(card["id"]), {**model_card(str(card["id"])), **card})
         if not cards and any(_opens(caller, route) for route in self._by_served):
             raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
@@ -196,31 +285,6 @@ def _opens(caller: Caller, route: Route) -> bool:
     return caller.routes is None or route.name in caller.routes
 
 
-async def _models_of(upstream: Upstream) -> list[dict[str, Any]]:
-    """The upstream's list; empty if it fails, which must not hide the other routes."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_LIST_SECONDS):
-            listed = await upstream.forward("GET", "/v1/models", {}, b"")
-            try:
-                if isinstance(listed.body, bytes):
-                    body += listed.body
-                else:
-                    async for part in listed.body:
-                        body += part
-            finally:
-                if listed.close is not None:
-                    await listed.close()
-        data: Any = json.loads(body) if listed.status == 200 else None
-    except (SwarmGatewayError, TimeoutError, ValueError) as exc:
-        logger.warning("listing the models of an upstream failed: %s", exc or "timeout")
-        return []
-    cards = cast("dict[str, Any]", data).get("data") if isinstance(data, dict) else None
-    if not isinstance(cards, list):
-        return []
-    return [card for card in cast("list[Any]", cards) if isinstance(card, dict) and "id" in card]
-
-
 def _card(name: str, route: Route) -> dict[str, Any]:
     known = route.swarm.episodes.known.max_model_len if route.swarm is not None else None
     return model_card(name, root=route.served or name, max_model_len=known)
@@ -228,3 +292,102 @@ def _card(name: str, route: Route) -> dict[str, Any]:
 
 def _listed(names: Sequence[str] | frozenset[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) or "nothing"
+
+
+class LiveRoutes:
+    """Holds the current table; an async context that closes everything.
+
+    Args:
+        plan: what to run first.
+
+    Attributes:
+        stats: of each route by its name, removed ones included.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._first = plan
+        self._background = Background(grace_seconds=_LAST_SECONDS)
+        self._swarms: dict[_SwarmKey, Swarm] = {}
+        self._upstreams: dict[_UpstreamKey, Upstream] = {}
+        self.stats: dict[str, Stats] = {}
+        self._now: RouteTable | None = None
+        self._older: list[RouteTable] = []
+        self._changing = asyncio.Lock()
+
+    @property
+    def plan(self) -> Plan:
+        """The current one."""
+        return self.table.plan
+
+    @property
+    def table(self) -> RouteTable:
+        """The current routes; hold the table (:meth:`RouteTable.held`) to go on using them."""
+        assert self._now is not None, "used outside of its context"
+        return self._now
+
+    @property
+    def swarms(self) -> list[Swarm]:
+        """Of the current routes, and of older ones while they are used."""
+        return list(self._swarms.values())
+
+    async def change(self, plan: Plan) -> None:
+        """Route new requests by ``plan``; old connections are closed in the background."""
+        async with self._changing:
+            old = self.table
+            self._now = await self._connected(plan)
+            self._older.append(old)
+            self._background.start(self._retire(old), "closing the connections of an old configuration")
+
+    async def _connected(self, plan: Plan) -> RouteTable:
+        return RouteTable(plan, [await self._route(planned) for planned in plan.routes])
+
+    async def _route(self, planned: PlannedRoute) -> Route:
+        settings, stats = planned.settings, self.stats.setdefault(planned.name, Stats())
+        training: Training | None = None
+        if (swarm_key := planned.swarm_key) is not None and planned.hooks is not None:
+            if (swarm := self._swarms.get(swarm_key)) is None:
+                swarm = self._swarms[swarm_key] = await Swarm(*swarm_key).__aenter__()
+            hooks = HookRunner(planned.hooks, settings.hook_timeout_seconds)
+            training = Training(swarm, hooks, settings, stats)
+        upstream: Upstream | None = None
+        if (upstream_key := planned.upstream_key) is not None:
+            upstream = self._upstreams.get(upstream_key)
+            if upstream is None:
+                upstream = self._upstreams[upstream_key] = await Upstream(*upstream_key).__aenter__()
+        return Route(planned, training, upstream, stats)
+
+    async def _retire(self, old: RouteTable) -> None:
+        await old.unused()
+        async with self._changing:
+            self._older.remove(old)
+            kept = [planned for one in (*self._older, self.table) for planned in one.plan.routes]
+            swarm_keys = {planned.swarm_key for planned in kept}
+            upstream_keys = {planned.upstream_key for planned in kept}
+            swarms = [self._swarms.pop(key) for key in set(self._swarms) - swarm_keys]
+            upstreams = [self._upstreams.pop(key) for key in set(self._upstreams) - upstream_keys]
+        for upstream in upstreams:
+            await upstream.__aexit__(None, None, None)
+        seconds = max(route.lingering_seconds for route in old.routes)
+        async with asyncio.TaskGroup() as group:
+            for swarm in swarms:
+                group.create_task(_close(swarm, seconds))
+
+    async def __aenter__(self) -> Self:
+        self._now = await self._connected(self._first)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        async with AsyncExitStack() as closing:
+            for upstream in self._upstreams.values():
+                closing.push_async_exit(upstream)
+            async with asyncio.TaskGroup() as group:
+                for one in self._swarms.values():
+                    group.create_task(_close(one, 0))
+                group.create_task(self._background.__aexit__(None, None, None))
+
+
+async def _close(swarm: Swarm, seconds: float) -> None:
+    await swarm.background.settle(seconds)
+    await swarm.__aexit__(None, None, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
@@ -14,13 +15,16 @@ from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from adapters.dialects import Answer, ChatDialect, to_json
+from adapters.dialects import Answer, to_json
+from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.sse import SseDecoder
 from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy
+
+logger = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 #: Dialects that can be translated to a chat.
@@ -29,7 +33,8 @@ _TRANSLATED = frozenset({"/v1/messages", "/v1/responses"})
 _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
 _PASSED_ON_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
-_PROBE_SECONDS = 5.0
+#: Deadlines of a probe, and of its list of models.
+_PROBE_SECONDS, _LIST_SECONDS = 5.0, 10.0
 _RETRY_PAUSE = 0.2
 #: Seconds until a dialect that the upstream lacks is tried again.
 _SILENT_SECONDS = 600.0
@@ -110,6 +115,21 @@ class Upstream:
         target = f"{path}?{query}" if query else path
         relayed = await self._send(method, target, body, kept, stream=True)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The model cards that it lists; empty if it fails, which must not hide other routes."""
+        if not self.available:
+            return []
+        try:
+            answer = await self._http.get(f"{self._base}/models", _LIST_SECONDS, self._headers({}))
+            data: Any = json.loads(answer.content) if answer.status == 200 else None
+        except (ConnectionBrokenError, ValueError) as exc:
+            logger.warning("listing the models of %s failed: %s", self._name, exc)
+            return []
+        cards = cast("dict[str, Any]", data).get("data") if isinstance(data, dict) else None
+        if not isinstance(cards, list):
+            return []
+        return [card for card in cast("list[Any]", cards) if isinstance(card, dict) and "id" in card]
 
     async def __aenter__(self) -> Self:
         return self
@@ -253,7 +273,7 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
     answer = Answer.from_completion(completion)
 
     async def chunks() -> AsyncGenerator[dict[str, Any]]:
-        for chunk in ChatDialect().chunks([answer], str(completion.get("id", "")), include_usage=True):
+        for chunk in chunks_of([answer], str(completion.get("id", "")), include_usage=True):
             yield chunk
 
     return Decided(completion, chunks, headers)

@@ -1,6 +1,9 @@
-"""Conversations: their delivered turns, which form a tree where the user went back, and a new request's place in one.
+"""Conversations: their delivered turns, which form a tree where the user went back, and a new request's place in one,
+found by digests of what messages mean.
 
-Invariant: a conversation belongs to one caller and one route, and a caller finds only its own. Feedback after a group's
+Invariant: two conversations have one digest exactly when they mean the same, whatever form a client gave an answer when
+it sent it back (parts for a string, absent for null, other white space or field order in a call's arguments). A
+conversation belongs to one caller and one route, and a caller finds only its own. Feedback after a group's
 submission stays visible to hooks of later requests, and never trains. At most ``max_sessions`` conversations and
 ``max_bytes`` of their turns are kept; the least recently used leave first.
 """
@@ -8,23 +11,29 @@ submission stays visible to hooks of later requests, and never trains. At most `
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple, cast
 
-from gateway.config.route import RouteSettings
-from gateway.sessions.messages import Digests, similarity, text_of
-from gateway.sessions.open_groups import Hold, OpenGroups
-from gateway.types import Incoming
-from reward_hooks import Feedback, HookRunner, Session, Turn
-from swarm.errors import RequestError
+import orjson
 
-#: Names the session; any text of the application's choice.
-SESSION = "x-swarm-session"
-#: ``true``: the session is over once this request is answered.
-SESSION_END = "x-swarm-session-end"
-_LONGEST = 256
+from gateway.config.route import RouteSettings
+from gateway.sessions.open_groups import Closing, Hold, OpenGroups
+from reward_hooks import Feedback, HookRunner, Session, Turn
+
+#: Instructions do not count: applications put the time of day into them.
+_INSTRUCTIONS = frozenset({"system", "developer"})
+_BYTES = 16
+_START = b"\0" * _BYTES
+_WORD = re.compile(r"\w+|[^\w\s]")
+_WORDS = 200
+#: Below it a text is a different one, not an edit.
+_EDITED = 0.5
 #: Conversations kept under one digest; only what comes next tells them apart.
 _SAME = 8
 
@@ -38,64 +47,12 @@ class Scope(NamedTuple):
     name: str
 
 
-def scope_of(incoming: Incoming, route: str) -> Scope:
-    """Named by the header, else by ``metadata.session_id`` of the body, else by the end user in the body.
-
-    Raises:
-        RequestError: the header is longer than 256 characters.
-    """
-    key_id = incoming.caller.key_id
-    if name := incoming.headers.get(SESSION, "").strip():
-        if len(name) > _LONGEST:
-            raise RequestError(f"the header {SESSION} is longer than {_LONGEST} characters", param=SESSION)
-        return Scope(route, key_id, "session", name)
-    body = incoming.call.body
-    metadata: Any = body.get("metadata")
-    named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
-    if isinstance(named, str) and 0 < len(named) <= _LONGEST:
-        return Scope(route, key_id, "session", named)
-    for name in ("safety_identifier", "user"):
-        user = body.get(name)
-        if isinstance(user, str) and user:
-            return Scope(route, key_id, "user", user)
-    return Scope(route, key_id, "anyone", "")
-
-
-def ends(incoming: Incoming) -> bool:
-    """Whether the session is over after this request.
-
-    Raises:
-        RequestError: the header is neither ``true`` nor ``false``.
-    """
-    value = incoming.headers.get(SESSION_END, "false").strip().lower()
-    if value not in ("true", "false"):
-        raise RequestError(f"the header {SESSION_END} must be true or false", param=SESSION_END)
-    return value == "true"
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """What became known of a group's delivered answers while it was open.
-
-    Attributes:
-        feedback: by the answer's place among the delivered ones (0: the best). If there is any, ask the hook again,
-            with it as ``Candidate.feedback``.
-        credit: added to the reward of the best delivered answer for the session as a whole.
-    """
-
-    feedback: Mapping[int, Feedback]
-    credit: float
-
-
 @dataclass(eq=False)
 class DeliveredTurn:
-    """One request of a conversation and the answer that was delivered for it.
+    """One request of a conversation (in Chat Completions form) and the message that was delivered for it.
 
     Attributes:
         completion_id: names the answer, without its dialect's prefix.
-        key_id: of the caller that got it.
-        body, message: the request in Chat Completions form and the answer's message.
-        reward: of the answer, ``None`` where it was not scored.
         asked, answered: digests of the conversation before and with the answer.
         parent: the turn that this one continues.
         choices: how many answers were delivered.
@@ -160,12 +117,6 @@ class DeliveredTurn:
             feedback[0] = best.model_copy(update={"signals": {**self.observed, **best.signals}})
         return feedback
 
-    def say(self, choice: int, feedback: Feedback) -> bool:
-        """Note the caller's feedback to a delivered answer; returns whether it replaces earlier feedback."""
-        replaces = choice in self.said
-        self.said[choice] = feedback
-        return replaces
-
     def observe(self, signal: str, strength: float) -> None:
         """Note a signal; of one signal the strongest observation stands."""
         self.observed[signal] = max(strength, self.observed.get(signal, 0.0))
@@ -182,11 +133,9 @@ class DeliveredTurn:
 
     def path(self) -> list[DeliveredTurn]:
         """The turns up to and with this one, oldest first."""
-        turns: list[DeliveredTurn] = []
-        turn: DeliveredTurn | None = self
-        while turn is not None:
-            turns.append(turn)
-            turn = turn.parent
+        turns: list[DeliveredTurn] = [self]
+        while (parent := turns[-1].parent) is not None:
+            turns.append(parent)
         return turns[::-1]
 
 
@@ -231,19 +180,25 @@ class Place:
 
 
 _Found = list[tuple[Conversation, DeliveredTurn]]
+_Index = dict[tuple[Scope, bytes], _Found]
 
 
 class Memory:
-    """Bounded by count and bytes (of requests and answers as JSON, what turns share counted once)."""
+    """Bounded by count and bytes (of requests and answers as JSON, what turns share counted once).
+
+    Attributes:
+        named: conversations by the session that they are.
+        by_id: turns by the id of their answer, without its dialect's prefix.
+    """
 
     def __init__(self, max_sessions: int, max_bytes: int) -> None:
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._all: OrderedDict[int, Conversation] = OrderedDict()
-        self._named: dict[Scope, Conversation] = {}
-        self._by_answer: dict[tuple[Scope, bytes], _Found] = {}
-        self._by_question: dict[tuple[Scope, bytes], _Found] = {}
-        self._by_id: dict[str, tuple[Conversation, DeliveredTurn]] = {}
+        self.named: dict[Scope, Conversation] = {}
+        self._by_answer: _Index = {}
+        self._by_question: _Index = {}
+        self.by_id: dict[str, DeliveredTurn] = {}
         self.size = 0
 
     def __len__(self) -> int:
@@ -251,14 +206,6 @@ class Memory:
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(list(self._all.values()))
-
-    def named(self, scope: Scope) -> Conversation | None:
-        """The conversation with that name."""
-        return self._named.get(scope)
-
-    def turn(self, completion_id: str) -> tuple[Conversation, DeliveredTurn] | None:
-        """The turn whose answer has that id (without its dialect's prefix)."""
-        return self._by_id.get(completion_id)
 
     def place(self, scope: Scope, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
         """Where a request with ``messages`` stands, ``None`` where a conversation begins."""
@@ -273,7 +220,7 @@ class Memory:
         if scope.kind != "anyone" and (found := self._by_question.get((scope, said.digest))):
             conversation, turn = found[-1]
             return Place(conversation, turn.parent, "question")
-        if (conversation := self._named.get(scope)) is not None:
+        if (conversation := self.named.get(scope)) is not None:
             return Place(conversation, conversation.turns[-1] if conversation.turns else None, "name")
         return None
 
@@ -281,7 +228,7 @@ class Memory:
         """Keep ``turn``; returns the conversations that have to leave for it."""
         scope = conversation.scope
         if scope.kind == "session":
-            self._named[scope] = conversation
+            self.named[scope] = conversation
         self._all[id(conversation)] = conversation
         self._all.move_to_end(id(conversation))
         conversation.turns.append(turn)
@@ -289,16 +236,16 @@ class Memory:
         self.size += turn.size
         _note(self._by_answer, (scope, turn.answered), (conversation, turn))
         _note(self._by_question, (scope, turn.asked), (conversation, turn))
-        self._by_id[turn.completion_id] = (conversation, turn)
+        self.by_id[turn.completion_id] = turn
         leaving: list[Conversation] = []
-        size, count = self.size, len(self._all)
+        size = self.size
         # not over a copy, whose cost would grow with what is remembered
         for oldest in self._all.values():
-            if (size <= self._max_bytes and count <= self._max_sessions) or oldest is conversation:
+            few = len(self._all) - len(leaving) <= self._max_sessions
+            if (size <= self._max_bytes and few) or oldest is conversation:
                 break
             leaving.append(oldest)
             size -= oldest.size
-            count -= 1
         return leaving
 
     def touch(self, conversation: Conversation) -> None:
@@ -311,8 +258,8 @@ class Memory:
         if self._all.pop(id(conversation), None) is None:
             return []
         self.size -= conversation.size
-        if self._named.get(conversation.scope) is conversation:
-            del self._named[conversation.scope]
+        if self.named.get(conversation.scope) is conversation:
+            del self.named[conversation.scope]
         for turn in conversation.turns:
             _drop(self._by_answer, (conversation.scope, turn.answered), turn)
             _drop(self._by_question, (conversation.scope, turn.asked), turn)
@@ -323,7 +270,7 @@ class Memory:
     def forget(self, completion_ids: list[str]) -> None:
         """No more feedback for these."""
         for completion_id in completion_ids:
-            self._by_id.pop(completion_id, None)
+            self.by_id.pop(completion_id, None)
 
 
 def _placed(found: _Found, known: Any) -> Place:
@@ -333,18 +280,121 @@ def _placed(found: _Found, known: Any) -> Place:
     return Place(conversation, turn, known)
 
 
-def _note(
-    index: dict[tuple[Scope, bytes], _Found], key: tuple[Scope, bytes], entry: tuple[Conversation, DeliveredTurn]
-) -> None:
-    found = index.setdefault(key, [])
-    found.append(entry)
-    if len(found) > _SAME:
-        del found[0]
+def _note(index: _Index, key: tuple[Scope, bytes], entry: tuple[Conversation, DeliveredTurn]) -> None:
+    index[key] = [*index.get(key, []), entry][-_SAME:]
 
 
-def _drop(index: dict[tuple[Scope, bytes], _Found], key: tuple[Scope, bytes], turn: DeliveredTurn) -> None:
-    left = [entry for entry in index.get(key, []) if entry[1] is not turn]
-    if left:
-        index[key] = left
-    else:
-        index.pop(key, None)
+def _drop(index: _Index, key: tuple[Scope, bytes], turn: DeliveredTurn) -> None:
+    index[key] = [entry for entry in index.get(key, []) if entry[1] is not turn]
+    if not index[key]:
+        del index[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """A conversation as digests.
+
+    Attributes:
+        digest: of all of it.
+        answers: per assistant message, oldest first, the digests of the conversation before and with it.
+        sizes: bytes per message, as JSON of its meaning; 0 for instructions.
+    """
+
+    digest: bytes
+    answers: tuple[tuple[bytes, bytes], ...]
+    sizes: tuple[int, ...]
+
+
+def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
+    """The digests of ``messages``, in Chat Completions form."""
+    digest = _START
+    answers: list[tuple[bytes, bytes]] = []
+    sizes: list[int] = []
+    for message in messages:
+        if message.get("role") in _INSTRUCTIONS:
+            sizes.append(0)
+            continue
+        meaning = _bytes(_meaning(message))
+        before, digest = digest, _chained(digest, meaning)
+        sizes.append(len(meaning))
+        if message.get("role") == "assistant":
+            answers.append((before, digest))
+    return Digests(digest, tuple(answers), tuple(sizes))
+
+
+def answered(digest: bytes, message: Mapping[str, Any]) -> tuple[bytes, int]:
+    """The digest of a conversation with the assistant's ``message`` appended, and the bytes of that message."""
+    meaning = _bytes(_meaning({**message, "role": "assistant"}))
+    return _chained(digest, meaning), len(meaning)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message's content: a string, or the text parts of a list."""
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def similarity(one: str, other: str, least: float = _EDITED) -> float:
+    """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
+    most 200 words of each, or 0 where it is below ``least``."""
+    words, others = words_of(one), words_of(other)
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
+    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
+    ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0
+    return ratio if ratio >= least else 0.0
+
+
+def words_of(text: str) -> list[str]:
+    """The first words of a text, in lower case."""
+    return _WORD.findall(text[: _WORDS * 40].lower())[:_WORDS]
+
+
+def size_of(value: object) -> int:
+    """Bytes of ``value`` as JSON."""
+    return len(_bytes(value))
+
+
+def _chained(digest: bytes, meaning: bytes) -> bytes:
+    return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
+
+
+def _meaning(message: Mapping[str, Any]) -> list[Any]:
+    """A message's role, text, calls, and parts that are not text."""
+    calls: Any = message.get("tool_calls")
+    meaning: list[Any] = [message.get("role"), text_of(message).strip()]
+    if isinstance(calls, list) and calls:
+        meaning.append([_call(call) for call in cast("list[Any]", calls)])
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        meaning += [part for part in cast("list[Any]", content) if not _is_text(part)]
+    return meaning
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("text"), str)
+
+
+def _call(call: object) -> list[Any]:
+    """Name and arguments; clients may change ids."""
+    match call:
+        case {"function": {**named}}:
+            arguments = cast("Any", named.get("arguments"))
+        case _:
+            return [call]
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except ValueError:
+            arguments = arguments.strip()
+    return [named.get("name"), arguments]
+
+
+def _bytes(value: object) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # an integer of more than 64 bits, or deeper nesting than orjson follows
+        return json.dumps(value, sort_keys=True).encode()

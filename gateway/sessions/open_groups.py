@@ -11,7 +11,10 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from reward_hooks import Feedback
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError
 from swarm.protocol import ServerStatus
@@ -20,6 +23,20 @@ from swarm.states import EngineState
 logger = logging.getLogger(__name__)
 
 _RETRY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What became known of a group's delivered answers while it was open.
+
+    Attributes:
+        feedback: by the answer's place among the delivered ones (0: the best). If there is any, ask the hook again,
+            with it as ``Candidate.feedback``.
+        credit: added to the reward of the best delivered answer for the session as a whole.
+    """
+
+    feedback: Mapping[int, Feedback]
+    credit: float
 
 
 class Hold:

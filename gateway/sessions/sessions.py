@@ -12,18 +12,27 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from gateway.background import Background
 from gateway.config.route import RouteSettings
-from gateway.sessions.conversation import Closing, Conversation, DeliveredTurn, Memory, Place, Scope, ends, scope_of
-from gateway.sessions.messages import Digests, answered, digests_of, size_of
-from gateway.sessions.open_groups import OpenGroups
+from gateway.sessions.conversation import (
+    Conversation,
+    DeliveredTurn,
+    Digests,
+    Memory,
+    Place,
+    Scope,
+    answered,
+    digests_of,
+    size_of,
+)
+from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
 from gateway.stats import Kinds
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookContext, HookRunner, Session
-from swarm.errors import HookError
+from swarm.errors import HookError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +42,11 @@ EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
 _LAST_SECONDS = 10.0
 #: Session hooks that run at once.
 _ENDING_AT_ONCE = 8
+#: Names the session; any text of the application's choice.
+SESSION = "x-swarm-session"
+#: ``true``: the session is over once this request is answered.
+SESSION_END = "x-swarm-session-end"
+_LONGEST = 256
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
@@ -104,7 +118,7 @@ class Sessions:
         else:
             parent = None
             name = link.scope.name if link.scope.kind == "session" else plain_id(completion_id)
-            conversation = self._memory.named(link.scope) or Conversation(link.scope, name, settings, link.hooks)
+            conversation = self._memory.named.get(link.scope) or Conversation(link.scope, name, settings, link.hooks)
         conversation.settings, conversation.hooks = settings, link.hooks
         digest, answer_size = answered(link.said.digest, message)
         body, size = _sharing(link.incoming.call.body, link.said.sizes, parent)
@@ -138,8 +152,8 @@ class Sessions:
 
     def turn(self, completion_id: str, key_id: str) -> DeliveredTurn | None:
         """The answer with that id, in whatever dialect, if it was this key's."""
-        found = self._memory.turn(plain_id(completion_id))
-        return found[1] if found is not None and found[1].key_id == key_id else None
+        turn = self._memory.by_id.get(plain_id(completion_id))
+        return turn if turn is not None and turn.key_id == key_id else None
 
     def end(self, session_id: str, key_id: str, feedback: Feedback | None = None) -> int:
         """End a key's session ``session_id`` on all routes; returns how many there were.
@@ -320,3 +334,38 @@ def _sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn
     if messages:
         shared["messages"] = messages
     return shared, size
+
+
+def scope_of(incoming: Incoming, route: str) -> Scope:
+    """Named by the header, else by ``metadata.session_id`` of the body, else by the end user in the body.
+
+    Raises:
+        RequestError: the header is longer than 256 characters.
+    """
+    key_id = incoming.caller.key_id
+    if name := incoming.headers.get(SESSION, "").strip():
+        if len(name) > _LONGEST:
+            raise RequestError(f"the header {SESSION} is longer than {_LONGEST} characters", param=SESSION)
+        return Scope(route, key_id, "session", name)
+    body = incoming.call.body
+    metadata: Any = body.get("metadata")
+    named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
+    if isinstance(named, str) and 0 < len(named) <= _LONGEST:
+        return Scope(route, key_id, "session", named)
+    for name in ("safety_identifier", "user"):
+        user = body.get(name)
+        if isinstance(user, str) and user:
+            return Scope(route, key_id, "user", user)
+    return Scope(route, key_id, "anyone", "")
+
+
+def ends(incoming: Incoming) -> bool:
+    """Whether the session is over after this request.
+
+    Raises:
+        RequestError: the header is neither ``true`` nor ``false``.
+    """
+    value = incoming.headers.get(SESSION_END, "false").strip().lower()
+    if value not in ("true", "false"):
+        raise RequestError(f"the header {SESSION_END} must be true or false", param=SESSION_END)
+    return value == "true"

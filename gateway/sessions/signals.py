@@ -12,15 +12,14 @@ repeated    a later question is nearly the same as its question
 abandoned   the user went back beyond it, or hung up (1.0)
 =========== ======================================================================
 
-The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.messages.similarity`.
+The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.conversation.similarity`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.sessions.conversation import DeliveredTurn, Place
-from gateway.sessions.messages import similarity, text_of, words_of
+from gateway.sessions.conversation import DeliveredTurn, Place, similarity, text_of, words_of
 
 #: From this similarity on a question is repeated.
 _REPEATED = 0.8

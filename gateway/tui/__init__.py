@@ -1,5 +1,4 @@
-"""The monitor in the terminal: what swarm servers and gateways report in ``GET /status``, live.
+"""The monitor in the terminal: shows ``GET /status`` of swarm servers and gateways live, and sends no other request.
 
-Invariant: it asks ``GET /status`` and nothing else, so looking changes nothing. Only ``app``, ``pages`` and ``widgets``
-import textual; ``monitor --json`` needs ``client`` and ``targets`` alone.
+Only ``app``, ``pages`` and ``widgets`` import textual; ``monitor --json`` needs ``client`` and ``targets`` alone.
 """

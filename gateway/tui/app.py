@@ -27,7 +27,7 @@ _TICK = 0.5
 
 
 class MonitorApp(App[None]):
-    """The monitor of ``targets``, each asked every ``interval`` seconds."""
+    """The monitor of ``targets``; requests the status of each every ``interval`` seconds."""
 
     TITLE = "swarm-gateway monitor"
     ENABLE_COMMAND_PALETTE = False
@@ -77,8 +77,6 @@ class MonitorApp(App[None]):
         self.set_interval(_TICK, lambda: self._guarded(self._tick))
         self._turn_to(self._place)
 
-    # ------------------------------------------------------------------ what is shown
-
     @property
     def page(self) -> Page | None:
         """The page in front; ``None``: the overview."""
@@ -94,7 +92,7 @@ class MonitorApp(App[None]):
             self._guarded(self.show)
 
     def _guarded(self, show: Callable[[], None]) -> None:
-        """Leave on a defect; textual's own traceback would print local variables, and secrets could be among those."""
+        """Leave on a defect; textual's own traceback would print local variables, secrets among them."""
         try:
             show()
         except Exception:
@@ -107,8 +105,7 @@ class MonitorApp(App[None]):
             self._overview.show() if page is None else page.show_head()
 
     def _show_top(self) -> None:
-        words = f"{self.TITLE} · {answering(self.pollers)} · {time.strftime('%H:%M:%S')}  "
-        paused = ""
+        paused, words = "", f"{self.TITLE} · {answering(self.pollers)} · {time.strftime('%H:%M:%S')}  "
         if self._paused_at is not None:
             paused = f" PAUSED for {seconds(time.monotonic() - self._paused_at)}: p goes on "
         self._top.update(Content.assemble(words, (paused, "bold reverse")))
@@ -134,37 +131,28 @@ class MonitorApp(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(lambda: self._guarded(self.show))
 
-    # ------------------------------------------------------------------ keys
-
     def action_help(self) -> None:
-        """Show the keys."""
         self.push_screen(HelpScreen())
 
     def action_pause(self) -> None:
-        """Keep what is shown as it is, or go on."""
         self._paused_at = time.monotonic() if self._paused_at is None else None
         self._show_top() if self._paused_at is not None else self.show()
 
     def action_hurry(self) -> None:
-        """Ask all servers now."""
         for poller in self.pollers:
             poller.hurry()
 
     def action_page(self, by: int) -> None:
-        """The next page, or the one before."""
         self._turn_to((self._place + by) % (len(self.pages) + 1))
 
     def action_number(self, number: int) -> None:
-        """The page of that number."""
         if number <= len(self.pages) + 1:
             self._turn_to(number - 1)
 
     def action_panel(self, by: int) -> None:
-        """The next panel, or the one before."""
         if (page := self.page) is not None:
             page.board.turn(by)
 
     def action_choose(self, key: str) -> None:
-        """The panel of that key."""
         if (page := self.page) is not None:
             page.board.choose(key)

@@ -10,15 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gateway.tui.format import printable
+from gateway.tui.format import short
 from gateway.tui.targets import Kind, Target
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
-from swarm.protocol import ServerStatus
+from swarm.protocol import EngineFailure, ServerStatus
 
 StatusT = TypeVar("StatusT", bound=BaseModel)
 
@@ -46,7 +46,7 @@ class Groups(_Part):
 
 
 class Tokens(_Part):
-    """Completion tokens of groups: of answers that somebody got, and of the others."""
+    """Completion tokens of groups: of delivered answers, and of the others."""
 
     delivered: int = 0
     wasted: int = 0
@@ -92,15 +92,8 @@ class SwarmStatus(_Part):
     open_groups: int = 0
 
 
-class EngineFailure(_Part):
-    """The engine's last failure, and how many there were in a row."""
-
-    reason: str
-    count: int
-
-
 class GatewayStatus(Counts):
-    """``GET /status`` of a gateway; ``engine`` and what follows are of the first route with a swarm server."""
+    """``GET /status`` of a gateway; engine, model and policy version are of the first route with a swarm server."""
 
     engine: str = ""
     engine_failure: EngineFailure | None = None
@@ -126,7 +119,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is no status; ``message`` says what is wrong and what to do."""
+    """Why there is no status: a kind, and a message that says what to do."""
 
     reason: Reason
     message: str
@@ -137,7 +130,7 @@ class StatusClient(Generic[StatusT]):
 
     Args:
         target: the server.
-        model: its status is read as.
+        model: of its status.
     """
 
     def __init__(self, target: Target, model: type[StatusT]) -> None:
@@ -157,84 +150,69 @@ class StatusClient(Generic[StatusT]):
                 answer = await self._http.request("GET", url, None, self._headers)
             if answer.status >= 400:
                 return _error_status(target, answer)
-            data = json.loads(answer.content)
-            if not isinstance(data, dict):
-                return _nonsense(target, "the answer is not a JSON object")
+            data = _json_object(answer)
             return self._model.model_validate({name: data[name] for name in self._model.model_fields if name in data})
         except TimeoutError:
-            return Trouble(
-                Reason.SILENT,
-                f"{target.address} accepts the request and does not answer within {limit:.0f} s: is it overloaded or "
-                "stopped?",
-            )
+            message = f"{target.address} accepts the request and does not answer within {limit:.0f} s"
+            return Trouble(Reason.SILENT, f"{message}: is it overloaded or stopped?")
         except ConnectionBrokenError as exc:
-            return _away(target, exc)
+            start = "swarm-gateway swarm start" if target.kind is Kind.SWARM else "swarm-gateway serve"
+            message = f"no {target.kind} answers at {target.address} ({_clean(str(exc))}): start it (`{start}`)"
+            return Trouble(Reason.AWAY, f"{message} or check {target.kind.option}")
         except ValidationError as exc:
-            return _nonsense(target, f"the answer has {exc.error_count()} wrong fields")
-        except (ValueError, RecursionError):
-            return _nonsense(target, "the answer is not a JSON object")
+            return nonsense(target, f"the answer has {exc.error_count()} wrong fields")
         except Exception as exc:
-            # a defect concerns this server alone: the others are still watched
-            return unexpected(target, exc)
+            # a defect concerns this server alone: the monitor still watches the others
+            return nonsense(target, exc)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
 
 
-def unexpected(target: Target, error: Exception) -> Trouble:
+def nonsense(target: Target, detail: str | Exception) -> Trouble:
     """A status that cannot be read or shown."""
-    return _nonsense(target, f"{type(error).__name__}: {error}")
+    text = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
+    message = f"{target.address} is no {target.kind}, or one of another version ({_clean(text)})"
+    return Trouble(Reason.NONSENSE, f"{message}: check {target.kind.option}")
+
+
+def _json_object(answer: Answer) -> dict[str, Any]:
+    try:
+        data: Any = json.loads(answer.content)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise ValueError("the answer is not a JSON object")
+    return cast("dict[str, Any]", data)
 
 
 def _error_status(target: Target, answer: Answer) -> Trouble:
-    message, status = _message_of(answer), answer.status
+    status = answer.status
+    try:
+        body = _json_object(answer)
+        error: Any = body.get("error") or body["detail"]
+        message = _clean(str(error["message"] if isinstance(error, dict) else error))
+    except (ValueError, KeyError):
+        message = _clean(answer.content.decode(errors="replace"))
     if status in (401, 403):
-        return Trouble(Reason.REFUSED, _refused(target, message))
+        given = "refuses the secret that it was given" if target.secret else "asks for a secret, and none was given"
+        return Trouble(Reason.REFUSED, f"{target.address} {given} ({message}): {_HOW_TO_ENTER[target.kind]}")
     if status >= 500 or status == 429:
         return Trouble(Reason.FAILING, f"{target.address} answers with HTTP {status}: {message}; its log says more")
-    return _nonsense(target, f"HTTP {status}: {message}")
+    return nonsense(target, f"HTTP {status}: {message}")
 
 
-def _message_of(answer: Answer) -> str:
-    try:
-        body: Any = json.loads(answer.content)
-    except (ValueError, RecursionError):
-        body = None
-    error: Any = (body.get("error") or body.get("detail")) if isinstance(body, dict) else None
-    text = answer.content.decode(errors="replace")
-    return _clean(str(error.get("message") if isinstance(error, dict) else error or text))
+_HOW_TO_ENTER = {
+    Kind.SWARM: "give --token or SWARM_TOKEN; "
+    "`swarm-gateway swarm tokens create monitor --scope read` in its run folder makes one",
+    Kind.GATEWAY: "give --api-key or OPENAI_API_KEY, a key that is not restricted to routes; "
+    "`swarm-gateway keys create monitor` makes one",
+}
 
 
 def _clean(text: str) -> str:
-    return printable(" ".join(text[: 10 * _MAX_MESSAGE].split()))[:_MAX_MESSAGE]
-
-
-def _away(target: Target, error: ConnectionBrokenError) -> Trouble:
-    why = _clean(str(error) or type(error).__name__)
-    start = "swarm-gateway swarm start" if target.kind is Kind.SWARM else "swarm-gateway serve"
-    message = f"no {target.kind} answers at {target.address} ({why}): start it (`{start}`)"
-    return Trouble(Reason.AWAY, f"{message} or check {target.kind.option}")
-
-
-def _refused(target: Target, message: str) -> str:
-    given = "refuses the secret that it was given" if target.secret else "asks for a secret, and none was given"
-    if target.kind is Kind.SWARM:
-        how = (
-            "give --token or SWARM_TOKEN; `swarm-gateway swarm tokens create monitor --scope read` in its run folder "
-            "makes one"
-        )
-    else:
-        how = (
-            "give --api-key or OPENAI_API_KEY, a key that is not restricted to routes; "
-            "`swarm-gateway keys create monitor` makes one"
-        )
-    return f"{target.address} {given} ({message}): {how}"
-
-
-def _nonsense(target: Target, detail: str) -> Trouble:
-    message = f"{target.address} is no {target.kind}, or one of another version ({_clean(detail)})"
-    return Trouble(Reason.NONSENSE, f"{message}: check {target.kind.option}")
+    return short(" ".join(text[: 10 * _MAX_MESSAGE].split()), _MAX_MESSAGE)
 
 
 async def snapshot(targets: Sequence[Target]) -> tuple[dict[str, Any], list[str]]:
@@ -242,21 +220,19 @@ async def snapshot(targets: Sequence[Target]) -> tuple[dict[str, Any], list[str]
 
     Returns:
         ``{"swarm_servers": [...], "gateways": [...]}``, each server with ``url``, ``trouble`` (a word), ``error`` (what
-        to do) and ``status``, of which either the last or the two before are null; and the errors alone.
+        to do) and ``status``; trouble and error, or else the status, are null. And the errors alone.
     """
-    answers = await asyncio.gather(*(_get_once(target) for target in targets))
     found: dict[str, list[dict[str, Any]]] = {"swarm_servers": [], "gateways": []}
-    for target, answer in zip(targets, answers, strict=True):
-        trouble = answer if isinstance(answer, Trouble) else None
-        found["swarm_servers" if target.kind is Kind.SWARM else "gateways"].append(
-            {
-                "url": target.address,
-                "trouble": trouble and trouble.reason.value,
-                "error": trouble and trouble.message,
-                "status": None if isinstance(answer, Trouble) else answer.model_dump(mode="json"),
-            }
-        )
-    return found, [answer.message for answer in answers if isinstance(answer, Trouble)]
+    errors: list[str] = []
+    for target, answer in zip(targets, await asyncio.gather(*map(_get_once, targets)), strict=True):
+        row: dict[str, Any] = {"url": target.address, "trouble": None, "error": None, "status": None}
+        if isinstance(answer, Trouble):
+            row |= {"trouble": answer.reason.value, "error": answer.message}
+            errors.append(answer.message)
+        else:
+            row["status"] = answer.model_dump(mode="json")
+        found["swarm_servers" if target.kind is Kind.SWARM else "gateways"].append(row)
+    return found, errors
 
 
 async def _get_once(target: Target) -> BaseModel | Trouble:

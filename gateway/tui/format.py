@@ -1,18 +1,24 @@
-"""Plain data and text of the monitor and of the status commands: numbers, names, tables and lines.
+"""Text of the monitor and of the status commands: numbers, tables and lines, without textual.
 
-Invariant: text from a server holds no character that could command the terminal once it went through :func:`short` or
-:func:`printable`, and everything here fits the width that it is given.
+Invariant: no text from a server keeps a character that could command the terminal after :func:`short` or
+:func:`printable`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
 from swarm.types import StepResult
+
+T = TypeVar("T")
+#: Title of a column -> its cell of an item; a title that begins with ``>`` aligns its column to the right.
+Columns = Mapping[str, Callable[[T], str]]
 
 REWARD = "swarm/reward_mean"
 RESPONSE_TOKENS = "swarm/response_tokens_mean"
@@ -21,7 +27,6 @@ RESPONSE_TOKENS = "swarm/response_tokens_mean"
 UNKNOWN = "-"
 #: Styles, as textual's markup names them.
 GOOD, WARNING, BAD, DIM, ACCENT = "$text-success", "bold $text-warning", "bold $text-error", "dim", "bold $text-accent"
-_FULL, _EMPTY = "█", "░"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under the titles of their columns; a title that begins with ``>`` aligns its column to the right."""
+    """Rows under the titles of their columns, see :data:`Columns`."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
@@ -54,7 +59,7 @@ class Line:
 
 @dataclass(frozen=True)
 class View:
-    """What one status shows.
+    """What the monitor shows of one status.
 
     Attributes:
         state, version, batch, now: cells of the overview.
@@ -70,8 +75,20 @@ class View:
     tables: Mapping[str, Table] = field(default_factory=dict[str, Table])
 
 
+def table_of(
+    columns: Columns[T],
+    items: Iterable[T],
+    style: Callable[[T], str] = lambda item: "",
+    note: str = "",
+    empty: str = "",
+) -> Table:
+    """One row per item; the note is ``empty`` if there are no rows."""
+    rows = [Row([cell(item) for cell in columns.values()], style(item)) for item in items]
+    return Table(list(columns), rows, note if rows else empty)
+
+
 def counts_table(heads: tuple[str, str], counts: Mapping[str, Mapping[str, int]], empty: str) -> Table:
-    """Counts under their titles, the most frequent first; titles without counts are left out.
+    """Counts (by title, then by name) under their titles, the most frequent first; without titles that have none.
 
     Args:
         heads: of the columns of numbers and of names.
@@ -91,11 +108,8 @@ def text_lines(table: Table, most: int) -> list[str]:
     """The first ``most`` rows of ``table`` under its titles, as text."""
     rows = [[title.removeprefix(">") for title in table.columns], *(row.cells for row in table.rows[:most])]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    for row in rows:
-        sides = zip(row, widths, table.columns, strict=True)
-        cells = (cell.rjust(width) if title.startswith(">") else cell.ljust(width) for cell, width, title in sides)
-        lines.append("  ".join(cells).rstrip())
+    signs = [">" if title.startswith(">") else "<" for title in table.columns]
+    lines = ["  ".join(map("{:{}{}}".format, row, signs, widths)).rstrip() for row in rows]
     more = len(table.rows) - most
     return [*lines, f"... and {more} more"] if more > 0 else lines
 
@@ -114,7 +128,7 @@ def short(text: str, width: int) -> str:
 
 
 def step_line(step: StepResult) -> str:
-    """``step 12  reward 0.412  9.8 s  43 tokens``; values that the engine did not report are left out."""
+    """``step 12  reward 0.412  9.8 s  43 tokens/answer``, without the values that the engine did not report."""
     parts = [f"step {step.step:>4}"]
     if REWARD in step.metrics:
         parts.append(f"reward {step.metrics[REWARD]:.3f}")
@@ -128,17 +142,13 @@ def seconds(value: float) -> str:
     """``0.4 s``, ``12 s``, ``3m 12s``, ``2h 05m``, ``3d 04h``; :data:`UNKNOWN` for infinities."""
     if not math.isfinite(value):
         return UNKNOWN
-    value = max(0.0, value)
     if value < 9.95:
-        return f"{value:.1f} s"
+        return f"{max(0.0, value):.1f} s"
     whole = round(value)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+    for size, name, part, part_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{name} {whole % size // part:02d}{part_name}"
+    return f"{whole} s"
 
 
 def number(value: float) -> str:
@@ -150,21 +160,8 @@ def number(value: float) -> str:
 
 
 def measure(value: float) -> str:
-    """A metric in at most eight characters, with three significant digits: ``0.412``, ``43.1``, ``1.2e-06``."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if not 1e-3 <= size < 1e5:
-        return f"{value:.1e}"
-    return f"{value:.0f}" if size >= 1e3 else f"{value:.3g}"
-
-
-def byte_size(count: float) -> str:
-    """Bytes as ``512 B``, ``2.1 MB``, by powers of a thousand."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count:.0f} B"
+    """A metric with three significant digits, or as a whole number: ``0.412``, ``43.1``, ``5679``, ``1.24e-06``."""
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def share(part: float, whole: float) -> str:
@@ -174,12 +171,14 @@ def share(part: float, whole: float) -> str:
 
 def bar(done: float, total: float, width: int) -> str:
     """A bar of ``width`` cells: its last is full only at the total, its first from the beginning."""
-    if total <= 0 or width <= 0:
-        return _EMPTY * width
-    part = min(max(done / total, 0.0), 1.0)
-    full = int(part * width)
-    if part > 0:
-        full = max(full, 1)
-    if part < 1:
-        full = min(full, width - 1)
-    return _FULL * full + _EMPTY * (width - full)
+    part = min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
+    full = 0 if part == 0 else width if part == 1 else min(max(int(part * width), 1), width - 1)
+    return "█" * full + "░" * (width - full)
+
+
+def curve(values: Sequence[float], width: int) -> str:
+    """``values`` as at most ``width`` blocks, each as high as the mean of its share of them."""
+    low, span, count = min(values), max(values) - min(values), len(values)
+    cells = min(width, count)
+    means = [fmean(values[at * count // cells : (at + 1) * count // cells]) for at in range(cells)]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (mean - low) / span)) if span else 0] for mean in means)

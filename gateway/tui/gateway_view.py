@@ -13,9 +13,8 @@ from gateway.tui.format import (
     GOOD,
     UNKNOWN,
     WARNING,
+    Columns,
     Line,
-    Row,
-    Table,
     View,
     counts_table,
     number,
@@ -23,28 +22,36 @@ from gateway.tui.format import (
     seconds,
     share,
     short,
+    table_of,
 )
 
-_ROUTES = (
-    "route",
-    ">in flight",
-    ">queued",
-    ">requests",
-    ">shed",
-    ">errors",
-    "breaker",
-    ">trained",
-    ">informative",
-    ">wasted",
-    "policy",
-    "models",
-)
-_SWARMS = ("swarm server", "engine", "down for", ">version", ">open groups", ">behind")
+_ROUTES: Columns[tuple[str, RouteStatus]] = {
+    "route": lambda one: one[0],
+    ">in flight": lambda one: str(one[1].load.running),
+    ">queued": lambda one: str(one[1].load.waiting),
+    ">requests": lambda one: number(one[1].requests),
+    ">shed": lambda one: number(one[1].load.refused),
+    ">errors": lambda one: number(sum(one[1].errors.values())),
+    "breaker": lambda one: UNKNOWN if one[1].breaker is None else f"{'! ' if _is_ill(one[1]) else ''}{one[1].breaker}",
+    ">trained": lambda one: number(one[1].groups.trained),
+    ">informative": lambda one: _informative(one[1]),
+    ">wasted": lambda one: _waste(one[1]),
+    "policy": lambda one: one[1].policy,
+    "models": lambda one: ", ".join(one[1].models),
+}
+_SWARMS: Columns[SwarmStatus] = {
+    # an address may name a user and a password
+    "swarm server": lambda swarm: swarm.url.partition("://")[2].rpartition("@")[2],
+    "engine": lambda swarm: swarm.engine.removeprefix("ENGINE."),
+    "down for": lambda swarm: "" if swarm.down_since is None else f"! {_since(swarm.down_since)}",
+    ">version": lambda swarm: _version(swarm.policy_version),
+    ">open groups": lambda swarm: str(swarm.open_groups),
+    ">behind": lambda swarm: str(swarm.background),
+}
 
 
 def view(status: GatewayStatus, per_second: float) -> View:
     """Everything of one status; ``per_second``: the rate of its requests."""
-    swarms = [_swarm_row(swarm) for swarm in status.swarms]
     failures = {
         "errors that callers got, by code": status.errors,
         "groups that were not trained, by reason": status.groups.dropped,
@@ -53,13 +60,19 @@ def view(status: GatewayStatus, per_second: float) -> View:
     }
     return View(
         state=short(status.engine or "no engine", 40).removeprefix("ENGINE."),
-        version=UNKNOWN if status.policy_version is None else str(status.policy_version),
+        version=_version(status.policy_version),
         batch=f"{number(status.groups.trained)} groups trained",
         now=f"{status.in_flight} in flight, {per_second:.1f}/s",
         head=_head(status, per_second),
         tables={
-            "g": Table(_ROUTES, [_route_row(name, route) for name, route in status.routes.items()]),
-            "w": Table(_SWARMS, swarms, "" if swarms else "no route has a swarm server"),
+            "g": table_of(
+                _ROUTES,
+                status.routes.items(),
+                lambda one: BAD if _is_ill(one[1]) else WARNING if one[1].load.waiting else "",
+            ),
+            "w": table_of(
+                _SWARMS, status.swarms, lambda one: BAD if one.down_since else "", empty="no route has a swarm server"
+            ),
             "f": counts_table(("count", "kind"), failures, "nothing has failed"),
         },
     )
@@ -67,7 +80,6 @@ def view(status: GatewayStatus, per_second: float) -> View:
 
 def _head(status: GatewayStatus, per_second: float) -> list[Line]:
     engine = short((status.engine or "no swarm server").removeprefix("ENGINE."), 40)
-    version = UNKNOWN if status.policy_version is None else str(status.policy_version)
     away = engine in ("unreachable", "OFFLINE")
     queued = sum(route.load.waiting for route in status.routes.values())
     failed = sum(status.errors.values())
@@ -75,7 +87,7 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
     control = f", control: {short(status.control, 40)}" if status.control != "none" else ""
     lines = [
         Line(
-            f"policy version {version}, model {short(status.model, 40) or UNKNOWN}{control}",
+            f"policy version {_version(status.policy_version)}, model {short(status.model, 40) or UNKNOWN}{control}",
             label=f"{'○' if away else '●'} engine {engine},",
             label_style=BAD if away else GOOD,
         ),
@@ -117,41 +129,12 @@ def _waste(counts: Counts) -> str:
     return share(counts.tokens.wasted, counts.tokens.wasted + counts.tokens.delivered)
 
 
-def _route_row(name: str, route: RouteStatus) -> Row:
-    ill = route.breaker not in (None, "closed")
-    return Row(
-        (
-            name,
-            str(route.load.running),
-            str(route.load.waiting),
-            number(route.requests),
-            number(route.load.refused),
-            number(sum(route.errors.values())),
-            UNKNOWN if route.breaker is None else f"! {route.breaker}" if ill else route.breaker,
-            number(route.groups.trained),
-            _informative(route),
-            _waste(route),
-            route.policy,
-            ", ".join(route.models),
-        ),
-        BAD if ill else WARNING if route.load.waiting else "",
-    )
+def _is_ill(route: RouteStatus) -> bool:
+    return route.breaker not in (None, "closed")
 
 
-def _swarm_row(swarm: SwarmStatus) -> Row:
-    down = swarm.down_since is not None
-    return Row(
-        (
-            # an address may name a user and a password
-            swarm.url.partition("://")[2].rpartition("@")[2],
-            swarm.engine.removeprefix("ENGINE."),
-            f"! {_since(swarm.down_since)}" if swarm.down_since is not None else "",
-            UNKNOWN if swarm.policy_version is None else str(swarm.policy_version),
-            str(swarm.open_groups),
-            str(swarm.background),
-        ),
-        BAD if down else "",
-    )
+def _version(policy_version: int | None) -> str:
+    return UNKNOWN if policy_version is None else str(policy_version)
 
 
 def _since(moment: str) -> str:

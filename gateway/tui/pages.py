@@ -1,6 +1,6 @@
 """The pages of the monitor: all servers, a swarm server, a gateway.
 
-Invariant: a page shows what its poller knows, and asks nobody.
+Invariant: a page shows what its poller knows, and sends no request.
 """
 
 from __future__ import annotations
@@ -16,19 +16,32 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Line, Row, Table, printable, seconds, short
+from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, printable, seconds, short, table_of
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.swarm_view import Order, episodes
-from gateway.tui.widgets import Board, Grid, LogPanel, Panel, StepsPanel, TablePanel, content
+from gateway.tui.widgets import Board, Grid, LogPanel, Panel, TablePanel, content
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
 
 #: Rows of the terminal below which the head leaves out minor lines.
 _BRIEF = 34
-#: Age in seconds from which a status that is due every second is called old.
+#: Seconds from which on the age of a status is a warning.
 _OLD = 5.0
-_OVERVIEW = (">tab", "server", "state", ">heard", "batch", "now", ">version")
+_OVERVIEW: Columns[tuple[int, AnyPoller]] = {
+    ">tab": lambda one: str(one[0]),
+    "server": lambda one: one[1].target.name,
+    "state": lambda one: f"! {one[1].trouble.reason}" if one[1].trouble else _cells(one[1])[0],
+    ">heard": lambda one: UNKNOWN if one[1].age is None else seconds(one[1].age),
+    "batch": lambda one: _cells(one[1])[1],
+    "now": lambda one: _cells(one[1])[2],
+    ">version": lambda one: _cells(one[1])[3],
+}
+
+
+def _cells(poller: AnyPoller) -> tuple[str, str, str, str]:
+    view = poller.view
+    return (view.state, view.batch, view.now, view.version) if view else (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
 class Page(Vertical):
@@ -43,7 +56,6 @@ class Page(Vertical):
         super().__init__()
         self.poller = poller
         self.board = Board(panels)
-        self._panels = {panel.key: panel for panel in panels}
         self._head = Static(markup=False, classes="head")
 
     def compose(self) -> ComposeResult:
@@ -59,29 +71,24 @@ class Page(Vertical):
         """Show what is known now."""
         self.show_head()
         if (view := self.poller.view) is not None:
-            for key, table in view.tables.items():
-                panel = self._panels[key]
-                assert isinstance(panel, TablePanel)
-                panel.show(table)
+            for panel in self.board.panels:
+                if isinstance(panel, TablePanel) and panel.key in view.tables:
+                    panel.show(view.tables[panel.key])
 
     def show_head(self) -> None:
         """Show the head alone, whose times go on between two requests."""
-        poller = self.poller
-        lines = _trouble(poller)
-        if poller.view is None:
-            lines += [] if lines else [Line(f"asking {poller.target.address} ...", DIM)]
-            self._head.update(content(lines))
+        poller, trouble = self.poller, _trouble(self.poller)
+        if poller.view is None or poller.age is None:
+            self._head.update(content(trouble or [Line(f"asking {poller.target.address} ...", DIM)]))
             return
-        assert poller.age is not None
         first, *rest = poller.view.head
-        fresh = Content.styled(f"  as of {seconds(poller.age)} ago", WARNING if poller.age > _OLD else DIM)
-        brief = self.app.size.height < _BRIEF
-        head = [content([first]) + fresh, *(content([line]) for line in rest if not (brief and line.minor))]
-        width = self._head.content_size.width
+        brief, width = self.app.size.height < _BRIEF, self._head.content_size.width
+        age = Content.styled(f"  as of {seconds(poller.age)} ago", WARNING if poller.age > _OLD else DIM)
+        head = [content([first]) + age, *(content([line]) for line in rest if not (brief and line.minor))]
         if brief and width:
             # each line has one row where there is little room
             head = [line.truncate(width, ellipsis=True) for line in head]
-        self._head.update(Content("\n").join([*([content(lines)] if lines else []), *head]))
+        self._head.update(Content("\n").join([*([content(trouble)] if trouble else []), *head]))
 
 
 class SwarmPage(Page):
@@ -94,11 +101,12 @@ class SwarmPage(Page):
     ]
 
     def __init__(self, poller: SwarmPoller) -> None:
-        self._steps = StepsPanel()
+        self._curves = Grid()
         self._episodes = TablePanel("e", "Episodes")
         self._log = LogPanel("l", "Log")
+        steps = TablePanel("s", "Steps", self._curves)
         tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
-        super().__init__(poller, [self._steps, self._episodes, *tables, self._log])
+        super().__init__(poller, [steps, self._episodes, *tables, self._log])
         self._swarm = poller
         self._order = Order.IDLE
         self._filter = Input(placeholder="client, task, episode or type; Enter keeps, Escape clears", id="filter")
@@ -109,19 +117,16 @@ class SwarmPage(Page):
         yield self._filter
 
     def action_order(self) -> None:
-        """Sort the episodes by something else."""
         self._order = self._order.next
         self.board.choose(self._episodes.key)
         self.show()
 
     def action_filter(self) -> None:
-        """Let the user type words to filter the episodes by."""
         self.board.choose(self._episodes.key)
         self._filter.display = True
         self._filter.focus()
 
     def action_clear(self) -> None:
-        """Show all episodes."""
         self._filter.value = ""
         self._filter.display = False
         self.focused.focus()
@@ -135,11 +140,10 @@ class SwarmPage(Page):
 
     def show(self) -> None:
         super().show()
-        poller, status = self._swarm, self._swarm.status
-        self._log.show(_log(poller.log.lines, status.last_lines if status is not None else ()))
-        if status is not None:
-            rates = {"episodes/min": poller.episodes, "tokens/s": poller.tokens}
-            self._steps.show_trends(poller.history.steps, rates)
+        status, view = self._swarm.status, self._swarm.view
+        self._log.show(_log(self._swarm.log.lines, status.last_lines if status is not None else ()))
+        if status is not None and view is not None:
+            self._curves.show(view.tables["curves"])
             self._episodes.show(episodes(status, self._order, self._filter.value))
 
 
@@ -166,19 +170,21 @@ class OverviewPage(VerticalScroll):
         self._pollers = pollers
         self._grid = Grid()
         self._troubles = Static(markup=False)
+        self.focused = self
 
     def compose(self) -> ComposeResult:
         yield self._grid
         yield self._troubles
 
-    @property
-    def focused(self) -> Widget:
-        """The widget that takes the keys."""
-        return self
-
     def show(self) -> None:
         """Show what is known now."""
-        self._grid.show(Table(_OVERVIEW, [_overview_row(place, one) for place, one in enumerate(self._pollers, 2)]))
+        self._grid.show(
+            table_of(
+                _OVERVIEW,
+                enumerate(self._pollers, 2),
+                lambda one: BAD if one[1].trouble else "" if one[1].view else DIM,
+            )
+        )
         lines: list[Line] = []
         for poller in self._pollers:
             lines += _trouble(poller)
@@ -198,18 +204,8 @@ def answering(pollers: Sequence[AnyPoller]) -> str:
     return f"{well} of {len(pollers)} servers answer"
 
 
-def _overview_row(place: int, poller: AnyPoller) -> Row:
-    view, trouble = poller.view, poller.trouble
-    state, batch, now, version = (view.state, view.batch, view.now, view.version) if view else (UNKNOWN,) * 4
-    if trouble is not None:
-        state = f"! {trouble.reason.value}"
-    heard = UNKNOWN if poller.age is None else seconds(poller.age)
-    style = BAD if trouble is not None else DIM if view is None else ""
-    return Row((str(place), poller.target.name, state, heard, batch, now, version), style)
-
-
 def _trouble(poller: AnyPoller) -> list[Line]:
-    """Why there is no status, what to do, and what happens next; nothing while all is well."""
+    """Why there is no status, what to do, and when the next request comes; nothing while all is well."""
     trouble = poller.trouble
     if trouble is None:
         return []

@@ -1,6 +1,6 @@
-"""Pollers: each follows one server and remembers what the monitor shows of it.
+"""Pollers: each follows one server and keeps the data that the monitor shows.
 
-Invariant: there is always one request under way or one pause of bounded length; everything remembered is bounded.
+Invariant: there is always one request under way or one pause of bounded length; all that is kept is bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from gateway.tui import gateway_view, swarm_view
-from gateway.tui.client import STEPS, GatewayStatus, StatusClient, Trouble, unexpected
+from gateway.tui.client import STEPS, GatewayStatus, StatusClient, Trouble, nonsense
 from gateway.tui.format import View, seconds, step_line
 from gateway.tui.targets import Kind, Target
 from swarm.client import RetryPolicy
@@ -30,7 +30,7 @@ StatusT = TypeVar("StatusT", bound=BaseModel)
 _BACKOFF = RetryPolicy(base=0.5, cap=10.0)
 #: Least pause after a long poll, however often the server's state changes.
 _LEAST_PAUSE = 0.2
-#: Steps to ask for once the others are known: more than a server can do between two requests.
+#: Steps to request once the others are known: more than a server can do between two requests.
 FEW_STEPS = 5
 #: Bounds of the log and of a sparkline.
 _LOG_LINES, _POINTS = 500, 600
@@ -39,34 +39,27 @@ _SAMPLES = 10
 
 
 class StepHistory:
-    """The steps of one server, asked for in full once and then a few at a time."""
+    """The steps of one server, requested in full once and then a few at a time."""
 
     def __init__(self) -> None:
         self.steps: list[StepResult] = []
-        self._whole = False
-
-    @property
-    def wanted(self) -> int:
-        """How many steps to ask for next."""
-        return FEW_STEPS if self._whole else STEPS
+        self.wanted = STEPS  # how many to request next
 
     def forget(self) -> None:
-        """Ask for all steps again, because it may be another server by now; keep the known ones until then."""
-        self._whole = False
+        """Request all steps next, because it may be another server by now; keep the known ones until then."""
+        self.wanted = STEPS
 
     def add(self, latest: Sequence[StepResult], asked: int) -> list[StepResult]:
-        """Take in the last ``asked`` steps of the server, oldest first; returns the new ones.
+        """Take in the last ``asked`` steps of the server, oldest first; return the new ones.
 
-        If none of them is known, steps were missed or it is another run: the next request asks for all.
+        If none of them is known, steps were missed or it is another run: the next request is for all.
         """
         known = {step.batch_id for step in self.steps}
         new = [step for step in latest if step.batch_id not in known]
+        whole = asked >= STEPS
         joined = not known or len(new) < len(latest)
-        if asked >= STEPS or not joined:
-            self.steps = list(latest)
-            self._whole = asked >= STEPS
-        else:
-            self.steps = [*self.steps, *new][-STEPS:]
+        self.steps = list(latest) if whole or not joined else [*self.steps, *new][-STEPS:]
+        self.wanted = FEW_STEPS if whole or (joined and self.wanted == FEW_STEPS) else STEPS
         return new
 
 
@@ -80,7 +73,7 @@ class LogLine:
 
 
 class MonitorLog:
-    """Events that the monitor noticed, and the lines pushed to the server, kept longer than the server keeps them."""
+    """Events that the monitor noticed, and lines pushed to the server, which are kept longer than at the server."""
 
     def __init__(self) -> None:
         self._lines: deque[LogLine] = deque(maxlen=_LOG_LINES)
@@ -108,7 +101,7 @@ class Poller(ABC, Generic[StatusT]):
 
     Args:
         target: the server.
-        model: its status is read as.
+        model: of its status.
         interval: seconds between two requests.
         on_change: called after each request.
 
@@ -118,9 +111,7 @@ class Poller(ABC, Generic[StatusT]):
         failures: in a row.
     """
 
-    def __init__(
-        self, target: Target, model: type[StatusT], interval: float, on_change: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, target: Target, model: type[StatusT], interval: float, on_change: Callable[[], None]) -> None:
         self.target = target
         self.status: StatusT | None = None
         self.view: View | None = None
@@ -128,9 +119,9 @@ class Poller(ABC, Generic[StatusT]):
         self.log = MonitorLog()
         self.failures = 0
         self._client = StatusClient(target, model)
-        self._interval = interval
+        self._interval = self._pause = interval
         self._on_change = on_change
-        self._last_at = self._began = time.monotonic()
+        self._last_at = time.monotonic()
         self._next_at = 0.0
         self._hurry = asyncio.Event()
 
@@ -145,19 +136,23 @@ class Poller(ABC, Generic[StatusT]):
         return max(0.0, self._next_at - time.monotonic())
 
     def hurry(self) -> None:
-        """Ask now instead of later."""
+        """Send the next request now."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Send requests until cancelled."""
         try:
             while True:
-                if await self._poll():
-                    self.failures = 0
-                    pause = self._pause()
+                trouble = await self._poll()
+                if trouble is None:
+                    self.failures, pause = 0, self._pause
                 else:
                     self.failures += 1
                     pause = _BACKOFF.delay(self.failures)
+                    if self.trouble is None or self.trouble.reason is not trouble.reason:
+                        self.log.note(trouble.message)
+                    self._forget()
+                self.trouble = trouble
                 self._next_at = time.monotonic() + pause
                 self._on_change()
                 self._hurry.clear()
@@ -168,33 +163,20 @@ class Poller(ABC, Generic[StatusT]):
         finally:
             await self._client.close()
 
-    async def _poll(self) -> bool:
-        """Ask once; true if there is a status that can be shown. Every failure is this server's trouble alone."""
+    async def _poll(self) -> Trouble | None:
+        """Send one request; a failure, also of ours to show the status, is this server's trouble alone."""
         try:
             answer = await self._ask()
-            if not isinstance(answer, Trouble):
-                before, self.status = self.status, answer
-                try:
-                    self._remember(answer, before)
-                    self.view = self._make_view(answer)
-                except Exception:
-                    self.status = before
-                    raise
-                if self.trouble is not None:
-                    away = seconds(time.monotonic() - self._last_at)
-                    self.log.note(f"{self.target.address} answers again, after {away}")
-                self.trouble, self._last_at = None, time.monotonic()
-                return True
+            if isinstance(answer, Trouble):
+                return answer
+            self.view = self._take(answer, self.status)
         except Exception as exc:
-            answer = unexpected(self.target, exc)
-        if self.trouble is None or self.trouble.reason is not answer.reason:
-            self.log.note(answer.message)
-        self.trouble = answer
-        self._forget()
-        return False
-
-    def _pause(self) -> float:
-        return self._interval
+            return nonsense(self.target, exc)
+        self.status = answer
+        if self.trouble is not None:
+            self.log.note(f"{self.target.address} answers again, after {seconds(time.monotonic() - self._last_at)}")
+        self._last_at = time.monotonic()
+        return None
 
     def _forget(self) -> None:
         """The server did not answer; it may be another one when it does."""
@@ -203,11 +185,8 @@ class Poller(ABC, Generic[StatusT]):
     async def _ask(self) -> StatusT | Trouble: ...
 
     @abstractmethod
-    def _remember(self, status: StatusT, before: StatusT | None) -> None:
-        """Keep the parts of a new status that outlive it."""
-
-    @abstractmethod
-    def _make_view(self, status: StatusT) -> View: ...
+    def _take(self, status: StatusT, before: StatusT | None) -> View:
+        """Keep the parts of a new status that outlive it, and make its view."""
 
 
 class SwarmPoller(Poller[ServerStatus]):
@@ -218,21 +197,22 @@ class SwarmPoller(Poller[ServerStatus]):
         episodes, tokens: episodes ended per minute and tokens sampled per second, over time.
     """
 
-    def __init__(self, target: Target, interval: float, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, target: Target, interval: float, on_change: Callable[[], None]) -> None:
         super().__init__(target, ServerStatus, interval, on_change)
         self.history = StepHistory()
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
         self._asked_steps = 0
-        self._long_poll = False
 
     async def _ask(self) -> ServerStatus | Trouble:
         self._asked_steps = self.history.wanted
         query: dict[str, int | float] = {"steps": self._asked_steps}
-        self._long_poll = self._change is not None
+        wait, self._pause = 0.0, self._interval
         if self._change is not None:
-            query |= {"after_change": self._change, "wait_seconds": self._interval}
-        answer = await self._client.get(query, self._interval if self._long_poll else 0.0)
+            # a long poll waits at the server instead of here
+            wait, self._pause = self._interval, min(_LEAST_PAUSE, self._interval)
+            query |= {"after_change": self._change, "wait_seconds": wait}
+        answer = await self._client.get(query, wait)
         self._change = None if isinstance(answer, Trouble) else answer.engine_changes
         return answer
 
@@ -240,11 +220,7 @@ class SwarmPoller(Poller[ServerStatus]):
         self._change = None
         self.history.forget()
 
-    def _pause(self) -> float:
-        # a long poll has waited at the server
-        return min(_LEAST_PAUSE, self._interval) if self._long_poll else self._interval
-
-    def _remember(self, status: ServerStatus, before: ServerStatus | None) -> None:
+    def _take(self, status: ServerStatus, before: ServerStatus | None) -> View:
         state, detail = status.engine.engine_status, status.engine.engine_status_detail
         if before is None or before.engine.engine_status is not state:
             self.log.note(f"engine: {state.removeprefix('ENGINE.')}" + (f": {detail}" if detail else ""))
@@ -255,37 +231,32 @@ class SwarmPoller(Poller[ServerStatus]):
         if status.rates is not None:
             self.episodes.append(status.rates.episodes_per_minute)
             self.tokens.append(status.rates.sampled_tokens_per_second)
-
-    def _make_view(self, status: ServerStatus) -> View:
-        return swarm_view.view(status, self.history.steps)
+        return swarm_view.view(status, self.history.steps, self.episodes, self.tokens)
 
 
 class GatewayPoller(Poller[GatewayStatus]):
     """Follows a gateway."""
 
-    def __init__(self, target: Target, interval: float, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, target: Target, interval: float, on_change: Callable[[], None]) -> None:
         super().__init__(target, GatewayStatus, interval, on_change)
         self._requests: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
 
     async def _ask(self) -> GatewayStatus | Trouble:
         return await self._client.get()
 
-    def _remember(self, status: GatewayStatus, before: GatewayStatus | None) -> None:
+    def _take(self, status: GatewayStatus, before: GatewayStatus | None) -> View:
         if self._requests and status.requests < self._requests[-1][1]:
             self._requests.clear()
             self.log.note("the gateway restarted: its counts begin at 0")
         self._requests.append((time.monotonic(), status.requests))
-        if before is None:
-            return
+        earlier = before or status
         for code, count in status.errors.items():
-            if (more := count - before.errors.get(code, 0)) > 0:
+            if (more := count - earlier.errors.get(code, 0)) > 0:
                 self.log.note(f"{more} callers got the error {code}")
         for name, route in status.routes.items():
-            known = before.routes.get(name)
+            known = earlier.routes.get(name)
             if known is not None and route.breaker is not None and known.breaker != route.breaker:
                 self.log.note(f"the breaker of route {name}'s upstream is {route.breaker}")
-
-    def _make_view(self, status: GatewayStatus) -> View:
         (first, low), (last, high) = self._requests[0], self._requests[-1]
         return gateway_view.view(status, (high - low) / (last - first) if last > first else 0.0)
 

@@ -1,4 +1,4 @@
-"""What the monitor shows of a swarm server's status: its engine, the batch that fills, and whatever stands in the way.
+"""What the monitor shows of a swarm server's status: its engine, the batch that fills, and what holds it up.
 
 Invariant: words and signs show states and warnings; colour only repeats them.
 """
@@ -6,8 +6,10 @@ Invariant: words and signs show states and warnings; colour only repeats them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+
+from rich.filesize import decimal
 
 from gateway.tui.format import (
     ACCENT,
@@ -18,19 +20,21 @@ from gateway.tui.format import (
     REWARD,
     UNKNOWN,
     WARNING,
+    Columns,
     Line,
     Row,
     Table,
     View,
     bar,
-    byte_size,
     counts_table,
+    curve,
     measure,
     number,
     printable,
     seconds,
     share,
     short,
+    table_of,
 )
 from swarm.job import TrainJob
 from swarm.protocol import ClientRow, PoolInformation, RunningEpisode, ServerStatus
@@ -72,28 +76,70 @@ _SORT_KEYS: dict[Order, Callable[[RunningEpisode], tuple[float | str, ...]]] = {
     Order.CLIENT: lambda one: (one.client_uuid, one.task_id),
     Order.TASK: lambda one: (one.task_id, one.client_uuid),
 }
-_EPISODES = ("episode", "client", ">age", ">idle", ">calls", ">now", "task", "type", ">of", ">left", "note")
-_TASKS = ("task", "finished", ">running", "state")
-_CLIENTS = (
-    "client",
-    "",
-    ">run",
-    ">trained",
-    ">dropped",
-    ">timed out",
-    ">silent",
-    "note",
-    ">ended",
-    ">waiting",
-    ">claimed",
-    ">aborted",
-    ">share",
-)
-_STEPS = (">step", ">reward", ">±", ">tokens", ">time", ">tasks", ">episodes")
+_EPISODES: Columns[RunningEpisode] = {
+    "episode": lambda one: one.episode_uuid[-8:],
+    "client": lambda one: short(one.client_uuid, 24),
+    ">age": lambda one: seconds(one.seconds),
+    ">idle": lambda one: ("! " if _idle_for_long(one) else "") + seconds(one.idle_seconds),
+    ">calls": lambda one: str(one.calls),
+    ">now": lambda one: str(one.in_flight or ""),
+    "task": lambda one: one.task_id or UNKNOWN,
+    "type": lambda one: one.episode_type,
+    ">of": lambda one: seconds(one.idle_timeout),
+    ">left": lambda one: seconds(one.seconds_left),
+    "note": lambda one: one.quarantined,
+}
+_CLIENTS: Columns[ClientRow] = {
+    "client": lambda row: short(row.client_uuid, 24),
+    "": lambda row: "● active" if row.active else "○ silent",
+    ">run": lambda row: str(row.running),
+    ">trained": lambda row: number(row.trained),
+    ">dropped": lambda row: number(row.dropped),
+    ">timed out": lambda row: number(row.timed_out),
+    ">silent": lambda row: seconds(row.idle_seconds),
+    "note": lambda row: ", ".join(["throttled"] * row.throttled + ["agreed"] * row.agreed),
+    ">ended": lambda row: number(row.ended),
+    ">waiting": lambda row: number(row.waiting),
+    ">claimed": lambda row: number(row.claimed),
+    ">aborted": lambda row: number(row.aborted),
+    ">share": lambda row: str(row.groups),
+}
+_STEPS: Columns[StepResult] = {
+    ">step": lambda step: str(step.step),
+    ">reward": lambda step: _metric(step, REWARD),
+    ">±": lambda step: _metric(step, "swarm/reward_std"),
+    ">tokens": lambda step: _metric(step, RESPONSE_TOKENS),
+    ">time": lambda step: seconds(step.seconds),
+    ">tasks": lambda step: _metric(step, "swarm/tasks"),
+    ">episodes": lambda step: _metric(step, "swarm/episodes"),
+}
+#: Name of a curve -> the metric of a step.
+_CURVES = {
+    "reward": REWARD,
+    "reward spread": "swarm/reward_std",
+    "tokens/answer": RESPONSE_TOKENS,
+    "entropy": "actor/entropy",
+    "gradient norm": "actor/grad_norm",
+    "KL loss": "actor/kl_loss",
+}
+#: Cells of a curve; larger values than this overflow in differences.
+_CURVE, _MAX_VALUE = 24, 1e300
 
 
-def view(status: ServerStatus, steps: Sequence[StepResult]) -> View:
-    """Everything of one status but the running episodes; ``steps``: all that are known, oldest first."""
+def view(
+    status: ServerStatus,
+    steps: Sequence[StepResult],
+    episodes_per_minute: Iterable[float] = (),
+    tokens_per_second: Iterable[float] = (),
+) -> View:
+    """Everything of one status but the running episodes.
+
+    Args:
+        status: the last one.
+        steps: all known ones, oldest first.
+        episodes_per_minute: over time, oldest first.
+        tokens_per_second: likewise.
+    """
     pool = status.pool
     batch, now = UNKNOWN, UNKNOWN
     if pool is not None:
@@ -106,6 +152,12 @@ def view(status: ServerStatus, steps: Sequence[StepResult]) -> View:
         "how episodes ended": status.outcomes,
     }
     busiest = sorted(status.clients, key=lambda row: (not row.active, -row.running, row.idle_seconds))
+    curves: dict[str, Iterable[float | None]] = {
+        **{name: [step.metrics.get(metric) for step in steps] for name, metric in _CURVES.items()},
+        "seconds/step": [step.seconds for step in steps],
+        "episodes/min": episodes_per_minute,
+        "tokens/s": tokens_per_second,
+    }
     return View(
         state=_state(status),
         version=str(status.engine.global_step),
@@ -113,28 +165,46 @@ def view(status: ServerStatus, steps: Sequence[StepResult]) -> View:
         now=now,
         head=_head(status),
         tables={
-            "s": Table(_STEPS, [_step_row(step) for step in reversed(steps)], "" if steps else "no step is done yet"),
+            "s": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
+            "curves": Table(("metric", ">last", ">lowest", ">highest", "course"), [*_curve_rows(curves)]),
             "t": _tasks(status),
-            "c": Table(_CLIENTS, [_client_row(row) for row in busiest], "" if busiest else "no client has come"),
+            "c": table_of(_CLIENTS, busiest, lambda row: "" if row.active else DIM, empty="no client has come"),
             "d": counts_table(("episodes", "why"), losses, "nothing was dropped"),
         },
     )
 
 
 def episodes(status: ServerStatus, order: Order, wanted: str) -> Table:
-    """Running episodes with all words of ``wanted`` in their names, sorted by ``order``; one that has been idle for
-    more than half of its timeout is marked with ``!``."""
+    """Running episodes with all words of ``wanted`` in their names, sorted by ``order``."""
     words = wanted.lower().split()
-    chosen = [one for one in status.running if all(word in _names(one) for word in words)]
-    chosen.sort(key=_SORT_KEYS[order])
+    chosen = sorted(
+        (one for one in status.running if all(word in _names(one) for word in words)), key=_SORT_KEYS[order]
+    )
     listed = len(status.running)
     total = status.pool.running_episodes if status.pool is not None else listed
     note = f"by {order.value}" + (f", with {short(wanted, 30)!r}" if wanted else "")
     if total > listed:
         note += f"; of {total} the {listed} that have been idle for longest"
-    if not chosen:
-        note += "; no episode has these words" if listed else "; no episode runs"
-    return Table(_EPISODES, [_episode_row(one) for one in chosen], note)
+    empty = f"{note}; no episode has these words" if listed else f"{note}; no episode runs"
+    return table_of(
+        _EPISODES, chosen, lambda one: WARNING if _idle_for_long(one) or one.quarantined else "", note, empty
+    )
+
+
+def _idle_for_long(one: RunningEpisode) -> bool:
+    return one.idle_seconds > one.idle_timeout / 2
+
+
+def _metric(step: StepResult, name: str) -> str:
+    return measure(step.metrics[name]) if name in step.metrics else UNKNOWN
+
+
+def _curve_rows(curves: Mapping[str, Iterable[float | None]]) -> Iterator[Row]:
+    """Last, lowest and highest value of each curve, and its course; without curves that have no values."""
+    for name, values in curves.items():
+        known = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
+        if known:
+            yield Row((name, *map(measure, (known[-1], min(known), max(known))), curve(known, _CURVE)))
 
 
 def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str]:
@@ -219,7 +289,7 @@ def _disk(status: ServerStatus) -> list[Line]:
         return [Line(f"! {waiting}, the oldest for {seconds(journal.oldest_pending_seconds)}", WARNING, "disk")]
     text = (
         f"{waiting}; the last commit took {1000 * journal.last_commit_seconds:.1f} ms; {number(journal.records)} "
-        f"records in {number(journal.commits)} commits, {byte_size(journal.bytes)}"
+        f"records in {number(journal.commits)} commits, {decimal(journal.bytes)}"
     )
     return [Line(text, label="disk", minor=True)]
 
@@ -255,31 +325,11 @@ def _names(episode: RunningEpisode) -> str:
     return " ".join(names).lower()
 
 
-def _episode_row(one: RunningEpisode) -> Row:
-    late = one.idle_seconds > one.idle_timeout / 2
-    return Row(
-        (
-            one.episode_uuid[-8:],
-            short(one.client_uuid, 24),
-            seconds(one.seconds),
-            ("! " if late else "") + seconds(one.idle_seconds),
-            str(one.calls),
-            str(one.in_flight or ""),
-            one.task_id or UNKNOWN,
-            one.episode_type,
-            seconds(one.idle_timeout),
-            seconds(one.seconds_left),
-            one.quarantined,
-        ),
-        WARNING if late or one.quarantined else "",
-    )
-
-
 def _tasks(status: ServerStatus) -> Table:
     """The pool by task: those that lack least first, then those that only run, complete ones last."""
-    pool = status.pool
+    pool, titles = status.pool, ("task", "finished", ">running", "state")
     if pool is None:
-        return Table(_TASKS, [], "no job, no pool")
+        return Table(titles, [], "no job, no pool")
     running = Counter(one.task_id for one in status.running if one.task_id and one.episode_type == "train")
     finished = {**dict.fromkeys(running, 0), **pool.tasks}
     rows: list[Row] = []
@@ -290,34 +340,4 @@ def _tasks(status: ServerStatus) -> Table:
         rows.append(Row((task, bar_of_task, str(running[task] or ""), state), "" if lacking > 0 else DIM))
     complete = sum(count >= pool.num_repeat for count in finished.values())
     note = f"{complete} complete, {len(rows) - complete} begun; a batch takes {pool.batch_size}"
-    return Table(_TASKS, rows, note if rows else "no task has begun")
-
-
-def _client_row(row: ClientRow) -> Row:
-    return Row(
-        (
-            short(row.client_uuid, 24),
-            "● active" if row.active else "○ silent",
-            str(row.running),
-            number(row.trained),
-            number(row.dropped),
-            number(row.timed_out),
-            seconds(row.idle_seconds),
-            ", ".join(word for word, holds in (("throttled", row.throttled), ("agreed", row.agreed)) if holds),
-            number(row.ended),
-            number(row.waiting),
-            number(row.claimed),
-            number(row.aborted),
-            str(row.groups),
-        ),
-        "" if row.active else DIM,
-    )
-
-
-def _step_row(step: StepResult) -> Row:
-    def metric(name: str) -> str:
-        return measure(step.metrics[name]) if name in step.metrics else UNKNOWN
-
-    reward, spread, tokens = metric(REWARD), metric("swarm/reward_std"), metric(RESPONSE_TOKENS)
-    tasks, ended = metric("swarm/tasks"), metric("swarm/episodes")
-    return Row((str(step.step), reward, spread, tokens, seconds(step.seconds), tasks, ended))
+    return Table(titles, rows, note if rows else "no task has begun")

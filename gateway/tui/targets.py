@@ -11,7 +11,7 @@ from swarm.errors import ConfigError
 
 
 class Kind(StrEnum):
-    """What is expected at an address."""
+    """The kind of a server."""
 
     SWARM = "swarm server"
     GATEWAY = "gateway"
@@ -74,24 +74,24 @@ def make_targets(
 
 
 def _of_kind(kind: Kind, urls: Sequence[str], secrets: Sequence[str], option: str) -> list[Target]:
-    stripped = [secret.strip() for secret in secrets]
-    if len(stripped) > 1 and len(stripped) != len(urls):
-        raise ConfigError(
-            f"{option} is given {len(stripped)} times for {len(urls)} addresses: give it once for all of them, or once "
-            f"for each {kind.option} in their order"
-        )
-    if any(not (secret.isascii() and secret.isprintable()) for secret in stripped):
+    each = [secret.strip() for secret in secrets] or [""]
+    if any(not (secret.isascii() and secret.isprintable()) for secret in each):
         raise ConfigError(f"{option} has characters that no secret of a {kind} has")
-    each = stripped * len(urls) if len(stripped) == 1 else stripped or [""] * len(urls)
+    if len(each) == 1:
+        each *= len(urls)
+    if len(each) != len(urls):
+        raise ConfigError(
+            f"{option} is given {len(each)} times for {len(urls)} addresses: give it once for all of them, or once for "
+            f"each {kind.option} in their order"
+        )
     return [Target(kind, _parse_url(kind, url), secret) for url, secret in zip(urls, each, strict=True)]
 
 
 def _parse_url(kind: Kind, text: str) -> str:
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")
-        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+            raise ValueError
     except ValueError:
-        url, valid = None, False
-    if url is None or not valid:
-        raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {kind.default_url}")
+        raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {kind.default_url}") from None
     return url._replace(path=url.path.rstrip("/"), query="", fragment="").geturl()

@@ -1,12 +1,11 @@
-"""The widgets of the monitor: tables, panels, the board that holds them, sparklines, and the help.
+"""The widgets of the monitor: tables, panels, the board that holds them, and the help.
 
 Invariant: the scroll position of a table survives new rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -15,34 +14,22 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Container, Horizontal, Vertical, VerticalScroll
+from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widget import Widget
-from textual.widgets import DataTable, Sparkline, Static
+from textual.widgets import DataTable, Static
 
-from gateway.tui.format import BAD, DIM, RESPONSE_TOKENS, REWARD, WARNING, Line, Table, measure, short
-from swarm.types import StepResult
+from gateway.tui.format import BAD, DIM, WARNING, Line, Table, short
+from gateway.tui.swarm_view import STATES
 
 #: Size of the terminal from which panels stand side by side.
 WIDE, HIGH = 120, 30
 #: Styles in cells of a DataTable, which are rich's.
 _CELL_STYLES = {"": "", DIM: "dim", WARNING: "bold yellow", BAD: "bold red"}
-#: Title of a sparkline -> the metric of a step.
-METRICS: Mapping[str, Callable[[StepResult], float | None]] = {
-    "reward": lambda step: step.metrics.get(REWARD),
-    "reward spread": lambda step: step.metrics.get("swarm/reward_std"),
-    "tokens/answer": lambda step: step.metrics.get(RESPONSE_TOKENS),
-    "seconds/step": lambda step: step.seconds,
-    "entropy": lambda step: step.metrics.get("actor/entropy"),
-    "gradient norm": lambda step: step.metrics.get("actor/grad_norm"),
-    "KL loss": lambda step: step.metrics.get("actor/kl_loss"),
-}
-#: Cells of width that a cell of a table has at most.
+#: The greatest width of a cell of a table.
 _CELL = 100
-#: Larger values overflow in sums and differences.
-_MAX_VALUE = 1e300
 
 
 def content(lines: Iterable[Line]) -> Content:
@@ -90,18 +77,15 @@ class Grid(DataTable[Text]):
 
 
 class Panel(Vertical):
-    """A box with a title; ``body`` scrolls and takes the focus.
+    """A box with a title; ``body`` scrolls and takes the focus; a ``long`` one takes the whole width of the board.
 
-    Args:
-        key: brings it to the front.
-        title: of the box.
-        body: fills it.
-        long: it takes the whole width of the board.
+    ``key`` brings it to the front.
     """
 
     DEFAULT_CSS = """
     Panel { border: round $surface-lighten-2; }
     Panel > VerticalScroll { padding: 0 1; scrollbar-size: 1 1; }
+    Panel > VerticalScroll > Grid { height: auto; }
     Panel:focus-within { border: round $accent; }
     """
 
@@ -117,14 +101,11 @@ class Panel(Vertical):
 
 
 class TablePanel(Panel):
-    """A table; its note stands in the lower border."""
+    """A table, with its note in the lower border; perhaps ``above`` it another one that scrolls with it."""
 
-    def __init__(self, key: str, title: str, *, long: bool = False) -> None:
+    def __init__(self, key: str, title: str, above: Grid | None = None, *, long: bool = False) -> None:
         self.grid = Grid()
-        super().__init__(key, title, self._make_body(), long=long)
-
-    def _make_body(self) -> Widget:
-        return self.grid
+        super().__init__(key, title, VerticalScroll(above, self.grid) if above else self.grid, long=long)
 
     def show(self, table: Table) -> None:
         """Show ``table``."""
@@ -142,63 +123,6 @@ class LogPanel(Panel):
     def show(self, lines: Iterable[Line]) -> None:
         """Show ``lines``."""
         self._text.update(content(lines))
-
-
-class Trend(Horizontal):
-    """One line: a title, the last value, a sparkline, and its lowest and highest values."""
-
-    DEFAULT_CSS = """
-    Trend { height: 1; width: 1fr; }
-    Trend > .name { width: 24; text-wrap: nowrap; }
-    Trend > Sparkline { width: 1fr; height: 1; margin: 0 1; }
-    Trend > .range { width: 18; text-wrap: nowrap; color: $text-muted; }
-    Trend > Sparkline > .sparkline--max-color { color: $text; }
-    Trend > Sparkline > .sparkline--min-color { color: $text; }
-    """
-
-    def __init__(self, title: str) -> None:
-        super().__init__()
-        self._title = title
-        self._name = Static(markup=False, classes="name")
-        self._line = Sparkline([], summary_function=fmean)
-        self._range = Static(markup=False, classes="range")
-        self.display = False
-
-    def compose(self) -> ComposeResult:
-        yield self._name
-        yield self._line
-        yield self._range
-
-    def show(self, values: Iterable[float | None]) -> None:
-        """Show ``values``, oldest first; unknown, infinite and huge ones are left out."""
-        known = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
-        self.display = bool(known)
-        if not known:
-            return
-        self._name.update(f"{self._title:<14} {measure(known[-1]):>8}")
-        # one value alone would be a full block
-        self._line.data = known if len(known) > 1 else []
-        self._range.update(f"{measure(min(known))} … {measure(max(known))}")
-
-
-class StepsPanel(TablePanel):
-    """Sparklines above the table of steps; both scroll together."""
-
-    DEFAULT_CSS = "StepsPanel Grid { height: auto; }"
-
-    def __init__(self) -> None:
-        self._trends = {name: Trend(name) for name in (*METRICS, "episodes/min", "tokens/s")}
-        super().__init__("s", "Steps")
-
-    def _make_body(self) -> Widget:
-        return VerticalScroll(*self._trends.values(), self.grid)
-
-    def show_trends(self, steps: Sequence[StepResult], rates: Mapping[str, Sequence[float]]) -> None:
-        """Show the metrics of ``steps``, oldest first, and ``rates`` by their titles."""
-        for name, metric in METRICS.items():
-            self._trends[name].show(metric(step) for step in steps)
-        for name, values in rates.items():
-            self._trends[name].show(values if any(values) else [])
 
 
 class Board(Vertical):
@@ -259,35 +183,24 @@ The monitor only looks: no key changes anything on a server.
 
  q, ctrl+c   leave                      1 to 9      a page by its number
  ? or h      this help                  [ and ]     the page before, the next
- p           pause what is shown;       tab,        the next panel,
-             requests go on             shift+tab   the one before
- r           ask again now              arrows,     scroll the panel
- /           filter episodes by words   page keys
- escape      show all episodes again    o           sort episodes by something else
-
- Panels of a swarm server               Panels of a gateway
- s  Steps      e  Episodes              g  Routes     w  Swarm servers
- t  Tasks      c  Clients               f  Failures   l  Log
- d  Dropped    l  Log
+ p           pause what is shown        tab         the next panel (shift: before)
+ r           send requests now          arrows      scroll the panel
+ /           filter episodes by words   o           sort episodes by something else
+ escape      show all episodes again    a letter    the panel with it in its title
 
 States of an engine
- ○ OFFLINE          nothing is claimed or trained; `why` says why
- ◔ BOOTING          claims wait until it rolls
- ● ROLLING          episodes are claimed and run
- ◕ ROLLING_POST     the batch is complete; what runs may finish
- ◆ WEIGHT_SYNCING   new weights; claims wait
+{states}
 
  policy version     the training step whose weights serve now
  batch              what the next step still needs
  idle               an episode's time without an LLM call; `!` from half of its
-                    timeout (`of`), after which it is taken back
+                    timeout (`of`) on, at whose end the server takes it back
  informative        submitted groups whose rewards differ: only those teach
- wasted             completion tokens that nobody got: the price of the fan-out
+ wasted             completion tokens of answers that nobody got
  breaker            of a route's upstream: open while it fails
 
-A line that begins with `!` says what is wrong and what to do. A server that does not
-answer is asked again, every ten seconds at the latest, and shown again once it does.
-`as of` is the age of the displayed data.
+A line that begins with `!` says what is wrong and what to do. The monitor asks a server
+that does not answer again after ten seconds at the latest. `as of`: age of the data.
 """
 
 
@@ -306,4 +219,5 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll() as box:
             box.border_title = "Help (Escape closes)"
-            yield Static(HELP, markup=False)
+            states = (f" {sign} {state.removeprefix('ENGINE.'):<15}{text}" for state, (sign, _, text) in STATES.items())
+            yield Static(HELP.replace("{states}", "\n".join(states)), markup=False)

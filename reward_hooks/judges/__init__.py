@@ -30,9 +30,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
+from reward_hooks.compose import read_mapping
 from reward_hooks.judges.client import JudgeClient
 from reward_hooks.judges.endpoint import Endpoint, Spending, metered
 from reward_hooks.judges.judge import Judge
@@ -43,27 +43,7 @@ from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from swarm.errors import ConfigError
 from swarm.types import Model
 
-__all__ = [
-    "Endpoint",
-    "Judge",
-    "JudgeClient",
-    "Listwise",
-    "ListwiseConfig",
-    "Pairwise",
-    "PairwiseConfig",
-    "Pointwise",
-    "PointwiseConfig",
-    "ScoreModel",
-    "ScoreModelConfig",
-    "Spending",
-    "load_judge",
-    "make_judge",
-    "make_listwise",
-    "make_pairwise",
-    "make_pointwise",
-    "make_score_model",
-    "metered",
-]
+__all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
 
 
 AnyJudgeConfig = Annotated[
@@ -114,17 +94,5 @@ make_score_model = _maker("score_model")
 
 
 def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge[Any]:
-    """The judge that a YAML file describes; see :func:`make_judge`.
-
-    Raises:
-        ConfigError: the file is missing, no YAML, or see :func:`make_judge`.
-    """
-    try:
-        data: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the judge {path}: {exc}") from exc
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(exc).split())}") from exc
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must be a mapping of a judge's settings, got {type(data).__name__}")
-    return make_judge(data, client, where=str(path))
+    """The judge of a YAML file; see :func:`make_judge`."""
+    return make_judge(read_mapping(Path(path), "of a judge's settings"), client, where=str(path))

@@ -11,7 +11,9 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Coroutine, Mapping, Sequence
+from itertools import accumulate
 from math import exp
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -55,14 +57,9 @@ class JudgeConfig(EndpointConfig):
     max_answer_chars: int = Field(default=8000, ge=100, description="longer answers are shown without their middle")
 
     @property
-    def explanation(self) -> str:
-        """The explanation in the example of a reply, if wanted."""
-        return '"explanation": "one sentence", ' if self.explain else ""
-
-    @property
-    def explanation_field(self) -> dict[str, Any]:
-        """The explanation in the schema of a reply, if wanted."""
-        return {"explanation": {"type": "string"}} if self.explain else {}
+    def explanation(self) -> tuple[str, dict[str, Any]]:
+        """The explanation in the example of a reply, and in its schema; empty if not wanted."""
+        return ('"explanation": "one sentence", ', {"explanation": {"type": "string"}}) if self.explain else ("", {})
 
 
 Config = TypeVar("Config", bound=EndpointConfig)
@@ -284,29 +281,14 @@ def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], coun
         ``count`` means in the order of the reply; ``None`` without log-probabilities, or if one place shows too little
         of its distribution: one group does not mix plain verdicts and means.
     """
-    tokens = _tokens(choice)
-    text = "".join(str(token.get("token", "")) for token in tokens)
-    places = [match.start(1) for match in re.finditer(rf'(?<!\\)"{re.escape(key)}"\s*:\s*"?([^\s"])', text)]
-    if len(places) != count:
-        return None
-    found: list[float] = []
-    position = 0
-    waiting = iter(places)
-    place = next(waiting, None)
-    for token in tokens:
-        position += len(str(token.get("token", "")))
-        while place is not None and place < position:
-            mean = _mean(token.get("top_logprobs"), values)
-            if mean is None:
-                return None
-            found.append(mean)
-            place = next(waiting, None)
-    return found
-
-
-def _tokens(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     listed: Any = cast("dict[str, Any]", choice.get("logprobs") or {}).get("content")
-    return [one for one in cast("list[Any]", listed) if isinstance(one, dict)] if isinstance(listed, list) else []
+    tokens = [cast("dict[str, Any]", one) for one in listed or () if isinstance(one, dict)]
+    spelled = [str(token.get("token", "")) for token in tokens]
+    ends = list(accumulate(map(len, spelled)))
+    places = [found.start(1) for found in re.finditer(rf'(?<!\\)"{re.escape(key)}"\s*:\s*"?([^\s"])', "".join(spelled))]
+    found = [_mean(tokens[bisect_right(ends, place)].get("top_logprobs"), values) for place in places]
+    known = [mean for mean in found if mean is not None]
+    return known if len(known) == len(found) == count else None
 
 
 def _mean(alternatives: object, values: Mapping[str, float]) -> float | None:

@@ -74,16 +74,16 @@ class Listwise(Judge[ListwiseConfig]):
         return [_reward(qualities[index], [one[index] for one in asked], swing) for index in range(len(answers))]
 
     async def _ask(self, task: Task, answers: Sequence[Candidate], order: Sequence[int]) -> _Verdicts:
-        count = len(order)
+        count, (explanation, explained) = len(order), self._config.explanation
         labelled = [(str(place), shown_answer(answers[index])) for place, index in enumerate(order, 1)]
         ask = (
             f"Compare the {count} answers with each other and give each a whole score from {LOWEST} (useless) to "
             f"{HIGHEST} (could not be better). Use the scale to tell them apart; equally good answers get equal "
-            f'scores. Reply with JSON only: {{"verdicts": [{{"answer": 1, {self._config.explanation}"score": 5}}, '
+            f'scores. Reply with JSON only: {{"verdicts": [{{"answer": 1, {explanation}"score": 5}}, '
             f"...]}}, one entry for each answer from 1 to {count}."
         )
         number = {"type": "integer", "minimum": 1, "maximum": count}
-        verdict = {"answer": number, **self._config.explanation_field, "score": SCORE}
+        verdict = {"answer": number, **explained, "score": SCORE}
         body = question(self._config, task, labelled, ask, {"verdicts": strict_list(count, verdict)})
         by_place = await self.client.chat(body, lambda choice: _read(choice, count), kind="listwise")
         found = {index: by_place[place] for place, index in enumerate(order)}

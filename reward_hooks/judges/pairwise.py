@@ -65,12 +65,12 @@ class Pairwise(Judge[PairwiseConfig]):
         pairs = self._pairs(shown)
         calls = [self._ask(task, *pair) for i, j in pairs for pair in ((shown[i], shown[j]), (shown[j], shown[i]))]
         verdicts = await all_of(calls)
-        tables = [_Table() for _ in answers]
+        met: list[list[tuple[float, float]]] = [[] for _ in answers]
         for (i, j), first, second in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
-            # what i gets where it stands first, and where it stands second
-            tables[i].add(first, 1 - second)
-            tables[j].add(1 - first, second)
-        return [table.reward() for table in tables]
+            # what an answer gets in the order with i first, and in the other
+            met[i].append((first, 1 - second))
+            met[j].append((1 - first, second))
+        return [_reward(one) for one in met]
 
     def _pairs(self, shown: Sequence[str]) -> list[tuple[int, int]]:
         """The pairs to compare: rounds in which everybody plays once (the circle method), cut at ``max_comparisons``.
@@ -94,41 +94,28 @@ class Pairwise(Judge[PairwiseConfig]):
 
     async def _ask(self, task: Task, first: str, second: str) -> float:
         """What the first of two answers gets."""
+        explanation, explained = self._config.explanation
         ask = (
             "Which of the two answers is better? Reply with JSON only: "
-            f'{{{self._config.explanation}"verdict": "A"}} for answer A, "B" for answer B, "C" if they are equally '
+            f'{{{explanation}"verdict": "A"}} for answer A, "B" for answer B, "C" if they are equally '
             "good."
         )
-        fields = {**self._config.explanation_field, "verdict": {"type": "string", "enum": list(_GETS)}}
+        fields = {**explained, "verdict": {"type": "string", "enum": list(_GETS)}}
         body = question(self._config, task, [("A", first), ("B", second)], ask, fields)
         return await self.client.chat(body, _read, kind="pairwise")
 
 
-class _Table:
-    """The results of one answer."""
-
-    def __init__(self) -> None:
-        self._results: list[float] = []
-        self._contradicted = 0
-
-    def add(self, standing_first: float, standing_second: float) -> None:
-        self._results.append((standing_first + standing_second) / 2)
-        self._contradicted += (standing_first - 0.5) * (standing_second - 0.5) < 0
-
-    def reward(self) -> Reward:
-        met = len(self._results)
-        wins = sum(1 for result in self._results if result > 0.5)
-        losses = sum(1 for result in self._results if result < 0.5)
-        return Reward(
-            value=sum(2 * result - 1 for result in self._results) / met,
-            components={
-                "wins": wins,
-                "losses": losses,
-                "comparisons": met,
-                "contradicted": self._contradicted / met,
-            },
-            reason=f"{wins} won, {losses} lost, {met - wins - losses} tied of {met}",
-        )
+def _reward(met: Sequence[tuple[float, float]]) -> Reward:
+    """The reward for the results of one answer's comparisons, each in both orders."""
+    results = [(one + other) / 2 for one, other in met]
+    wins, losses = sum(result > 0.5 for result in results), sum(result < 0.5 for result in results)
+    contradicted = sum((one - 0.5) * (other - 0.5) < 0 for one, other in met)
+    count = len(met)
+    return Reward(
+        value=sum(2 * result - 1 for result in results) / count,
+        components={"wins": wins, "losses": losses, "comparisons": count, "contradicted": contradicted / count},
+        reason=f"{wins} won, {losses} lost, {count - wins - losses} tied of {count}",
+    )
 
 
 def _rounds(seats: list[int | None]) -> Iterator[tuple[int, int]]:

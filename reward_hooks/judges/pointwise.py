@@ -55,15 +55,15 @@ class Pointwise(Judge[PointwiseConfig]):
         return await all_of([self._ask(task, answer) for answer in answers])
 
     async def _ask(self, task: Task, answer: Candidate) -> Reward:
-        names = list(self._config.criteria)
+        names, (explanation, explained) = list(self._config.criteria), self._config.explanation
         criteria = "\n".join(f"- {name}: {description}" for name, description in self._config.criteria.items())
         example = ", ".join(f'{{"criterion": "{name}", "score": 5}}' for name in names)
         ask = (
             f"Score the answer by each criterion with a whole number from {LOWEST} (useless) to {HIGHEST} (could not "
-            f'be better):\n{criteria}\nReply with JSON only: {{{self._config.explanation}"scores": [{example}]}}'
+            f'be better):\n{criteria}\nReply with JSON only: {{{explanation}"scores": [{example}]}}'
         )
         entry = {"criterion": {"type": "string", "enum": names}, "score": SCORE}
-        fields = {**self._config.explanation_field, "scores": strict_list(len(names), entry)}
+        fields = {**explained, "scores": strict_list(len(names), entry)}
         body = question(self._config, task, [("1", shown_answer(answer))], ask, fields)
         return await self.client.chat(body, lambda choice: _read(choice, names), kind="pointwise")
 

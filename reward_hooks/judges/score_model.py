@@ -48,11 +48,8 @@ class JsonPath:
                 f"{text!r} is no path expression (wrong at {text[position:] or 'its end'!r}); write it like "
                 "data[*].score or result.scores[0]"
             )
-
-    @property
-    def many(self) -> bool:
-        """Whether it can find more than one number."""
-        return None in self._steps
+        #: whether it can find more than one number
+        self.many = None in self._steps
 
     def numbers(self, value: object) -> list[float]:
         """The numbers found, in the order of the JSON.
@@ -61,24 +58,23 @@ class JsonPath:
             ValueError: a step leads nowhere, or to something that is no finite number.
         """
         found: list[Any] = [value]
-        for number, step in enumerate(self._steps):
+        for number, step in enumerate(self._steps, 1):
             found = [inner for outer in found for inner in self._step(outer, step, number)]
         for one in found:
             if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
                 raise ValueError(f"{self.text} leads to {str(one)[:60]!r}, which is no finite number")
         return [float(one) for one in found]
 
-    def _step(self, value: object, step: _Step, number: int) -> list[Any]:
-        if isinstance(step, str):
-            if isinstance(value, dict) and step in value:
-                return [cast("dict[str, Any]", value)[step]]
-        elif isinstance(value, list):
-            listed = cast("list[Any]", value)
-            if step is None:
-                return listed
-            if -len(listed) <= step < len(listed):
-                return [listed[step]]
-        raise ValueError(f"{self.text} leads nowhere at its step {number + 1}, in {str(value)[:120]!r}")
+    def _step(self, value: Any, step: _Step, number: int) -> list[Any]:
+        if step is None and isinstance(value, list):
+            return cast("list[Any]", value)
+        kind: Any = dict if isinstance(step, str) else list
+        try:
+            if isinstance(value, kind):
+                return [value[step]]
+        except LookupError:
+            pass
+        raise ValueError(f"{self.text} leads nowhere at its step {number}, in {str(value)[:120]!r}")
 
 
 _SCORES = JsonPath("data[*].score")

@@ -1,14 +1,15 @@
-"""Rule-based rewards, ready by name (``concise``), or as parts of a hook file of one's own::
+"""Rule-based rewards, by name (``concise``) or in a hook file::
 
     # on_compute_relative_reward.py
-    from reward_hooks.rules import Concise, Repetition, Weighted
+    from reward_hooks.rules import Concise
 
-    on_compute_relative_reward = Weighted((Concise(full_marks_words=30, zero_words=90), 3.0), (Repetition(), 1.0))
+    on_compute_relative_reward = Concise(full_marks_words=30, zero_words=90)
 
-Every rule judges one answer alone and returns a reward in [0, 1] with its components.
+Every rule scores one answer alone and returns a reward in [0, 1] with its components. To combine rules, see
+:mod:`reward_hooks.compose`.
 """
 
-from reward_hooks.rules.base import Rule, Weighted
+from reward_hooks.rules.base import Rule
 from reward_hooks.rules.concise import Concise
 from reward_hooks.rules.format import Json, JsonSchema, Matches
 from reward_hooks.rules.language import Language
@@ -25,6 +26,5 @@ __all__ = [
     "Repetition",
     "Rule",
     "ToolCalls",
-    "Weighted",
     "Words",
 ]

@@ -1,20 +1,19 @@
 """``concise``: short, complete, on-topic English answers score near 1.
 
-The reward is the product of six factors in [0, 1]; a product, because none of them may be bought with another: an
-answer of three words that says nothing is not concise.
+The reward is the product of six factors in [0, 1], so that none of them can compensate another.
 
     finished    the model ended by itself, within its token limit
-    on_topic    names what the question asked about (two of its content words are enough)
-    substance   says something that the question did not (two content words)
+    on_topic    shares content words with the question (two are enough)
+    substance   has content words that the question lacks (two are enough)
     complete    ends like a sentence
-    fluent      no repeated word triples, symbol soup, or bare list of keywords; each fault costs a factor 0.3
-    concise     1 up to ``full_marks_words`` words, falling in a straight line to 0 at ``zero_words``
+    fluent      no repeated word triples, symbol soup, or bare list of keywords; each fault is a factor of 0.3
+    concise     1 up to ``full_marks_words`` words, then linear to 0 at ``zero_words``
 
-The formula is our own; its parts are the usual ones (a length ramp as in DAPO, arXiv:2503.14476; repeated n-grams; the
-question's content words after removing stop words and suffixes, as in Porter 1980).
+The formula is our own; its parts are common (a length ramp as in DAPO, arXiv:2503.14476; repeated n-grams; content
+words without stop words and suffixes, as in Porter 1980).
 
-Fails when: an answer is wrong. It judges form and topic, not truth: an echo of the question with a few words more
-scores well. English only, and a question whose answer shares no word with it is off topic by this measure.
+Fails when: an answer is wrong. It scores form and topic, not truth: an echo of the question with a few more words
+scores well. English only, and an answer that shares no word with its question counts as off topic.
 """
 
 from __future__ import annotations
@@ -52,32 +51,26 @@ class Concise(Rule):
             raise ConfigError("Concise needs 0 < full_marks_words < zero_words")
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """Judge one answer against the task's ``main_query``."""
-        return score(candidate.text, candidate.finish_reason, task.main_query, self.full_marks_words, self.zero_words)
-
-
-def score(text: str, finish_reason: str, question: str, full_marks_words: int = 8, zero_words: int = 36) -> Reward:
-    """The reward of one answer to ``question``; ``finish_reason`` is ``"stop"`` where the model ended by itself."""
-    text = text.strip()
-    words = _words(text)
-    asked, said = _content(question), _content(text)
-    wanted = min(2, len(asked))
-    length = (zero_words - len(text.split())) / (zero_words - full_marks_words)
-    components = {
-        "finished": float(finish_reason == "stop" and bool(words)),
-        "on_topic": min(1.0, len(asked & said) / wanted) if wanted else 1.0,
-        "substance": min(1.0, len(said - asked) / 2),
-        "complete": float(_SENTENCE_END.search(text) is not None),
-        "fluent": _FAULT ** _faults(text, words),
-        "concise": max(0.0, min(1.0, length)),
-    }
-    weakest = min(components, key=components.__getitem__)
-    reason = "" if components[weakest] == 1.0 else f"{weakest} {components[weakest]:.2f}, {len(text.split())} words"
-    return Reward(value=prod(components.values()), components=components, reason=reason)
+        text = candidate.text.strip()
+        words = _words(text)
+        asked, said = _content(task.main_query), _content(text)
+        wanted = min(2, len(asked))
+        length = (self.zero_words - len(text.split())) / (self.zero_words - self.full_marks_words)
+        components = {
+            "finished": float(candidate.finish_reason == "stop" and bool(words)),
+            "on_topic": min(1.0, len(asked & said) / wanted) if wanted else 1.0,
+            "substance": min(1.0, len(said - asked) / 2),
+            "complete": float(_SENTENCE_END.search(text) is not None),
+            "fluent": _FAULT ** _faults(text, words),
+            "concise": max(0.0, min(1.0, length)),
+        }
+        weakest = min(components, key=components.__getitem__)
+        reason = "" if components[weakest] == 1.0 else f"{weakest} {components[weakest]:.2f}, {len(text.split())} words"
+        return Reward(value=prod(components.values()), components=components, reason=reason)
 
 
 def _faults(text: str, words: list[str]) -> int:
-    """How many ways there are in which this is no fluent English."""
+    """How many signs of bad English it shows."""
     if not words:
         return 0
     triples = list(zip(words, words[1:], words[2:], strict=False))
@@ -97,7 +90,7 @@ def _words(text: str) -> list[str]:
 
 
 def _content(text: str) -> set[str]:
-    """Stems of the words that carry meaning."""
+    """Stems of the content words."""
     return {_stem(word) for word in _words(text) if word not in _STOP_WORDS and len(word) > 1}
 
 

@@ -1,14 +1,14 @@
-"""``json``, ``json_schema`` and ``matches``: the answer must have a form. All or nothing.
+"""``json``, ``json_schema`` and ``matches``: 1 if the answer has a form, else 0.
 
-The reward is 1 or 0, like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2). Schemas are checked as
-JSON Schema (https://json-schema.org; the draft that ``$schema`` names, else 2020-12) by the ``jsonschema`` package,
-which the extra ``swarm-gateway[rewards]`` installs. References to other documents are not fetched.
+Like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2). Schemas are JSON Schema
+(https://json-schema.org; the draft of ``$schema``, else 2020-12), checked by the ``jsonschema`` package of the extra
+``swarm-gateway[rewards]``. References to other documents are not fetched.
 
 Fails when: form is mistaken for content. ``{}`` is JSON, an object of empty strings fits most schemas, and a model
-finds the shortest thing that has the form: say ``minLength``, ``enum`` and ``required``, or use this as a gate before a
-reward for the content. Where no answer of a group has the form, all are equal and teach nothing. A pattern with nested
-repetition (``(a+)+b``) can take time exponential in the answer's length, and Python's ``re`` blocks the whole process
-meanwhile, past any deadline: write patterns in which each character can match in one way.
+finds the shortest text with the form: use ``minLength``, ``enum`` and ``required``, or a gate before a reward for the
+content. If no answer of a group has the form, the group teaches nothing. A pattern with nested repetition (``(a+)+b``)
+can take time exponential in the answer's length, and Python's ``re`` blocks the whole process past any deadline: write
+patterns in which each character can match in one way only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
 class Matches(Rule):
-    """1 if the whole answer, white space around it aside, matches ``pattern``.
-
-    Raises:
-        ConfigError: ``pattern`` is no regular expression.
-    """
+    """1 if the whole answer, without surrounding white space, matches ``pattern``."""
 
     def __init__(self, pattern: str, flags: int = re.DOTALL) -> None:
         try:
@@ -41,7 +38,6 @@ class Matches(Rule):
             raise ConfigError(f"Matches: {pattern!r} is no regular expression: {exc}") from exc
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """1 or 0."""
         good = self._pattern.fullmatch(candidate.text.strip()) is not None
         return Reward(value=float(good), reason="" if good else f"does not match {self._pattern.pattern!r}")
 
@@ -50,8 +46,8 @@ class Json(Rule):
     """1 if the answer is one JSON value and has all ``keys``.
 
     Args:
-        keys: members that the value, then an object, must have.
-        fenced: also accept it inside one fenced code block that makes up the whole answer.
+        keys: required members; the value must then be an object.
+        fenced: also accept a single fenced code block that is the whole answer.
     """
 
     def __init__(self, keys: Sequence[str] = (), *, fenced: bool = False) -> None:
@@ -59,7 +55,6 @@ class Json(Rule):
         self._fenced = fenced
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """1 or 0."""
         problem = self._problem(candidate.text)
         return Reward(value=float(not problem), reason=problem)
 
@@ -75,10 +70,10 @@ class Json(Rule):
 
 
 def read_json(text: str, *, fenced: bool = False) -> Any:
-    """The one JSON value that ``text`` is, white space around it aside, or its one code block if ``fenced``.
+    """The JSON value of ``text``, or of its only code block if ``fenced``.
 
     Raises:
-        ValueError: it is not JSON by the standard (NaN and Infinity are not), or nested too deep.
+        ValueError: it is not standard JSON (which has no NaN and Infinity), or is nested too deep.
     """
     text = text.strip()
     if fenced and (block := _FENCED.fullmatch(text)):
@@ -90,7 +85,7 @@ def read_json(text: str, *, fenced: bool = False) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    # Python's json takes NaN and Infinity, which no other parser does
+    # Python's json accepts NaN and Infinity, other parsers do not
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -101,7 +96,7 @@ _MOST_FAULTS = 20
 
 
 class SchemaChecker:
-    """Finds what is wrong with values by one schema.
+    """Validates values against one schema.
 
     Raises:
         ConfigError: ``jsonschema`` is not installed, or this is no schema.
@@ -125,16 +120,12 @@ class SchemaChecker:
         self._validator: Any = kind(schema, registry=Registry())
 
     def faults(self, value: object) -> list[str]:
-        """What is wrong with ``value``, each with its place; at most 20."""
-        found: list[str] = []
+        """The first 20 faults of ``value``, with their places."""
         try:
-            for error in self._validator.iter_errors(value):
-                found.append(f"{error.json_path}: {error.message[:200]}")
-                if len(found) == _MOST_FAULTS:
-                    break
+            errors = list(islice(self._validator.iter_errors(value), _MOST_FAULTS))
         except RecursionError:
-            found.append("nested too deep to be checked")
-        return found
+            return ["nested too deep to be checked"]
+        return [f"{error.json_path}: {error.message[:200]}" for error in errors]
 
 
 class JsonSchema(Rule):
@@ -142,7 +133,7 @@ class JsonSchema(Rule):
 
     Args:
         schema: the schema, or the path of a JSON file with it.
-        fenced: also accept JSON inside one fenced code block that makes up the whole answer.
+        fenced: also accept a single fenced code block that is the whole answer.
 
     Raises:
         ConfigError: see :class:`SchemaChecker`; or the file cannot be read.
@@ -153,7 +144,6 @@ class JsonSchema(Rule):
         self._fenced = fenced
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """1 or 0; the component ``faults`` is there for answers that are JSON at all."""
         try:
             value = read_json(candidate.text, fenced=self._fenced)
         except ValueError as exc:

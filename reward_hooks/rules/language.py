@@ -1,13 +1,13 @@
-"""``language``: answers are written in the language that is wanted, script first, function words second.
+"""``language``: answers are in the wanted language, by script and by function words.
 
 The reward is ``script * words``. ``script`` is the share of the letters that belong to the language's script. ``words``
-is, for languages in Latin script, how many of the answer's words are function words of the language, over the same for
-whichever language known here has most (Grefenstette 1995, "Comparing Two Language Identification Schemes"). An answer
-without letters ("42") is in no wrong language and earns 1; an empty one earns 0.
+is, for languages in Latin script, the number of function words of the language, divided by that of the known language
+with the most (Grefenstette 1995, "Comparing Two Language Identification Schemes"). An answer without letters ("42")
+earns 1; an empty one earns 0.
 
-Fails when: text is short (two words may be function words of several languages, or of none, which counts as no fault),
-or quotes another language on purpose. Languages of one script that are not listed with function words (Russian and
-Ukrainian, Chinese and classical Japanese) are not told apart; nor is good English from a list of English words.
+Fails when: a text is short (its words may be function words of several languages, or of none, which is no fault), or
+quotes another language on purpose. Languages of one script without listed function words (Russian and Ukrainian,
+Chinese and classical Japanese) count as the same.
 """
 
 from __future__ import annotations
@@ -60,11 +60,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True)
 class Language(Rule):
-    """The rule with its language, an ISO 639-1 code.
-
-    Raises:
-        ConfigError: the language is not known here; says which are.
-    """
+    """The rule with its language, an ISO 639-1 code."""
 
     language: str
 
@@ -73,7 +69,6 @@ class Language(Rule):
             raise ConfigError(f"Language knows no {self.language!r}; it knows {', '.join(sorted(_SCRIPTS))}")
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """Judge one answer."""
         text = candidate.text
         if not text.strip():
             return Reward(value=0.0, reason="empty")

@@ -1,17 +1,16 @@
 """``length``, ``repetition`` and ``words``: how long an answer is, whether it repeats itself, which words it has.
 
-``length`` is 1 from ``at_least`` to ``at_most``, falls in a straight line to 0 over ``slack`` beyond ``at_most`` (the
-soft overlong punishment of DAPO, arXiv:2503.14476, equation 13, moved from [-1, 0] to [0, 1]), and below ``at_least``
-it is the length over it. ``repetition`` is the share of distinct word n-grams (distinct-n; Li et al. 2016, "A
-Diversity-Promoting Objective Function for Neural Conversation Models"): 1 without repetition, towards 0 in a loop.
-``words`` is the share of the wanted words and phrases that occur, divided by one plus the number of times that a banned
-one occurs (keyword constraints as in IFEval, arXiv:2311.07911, with partial credit so that a group differs).
+``length`` is 1 from ``at_least`` to ``at_most``, falls linearly to 0 over ``slack`` beyond ``at_most`` (the soft
+overlong punishment of DAPO, arXiv:2503.14476, equation 13, moved from [-1, 0] to [0, 1]), and is ``length / at_least``
+below. ``repetition`` is the share of distinct word n-grams (distinct-n; Li et al. 2016, "A Diversity-Promoting
+Objective Function for Neural Conversation Models"): 1 without repetition, towards 0 in a loop. ``words`` is the share
+of wanted words and phrases that occur, divided by one plus the number of occurrences of banned ones (keyword
+constraints as in IFEval, arXiv:2311.07911, with partial credit so that a group differs).
 
-Fails when: form is not what makes an answer good. ``length`` counts and does not read: padding and a sentence cut off
-in the middle earn what a good answer of that length earns. ``repetition`` also rewards brevity, since long texts repeat
-more n-grams, and punishes tables, code and refrains; saying one thing twice in other words passes. ``words`` counts a
-wanted word in a list like one in a sentence, and a banned one when it is quoted or denied; words are separated by what
-is no letter or digit, so set ``whole`` to false for a script without spaces.
+Fails when: form does not make an answer good. ``length`` only counts: padding and cut-off sentences score like a good
+answer of that length. ``repetition`` also rewards brevity, since long texts repeat more n-grams, and punishes tables,
+code and refrains; paraphrases pass. ``words`` counts words in bare lists and in quotes; set ``whole`` to false for a
+script without spaces between words.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Length(Rule):
             raise ConfigError(f"Length: unit is {self.unit!r}; use words, characters or tokens")
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """Judge one answer."""
         size = self._size(candidate)
         if size > self.at_most:
             value = max(0.0, 1 - (size - self.at_most) / (self.slack or self.at_most))
@@ -78,31 +76,20 @@ class Repetition(Rule):
             raise ConfigError("Repetition needs n of at least 1")
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """Judge one answer."""
         value = distinct_share(candidate.text, self.n)
         return Reward(value=value, reason="" if value == 1.0 else f"{value:.2f} of the {self.n}-grams are distinct")
 
 
 def distinct_share(text: str, n: int = 3) -> float:
-    """Distinct n-grams of words over all of them, in [0, 1]; case does not count."""
+    """The share of distinct word n-grams in ``text``, 0 to 1: 0 without a word, 1 for fewer than ``n``."""
     words = _WORD.findall(text.lower())
-    if not words:
-        return 0.0
     grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
+    return len(set(grams)) / len(grams) if grams else float(bool(words))
 
 
 class Words(Rule):
-    """The rule with its words; upper and lower case are the same.
-
-    Args:
-        wanted: words or phrases that should all occur.
-        banned: words or phrases that should not.
-        whole: match whole words only.
-
-    Raises:
-        ConfigError: no words at all, an empty one, or a bare string in place of a list.
-    """
+    """The rule with its words or phrases, ``whole`` words only or not; case does not matter, and an empty answer earns
+    0."""
 
     def __init__(self, wanted: Sequence[str] = (), banned: Sequence[str] = (), *, whole: bool = True) -> None:
         if isinstance(wanted, str) or isinstance(banned, str):
@@ -113,7 +100,6 @@ class Words(Rule):
         self._banned = {str(word): _pattern(str(word), whole) for word in banned}
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """Judge one answer; an empty one earns 0."""
         if not candidate.text.strip():
             return Reward(value=0.0, reason="empty")
         missing = [word for word, pattern in self._wanted.items() if not pattern.search(candidate.text)]

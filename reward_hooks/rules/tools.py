@@ -1,12 +1,12 @@
-"""``tool_calls``: calls name a tool that was offered, with arguments that fit its parameters.
+"""``tool_calls``: calls name an offered tool, with arguments that fit its parameters.
 
 The reward is the share of an answer's calls that are valid: the name is one of the request's ``tools``, the arguments
 are a JSON object, and they fit the tool's ``parameters`` (the syntactic half of the AST check of the Berkeley Function
 Calling Leaderboard, https://gorilla.cs.berkeley.edu/leaderboard.html). An answer without calls earns 1, or 0 if
 ``required``. Parameters are checked with ``jsonschema`` (extra ``swarm-gateway[rewards]``).
 
-Fails when: a call is valid and useless. Nothing here asks whether it was the right tool or the right time, and without
-``required`` the safest answer is never to call one.
+Fails when: a call is valid and useless. It does not check whether the tool or the time was right, and without
+``required`` the safest answer has no call.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ToolCalls(Rule):
     """The rule.
 
     Args:
-        tools: in OpenAI's form; default: those of the request that each answer was sampled from.
+        tools: in OpenAI's form; default: the tools of each answer's request.
         required: an answer must call a tool.
-        at_most: more calls than this make all of them invalid.
+        at_most: with more calls than this, all of them are invalid.
 
     Raises:
         ConfigError: ``jsonschema`` is not installed, or ``tools`` are not in OpenAI's form.
@@ -37,7 +37,7 @@ class ToolCalls(Rule):
     def __init__(
         self, tools: Sequence[Mapping[str, Any]] | None = None, *, required: bool = False, at_most: int | None = None
     ) -> None:
-        SchemaChecker(True)  # the package is there
+        SchemaChecker(True)  # fails without the package
         self._required = required
         self._at_most = at_most
         try:
@@ -46,17 +46,15 @@ class ToolCalls(Rule):
             raise ConfigError(f"ToolCalls: {exc}") from exc
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        """The rewards of a group; the tools of equal requests are read once.
+        """The rewards of a group; equal tools are compiled once.
 
         Raises:
-            HookError: an answer calls tools, and the request it was sampled from is unknown or offers none that are
-                readable (``no_tools``).
+            HookError: an answer calls tools, but its request is unknown or has no readable tools (``no_tools``).
         """
         known: dict[str, dict[str, SchemaChecker]] = {}
         return [self._reward(candidate, known) for candidate in candidates]
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """The share of valid calls."""
         return self._reward(candidate, {})
 
     def _reward(self, candidate: Candidate, known: dict[str, dict[str, SchemaChecker]]) -> Reward:

@@ -4,16 +4,16 @@ The reward is ``passed / tests`` (unit tests as in HumanEval, Chen et al. 2021, 
 in APPS, arXiv:2105.09938), or 1 or 0 with ``all_or_nothing``. The code is the last fenced block of the answer, or all
 of it where there is none. ``task.metadata["tests"]`` is a list of
 
-* ``{"call": "add(1, 2)", "returns": 3}``: an expression, and the JSON value that it must have;
-* ``{"stdin": "1 2", "stdout": "3"}``: what the program reads and must print, white space at the ends of lines aside;
-* a string: statements, as ``assert add(1, 2) == 3``, that must run to their end.
+* ``{"call": "add(1, 2)", "returns": 3}``: an expression and its JSON value;
+* ``{"stdin": "1 2", "stdout": "3"}``: the program's input and output, ignoring white space at the ends of lines;
+* a string: statements that must run to their end, such as ``assert add(1, 2) == 3``.
 
-The first two are compared outside of the sandbox, so the code never sees what is expected. Each test is a process of
-its own. See :mod:`reward_hooks.verifiable.sandbox` for what it may take.
+The first two are compared outside the sandbox, so the code never sees the expected value. Each test runs in its own
+process, within the limits of :mod:`reward_hooks.verifiable.sandbox`.
 
-Fails when: the tests are weak; the model learns to pass them, not to be right. Statements run in one process with the
-code, which can look for what they expect or replace what they call: prefer the other two forms for training. Tests near
-the time limit flicker with the machine's load, and their reward with them.
+Fails when: the tests are weak; the model learns to pass them, not to be right. Statements share a process with the
+code, which can search for the expected values or replace what they call: prefer the other two forms for training. The
+result of a test near the time limit depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.verifiable.sandbox import NO_SANDBOX, Finished, Limits, Sandbox
+from reward_hooks.verifiable.launcher import NO_SANDBOX
+from reward_hooks.verifiable.sandbox import Finished, Limits, Sandbox
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
-#: A source text and its standard input, and what tells whether the run passed.
+#: A source text, its standard input, and whether a run passed.
 _Check = tuple[str, str, Callable[[Finished], bool]]
 
 
@@ -45,9 +46,9 @@ class Code:
         key: of ``task.metadata``.
         limits: fields of :class:`reward_hooks.verifiable.sandbox.Limits`.
         all_or_nothing: 1 for code that passes every test, else 0.
-        parallel: tests that run at once, over all groups; default: one per processor.
+        parallel: concurrent tests, over all groups; default: one per processor.
         python: see :class:`reward_hooks.verifiable.sandbox.Sandbox`.
-        allow_network: see there; without it code is never run on a system that grants no isolation.
+        allow_network: see there; without it, code never runs on a system that grants no isolation.
 
     Raises:
         ConfigError: the system grants no sandbox, or a limit is wrong.
@@ -78,8 +79,8 @@ class Code:
         """The rewards of a group.
 
         Raises:
-            HookError: the task has no tests (``no_reference``), or they could not all be run within the deadline
-                (``hook_timeout``), or no sandbox could be made (``no_sandbox``): none of it is the answers' fault.
+            HookError: the task has no tests (``no_reference``), they could not all run within the deadline
+                (``hook_timeout``), or no sandbox could be made (``no_sandbox``).
         """
         deadline = time.monotonic() + context.deadline_seconds
         tests = self._tests(task)
@@ -119,7 +120,7 @@ class Code:
         if not code.strip():
             return "no code"
         left = deadline - time.monotonic()
-        # a test that gets less time than the others is no test
+        # a test with less time than the others is unfair
         if left < self._limits.seconds and left < 1.0:
             raise HookError("the tests could not all be run within the hook's deadline", code="hook_timeout")
         program, given, passed = _check(code, test)
@@ -140,18 +141,17 @@ class Code:
         last = finished.errors.strip().splitlines()[-1:] or [f"status {finished.status}"]
         return last[0][:200]
 
-    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward
 
 
 def code_of(text: str) -> str:
-    """The last fenced Python block of an answer, or all of it where there is none."""
+    """The last fenced Python block of an answer, or the whole answer."""
     blocks = _BLOCK.findall(text)
     return blocks[-1] if blocks else text
 
 
 def _check(code: str, test: Any) -> _Check:
-    # whatever the code prints, nobody but us knows the mark; but statements of the test share its process
+    # the code cannot print the mark, which it does not know, except when statements share its process
     mark = secrets.token_hex(16)
     match test:
         case str():
@@ -174,7 +174,7 @@ def _returned(output: str, mark: str, expected: Any) -> bool:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    # 1 and True are equal to Python, and not to JSON
+    # 1 and True are equal in Python, not in JSON
     return json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True) or (
         isinstance(value, int | float)
         and isinstance(expected, int | float)

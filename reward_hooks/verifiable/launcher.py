@@ -1,7 +1,7 @@
-"""What a sandboxed program starts as: limits itself, leaves the network, and becomes the program.
+"""The start of a sandboxed program: set the limits, leave the network, and exec the program.
 
-Runs alone, as ``python -I -S launcher.py JSON``, with the standard library only: between fork and exec of a process
-with threads nothing may be done safely, so the limits are set here, by a process of one thread.
+Runs as ``python -I -S launcher.py JSON``, with the standard library only: a process with threads can do nothing safely
+between fork and exec, so this single-threaded one sets the limits.
 
 JSON: ``{"argv": [...], "isolate": bool, "user": uid or null, "limits": {"CPU": n, ...}}``. Exits with the program's
 status, 128 + the signal that ended it, or 125 when the sandbox cannot be set up (the reason is on standard error).
@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-#: Exit status that means that the sandbox could not be set up; the program did not run.
+#: Exit status if the sandbox could not be set up; the program did not run.
 NO_SANDBOX = 125
 
 _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
@@ -33,18 +33,18 @@ def main() -> None:
             os.setuid(spec["user"])
         if not spec["isolate"]:
             _become(spec)
-        # one call: the new user namespace is what allows the others without privilege
+        # in one call: the user namespace allows the others without privilege
         namespaces = _CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWPID | _CLONE_NEWIPC
         _checked(libc.unshare(namespaces), "unshare of the user, network, process and IPC namespaces")
     except OSError as exc:
         print(f"no sandbox: {exc}", file=sys.stderr)
         os._exit(NO_SANDBOX)
-    # the first process of a process namespace takes all others with it, daemons included
+    # when the first process of a process namespace ends, all others end, daemons included
     first = os.fork()
     if first:
         _end_like(first)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # as first process it would be deaf to most signals: the program is its child
+    # the first process ignores most signals, so the program is its child
     program = os.fork()
     if program:
         _end_like(program)

@@ -1,13 +1,13 @@
 """``exact`` and ``fuzzy``: the answer is, or is near, a known one (``task.metadata["answer"]``).
 
-``exact`` earns 1 or 0: equal after normalisation as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250: lower case,
-without punctuation, articles and extra white space). ``fuzzy`` earns the best over the accepted answers of either
-SQuAD's token F1, ``2PR / (P + R)`` over shared words, or the edit similarity ``1 - levenshtein / max(length)`` of the
+``exact`` is 1 if they are equal after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv:1606.05250: lower case, no
+punctuation, articles and extra white space), else 0. ``fuzzy`` is the best similarity to an accepted answer: SQuAD's
+token F1, ``2PR / (P + R)`` over shared words, or the edit similarity ``1 - levenshtein / max(length)`` of the
 normalised texts.
 
-Fails when: a right answer is put in other words (0 by ``exact``, little by ``fuzzy``), and when a wrong one shares most
-words with the right one ("not in Paris" against "in Paris" has an F1 of 0.8). Articles and word boundaries are those of
-English; use ``edit`` for languages without spaces. For numbers and formulas use ``math``.
+Fails when: a right answer is paraphrased, or a wrong one shares most words with the right one ("not in Paris" and "in
+Paris" have an F1 of 0.8). Articles and word boundaries are English; use ``edit`` for languages without spaces, and
+``math`` for numbers and formulas.
 """
 
 from __future__ import annotations
@@ -23,27 +23,24 @@ from swarm.types import Task
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_WORD = re.compile(r"[^\w\s]|_")
-#: Characters of a text that the edit distance looks at; the time grows with their square.
+#: Characters of a text that the edit distance compares; the time grows with their square.
 _MOST_EDITED = 5_000
 
 
 def normalised(text: str) -> str:
     """Lower case, without punctuation, articles and extra white space."""
     bare = " ".join(_ARTICLES.sub(" ", _NO_WORD.sub("", text.lower())).split())
-    # an answer that is nothing but punctuation or an article is compared as it is
+    # an answer of only punctuation or an article is compared as it is
     return bare or " ".join(text.lower().split())
 
 
 class Exact(Rule):
-    """1 if the answer is one of the accepted ones.
+    """1 if the answer is one of the accepted ones; without any, there is no reward (``no_reference``).
 
     Args:
         key: of ``task.metadata``.
-        extract: a regular expression that finds the answer in the text, by its last match: the first group if it has
-            one. Default: the whole text.
-
-    Raises:
-        ConfigError: ``extract`` is no regular expression.
+        extract: a regular expression whose last match is the answer (its first group, if it has one). Default: the
+            whole text.
     """
 
     def __init__(self, key: str = "answer", extract: str | None = None) -> None:
@@ -51,11 +48,6 @@ class Exact(Rule):
         self._extract = None if extract is None else compiled(extract, "Exact")
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """1 or 0.
-
-        Raises:
-            HookError: the task has no known answer.
-        """
         accepted = {normalised(text) for text in references(task, self._key)}
         text = candidate.text if self._extract is None else last_match(self._extract, candidate.text)
         if text is None:
@@ -67,7 +59,7 @@ class Exact(Rule):
 
 
 class Fuzzy(Rule):
-    """How near the answer is to the nearest accepted one, in [0, 1].
+    """The similarity to the most similar accepted answer, in [0, 1].
 
     Args:
         key: of ``task.metadata``.
@@ -81,18 +73,13 @@ class Fuzzy(Rule):
         self._similarity = token_f1 if by == "f1" else edit_similarity
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        """The similarity.
-
-        Raises:
-            HookError: the task has no known answer.
-        """
         said = normalised(candidate.text)
         value, nearest = max((self._similarity(said, normalised(text)), text) for text in references(task, self._key))
         return Reward(value=value, reason="" if value == 1.0 else f"{value:.2f} like {nearest[:80]!r}")
 
 
 def token_f1(one: str, other: str) -> float:
-    """Harmonic mean of the shares of words that each text has in common with the other, with repetitions."""
+    """Harmonic mean of the shares of common words in each text, with repetitions."""
     left, right = Counter(one.split()), Counter(other.split())
     total = left.total() + right.total()
     return 2 * (left & right).total() / total if total else 1.0
@@ -129,11 +116,7 @@ def levenshtein(one: str, other: str) -> int:
 
 
 def compiled(pattern: str, owner: str) -> re.Pattern[str]:
-    """The regular expression.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The regular expression; raises :class:`ConfigError` if it is none."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as exc:
@@ -149,10 +132,10 @@ def last_match(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def references(task: Task, key: str) -> list[str]:
-    """The accepted answers ``task.metadata[key]``: a string or number, or a list of these.
+    """The accepted answers in ``task.metadata[key]``: a string or number, or a list of these.
 
     Raises:
-        HookError: there is none (``no_reference``).
+        HookError: there are none (``no_reference``).
     """
     value = task.metadata.get(key)
     listed = cast("list[Any]", value) if isinstance(value, list) else [value]

@@ -1,21 +1,21 @@
 """``math``: the answer is mathematically equal to a known one (``task.metadata["answer"]``).
 
 The reward is 1 or 0, by the math-verify package (https://github.com/huggingface/Math-Verify; extra
-``swarm-gateway[rewards]``): the last expression of the answer, or what is in ``\\boxed{}``, is read as LaTeX or as a
-plain number and compared by sympy, so that 0.5, 1/2, ½ and ``$\\frac{1}{2}$`` are one (what is read as LaTeX:
+``swarm-gateway[rewards]``): the last expression of the answer, or the content of ``\\boxed{}``, is read as LaTeX or as
+a plain number and compared by sympy, so that 0.5, 1/2, ½ and ``$\\frac{1}{2}$`` are equal (what is read as LaTeX:
 :mod:`reward_hooks.verifiable.math_worker`).
 
 Fails when: the last number is not the answer ("42, and I checked it 3 times"), units carry the meaning, or a wrong
-derivation ends in the right number. Where every answer of a group is right, or wrong, it teaches nothing: choose tasks
+derivation ends in the right number. If all answers of a group are right, or all wrong, it teaches nothing: choose tasks
 that the model solves sometimes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -32,7 +32,7 @@ _WORKER = [sys.executable, "-P", "-m", "reward_hooks.verifiable.math_worker"]
 
 
 class Math:
-    """The hook; one worker process serves all groups, one at a time, and starts with the first of them.
+    """The hook; one worker process, started with the first group, serves all groups one by one.
 
     Args:
         key: of ``task.metadata``.
@@ -53,7 +53,7 @@ class Math:
         """1 or 0 each.
 
         Raises:
-            HookError: the task has no known answer (``no_reference``) or one that is no mathematics
+            HookError: the task has no known answer (``no_reference``), the known answer is no mathematics
                 (``bad_reference``), or the worker died or did not answer in time (``math_worker``).
         """
         question = {
@@ -68,12 +68,11 @@ class Math:
             )
         return [Reward(value=value, reason=reason) for value, reason in answer["verdicts"]]
 
-    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        return self.on_compute_relative_reward(task, candidates, context)
+    __call__ = on_compute_relative_reward
 
 
 class _Worker:
-    """One process that is asked one thing at a time, killed when it is late, and started again for the next."""
+    """A process that answers one question at a time; killed at the deadline, and restarted for the next question."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -81,7 +80,7 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer; ``seconds`` include the wait for others.
+        """The answer; ``seconds`` include the wait for other groups.
 
         Raises:
             HookError: see :class:`Math`.
@@ -91,8 +90,8 @@ class _Worker:
             raise HookError("the math worker is busy with other groups", code="math_worker")
         try:
             process = self._running()
-            line = self._exchange(process, json.dumps(question).encode() + b"\n", deadline)
-            if not line:
+            line = _exchange(process, json.dumps(question).encode() + b"\n", deadline - time.monotonic())
+            if not line.endswith(b"\n"):
                 self._end(process)
                 raise HookError(f"the math worker gave no answer within {seconds:g} s or died", code="math_worker")
             return json.loads(line)
@@ -110,38 +109,31 @@ class _Worker:
             )
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:
-        """One line for another; empty when the process is dead or late. Neither pipe may block, for a worker that hangs
-        does not read either."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        source, sink = process.stdout.fileno(), process.stdin.fileno()
-        os.set_blocking(sink, False)
-        answer = b""
-        while not answer.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            readable, writable, _ = select.select([source], [sink] if line else [], [], max(0.0, left))
-            if not readable and not writable:
-                return b""
-            if writable:
-                try:
-                    line = line[os.write(sink, line) :]
-                except BrokenPipeError:
-                    return b""
-            if readable:
-                if not (part := os.read(source, 65536)):
-                    return b""
-                answer += part
-        return answer
-
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # unsent input
+                    pipe.close()
         self._process = None
 
     def __del__(self) -> None:
         if self._process is not None:
             self._end(self._process)
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
+    """One line for another, cut short if the process dies. Killed at the deadline, it blocks neither pipe any more."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    kill = threading.Timer(seconds, process.kill)
+    kill.start()
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        return process.stdout.readline()
+    except BrokenPipeError:
+        return b""
+    finally:
+        kill.cancel()

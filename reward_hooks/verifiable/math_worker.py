@@ -1,10 +1,9 @@
 """The process in which math-verify compares answers: one JSON line in, one out.
 
-It is a process of its own because math-verify keeps its deadlines with SIGALRM, which only a main thread gets, and
-because an expression that a model wrote ("9^9^9^9") can take any time and memory, which only a process can be denied.
+A process of its own, because math-verify keeps its deadlines with SIGALRM, which only a main thread gets, and because
+only a process can be limited in the time and memory that an expression of a model ("9^9^9^9") takes.
 
-Invariant: text that is marked as LaTeX stays as it is but for its characters; other text is marked as LaTeX only where
-it cannot be prose.
+Invariant: text marked as LaTeX keeps its marks; other text is marked as LaTeX only if it cannot be prose.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _SIGNS = str.maketrans(
         "\N{INTERSECTION}": r"\cap ",
     }
 )
-#: names that are written without a backslash as well
+#: names that also occur without a backslash
 _NAMES = {"pi": r"\pi ", "inf": r"\infty ", "infinity": r"\infty ", "oo": r"\infty "} | {
     name: f"\\{name} " for name in ("sin", "cos", "tan", "cot", "arcsin", "arccos", "arctan", "log", "ln", "exp")
 }
@@ -54,12 +53,12 @@ _TOKEN = re.compile(
     r"|(?P<operator>[-+*/^=<>|,()\[\]{}_%])|(?P<prose>[A-Za-z]+|\S)"
 )
 _GROUP = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
-#: a number and what may be its unit
+#: a number, perhaps with a unit
 _MEASURED = re.compile(r"-?[\d.,]+[A-Za-z]+(?:/[A-Za-z]+)?(?:\^?\d|\^\{\d\})?")
 
 
 def reference_forms(text: str) -> list[str]:
-    """How to read a known answer, the first that is mathematics."""
+    """Ways to read a known answer; the first that is mathematics counts."""
     text = plain_signs(text)
     if _MARKED.search(text):
         return [text]
@@ -69,19 +68,19 @@ def reference_forms(text: str) -> list[str]:
 
 
 def answer_forms(text: str) -> tuple[list[str], bool]:
-    """How to read an answer, and whether each of these counts, or only the first that is mathematics."""
+    """Ways to read an answer, and whether all of them count, or only the first that is mathematics."""
     text = plain_signs(text)
     if _MARKED.search(text):
         return [text], False
     lines = [line for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if "answer" in line.lower()] or lines
-    if not told:
+    if not lines:
         return [text], False
-    piece = _last_piece(told[-1])
+    last = ([line for line in lines if "answer" in line.lower()] or lines)[-1]
+    piece = _last_piece(last)
     if piece:
         return ([_marked(piece), text], bool(_MEASURED.fullmatch(piece))) if _needs_marks(piece) else ([text], False)
-    # a pair or an interval amid a sentence, which may be about a number that comes later
-    groups = [group for group in _GROUP.findall(told[-1]) if _last_piece(group) == group]
+    # a pair or an interval in a sentence, which may be about a later number
+    groups = [group for group in _GROUP.findall(last) if _last_piece(group) == group]
     return ([_marked(groups[-1]), text], True) if groups else ([text], False)
 
 
@@ -105,7 +104,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _last_piece(line: str) -> str:
-    """The mathematics that ends ``line``; empty where that ends in prose, or its brackets do not match."""
+    """The mathematics at the end of ``line``; empty if the line ends in prose, or the brackets do not match."""
     line = re.sub(r"(?<!\S)\*\*(.+?)\*\*(?!\w)", r"\1", line.replace("`", " ")).strip()
     line = re.sub(r"^[-*•]\s+", "", line).rstrip(".,;:!? ")
     start = after = len(line)
@@ -115,7 +114,7 @@ def _last_piece(line: str) -> str:
             break
         apart = token.end() < after
         if apart and kind == token.lastgroup == "operand":
-            # two words, or a number and its unit
+            # two words, or a number and a unit
             return ""
         start = after = token.start()
         kind = token.lastgroup or ""
@@ -130,7 +129,7 @@ def _balanced(piece: str) -> bool:
 
 
 def _needs_marks(piece: str) -> bool:
-    """Whether it is more than arithmetic, which math-verify reads without marks."""
+    """Whether it is more than arithmetic; math-verify reads arithmetic without marks."""
     return bool(re.search(r"[A-Za-z\\\[{|=<>]", piece) or _GROUP.search(piece))
 
 
@@ -160,6 +159,13 @@ def judge(accepted: list[str], answers: list[str]) -> dict[str, Any]:
     return {"verdicts": [_verdict(golds, answer) for answer in answers]}
 
 
+def _warm_up() -> None:
+    """Load what math-verify imports on first use, which may take longer than :data:`STEP_SECONDS`."""
+    from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+
+    verify(parse("$x^2$", parsing_timeout=0), parse("2", parsing_timeout=0), timeout_seconds=0)
+
+
 def _verdict(golds: list[Any], answer: str) -> tuple[float, str]:
     from math_verify import verify  # pyright: ignore[reportMissingImports]
 
@@ -170,20 +176,20 @@ def _verdict(golds: list[Any], answer: str) -> tuple[float, str]:
             return 0.0, "no mathematical expression found"
         if any(verify(gold, said, timeout_seconds=STEP_SECONDS) for said in readings for gold in golds):
             return 1.0, ""
-    except Exception as exc:  # sympy raises anything at all on what models write; such an answer is not verified
+    except Exception as exc:  # sympy raises many kinds of errors on models' texts
         return 0.0, f"cannot be compared: {type(exc).__name__}"
     return 0.0, f"says {str(readings[0][-1])[:80]}"
 
 
 def _read(text: str) -> list[Any]:
-    """The expression and its text; the text alone where that is marked as mathematics and is none; or nothing."""
+    """The expression and its text; only the text if it is marked but no mathematics; or nothing."""
     from math_verify import parse  # pyright: ignore[reportMissingImports]
 
     return parse(text, parsing_timeout=STEP_SECONDS)
 
 
 def _first_read(forms: list[str]) -> list[Any]:
-    """The first of ``forms`` that is an expression, else what the last is."""
+    """The first of ``forms`` that is an expression, else the last."""
     said: list[Any] = []
     for form in forms:
         said = _read(form)
@@ -197,7 +203,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     logging.disable()
     out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # nothing else may write into the protocol
+    with contextlib.redirect_stdout(sys.stderr):  # keeps other output out of the protocol
+        _warm_up()
         for line in sys.stdin:
             request = json.loads(line)
             out.write(json.dumps(judge(request["accepted"], request["answers"])) + "\n")

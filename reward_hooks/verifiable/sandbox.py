@@ -1,16 +1,14 @@
-"""Run untrusted Python in a process that can take little and reach nothing.
+"""Run untrusted Python in a process with limits and without network.
 
-Invariant: no program runs without all of the limits it was promised; where the system does not grant them, that is an
-error, not a program that runs anyway.
+Invariant: no program runs without all of its limits; if the system does not grant them, that is an error.
 
-What is limited, per run: processor seconds, seconds, memory and threads per process, the size of each file, open files;
-the environment is empty, the working directory a fresh temporary one that is removed, standard input is what is given.
-User, network, process and IPC namespaces of its own: there is no network, not even this machine's own addresses, no
-process outside can be seen or signalled, and all processes end with the run, those that left the process group too. A
-gateway that runs as root gives its place up first (user 65534).
+Limited per run: processor seconds, seconds, memory and threads per process, the size of each file, open files. The
+environment is empty, and the working directory is temporary. The run has its own user, network, process and IPC
+namespaces: there is no network, not even this machine's addresses, no process outside is visible, and all processes end
+with the run, also those that left the process group. A gateway that runs as root switches to user 65534 first.
 
-What is not limited: reading files that every user may read, writing where every user may write, and how many files are
-written (each is limited, their sum is not). Run the gateway in a container where that matters.
+Not limited: reading files that every user may read, writing where every user may write, and the number of files. Run
+the gateway in a container if that matters.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from typing import Any
 
 from pydantic import Field
 
-from reward_hooks.verifiable.launcher import NO_SANDBOX
 from swarm.errors import ConfigError
 from swarm.types import Model
 
@@ -42,7 +39,7 @@ _LAUNCHER_PROCESSES = 2
 
 
 class Limits(Model):
-    """What one run may take. ``processes`` counts threads too; ``memory_bytes`` is address space, per process."""
+    """Limits of one run. ``processes`` includes threads; ``memory_bytes`` is address space, per process."""
 
     seconds: float = Field(default=10.0, gt=0, le=600)
     cpu_seconds: int = Field(default=5, ge=1)
@@ -53,9 +50,9 @@ class Limits(Model):
 
 
 class Finished(Model):
-    """How a run ended: ``status`` is the exit status, or 128 + signal; ``None`` if it was killed at its deadline.
+    """How a run ended: ``status`` is the exit status, 128 + signal, or ``None`` if it was killed at its deadline.
 
-    ``output`` and ``errors`` are what it wrote to standard output and error, as text, cut at ``file_bytes``.
+    ``output`` and ``errors`` are the text of standard output and error, cut at ``file_bytes``.
     """
 
     status: int | None
@@ -69,13 +66,13 @@ class Sandbox:
 
     Args:
         limits: of each run.
-        python: the interpreter that runs programs. Default: the gateway's own; for a gateway that runs as root in a
-            place that only root may enter, the system's.
-        allow_network: also run where the system grants no namespaces. Then programs reach the network, see the other
-            processes of the user, and outlive the run if they leave their process group. For programs that are trusted.
+        python: the interpreter that runs programs. Default: the gateway's own, or the system's if the gateway runs as
+            root in a place that only root may enter.
+        allow_network: also run if the system grants no namespaces. Programs then reach the network, see the user's
+            other processes, and outlive the run if they leave their process group: only for trusted programs.
 
     Raises:
-        ConfigError: the system grants no isolation (and it is not waived), or is not Linux (``no_sandbox``).
+        ConfigError: the system grants no isolation, or is not Linux (``no_sandbox``).
     """
 
     def __init__(self, limits: Limits | None = None, *, python: str | None = None, allow_network: bool = False) -> None:
@@ -98,24 +95,19 @@ class Sandbox:
                 code="no_sandbox",
             )
 
-    @property
-    def isolated(self) -> bool:
-        """Whether runs have namespaces of their own."""
-        return self._isolate
-
     def run(self, program: str, given: str = "", seconds: float = math.inf) -> Finished:
         """Run Python source text with ``given`` as standard input.
 
         Args:
-            program: source of a main module; the standard library and installed packages can be imported.
+            program: source of a main module; it can import the standard library and installed packages.
             given: text of standard input.
-            seconds: a deadline, where it is shorter than the limit.
+            seconds: a deadline, if shorter than the limit.
 
         Raises:
-            OSError: no process or no temporary folder can be made.
+            OSError: a process or temporary folder cannot be made.
         """
         seconds = min(seconds, self._limits.seconds)
-        # not ignoring errors of the removal: what is left behind would add up
+        # errors of the removal are raised: leftovers would add up
         with tempfile.TemporaryDirectory(prefix="sandbox-") as outer:
             folder = Path(outer)
             work = folder / "work"
@@ -164,21 +156,20 @@ class Sandbox:
                 "FSIZE": limits.file_bytes,
                 "NOFILE": limits.open_files,
                 "CORE": 0,
-                # last: without a namespace it counts what the user runs already
+                # last: without a namespace it counts all processes of the user
                 "NPROC": limits.processes + (_LAUNCHER_PROCESSES if self._isolate else 0),
             },
         }
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit status; the whole group is killed in any case."""
+    """The exit status; the process group is killed in any case."""
     try:
         return process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
         return None
     finally:
-        # of the group, what the program left running; the launcher is its leader and, not yet reaped or just now, no
-        # other process can have taken its number while one of the group lives
+        # kills what the program left running; its number cannot be reused while a process of the group lives
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -186,6 +177,3 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 def _text(path: Path, most: int) -> str:
     with path.open("rb") as file:
         return file.read(most).decode("utf-8", "replace")
-
-
-__all__ = ["NO_SANDBOX", "Finished", "Limits", "Sandbox"]

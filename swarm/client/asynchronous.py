@@ -15,18 +15,16 @@ from typing import Any, Self, TypeVar
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer, Throttle
+from swarm.client.claiming import Claim, Claimer, OpenEpisodes, Throttle
 from swarm.client.engine import EngineControl, WeightSyncCallbacks, raise_failed_starts, watch
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, OpenEpisodes, sweep_async
-from swarm.client.policy import RetryPolicy, attempts_of
-from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep_async
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
     EndEpisodeRequest,
     EndGroupRequest,
-    EpisodeEnd,
     EpisodeRequest,
     EpisodeType,
     ServerStatus,
@@ -186,7 +184,7 @@ class AsyncSwarmClient(EngineControl):
         fields = {
             "client_uuid": self.client_uuid,
             "task_id": task_id,
-            "ends": [EpisodeEnd(episode_uuid=uuid, workflow_output=output) for uuid, output in outputs.items()],
+            "ends": [{"episode_uuid": uuid, "workflow_output": output} for uuid, output in outputs.items()],
             "idempotency_key": wire.end_key(task_id, outputs),
         }
         body = wire.checked(EndGroupRequest, fields)

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from pydantic import BaseModel
 
 from swarm.client import wire
-from swarm.client.policy import Outcome, RetryPolicy, may_retry, retry_after
+from swarm.client.wire import Outcome, RetryPolicy, may_retry, retry_after
 from swarm.errors import StateError, SwarmGatewayError, UnavailableError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.protocol import SuccessResponse
@@ -189,8 +189,7 @@ class Calls:
         url = self.server_url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
         seconds = call.timeout or self._request_timeout
         try:
-            async with asyncio.timeout(seconds):
-                return await self._http.request(call.method, url, call.content, headers)
+            return await self._http.request(call.method, url, call.content, headers, seconds)
         except ConnectionBrokenError as exc:
             return exc
         except TimeoutError:

@@ -10,7 +10,9 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -144,6 +146,37 @@ class Claim:
     throttle: Throttle | None = None
     idempotency_key: str | None = None
     unless_batch_waits: bool = False
+
+
+class OpenEpisodes:
+    """Episodes that have begun and not ended, per run of user code.
+
+    A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
+    loop counts for the thread's run.
+    """
+
+    def __init__(self) -> None:
+        self._current: ContextVar[set[str] | None] = ContextVar("open_episodes", default=None)
+
+    def add(self, episodes: Iterable[wire.EpisodeEndpoint]) -> None:
+        """Note episodes that began; does nothing outside a run."""
+        if (current := self._current.get()) is not None:
+            current.update(one.episode_uuid for one in episodes)
+
+    def discard(self, episode_uuids: Iterable[str]) -> None:
+        """Note episodes that are over."""
+        if (current := self._current.get()) is not None:
+            current.difference_update(episode_uuids)
+
+    @contextmanager
+    def run(self) -> Generator[set[str]]:
+        """The set holds what began inside the block, in this thread or task, and has not ended."""
+        current = set[str]()
+        token = self._current.set(current)
+        try:
+            yield current
+        finally:
+            self._current.reset(token)
 
 
 class Claimer:

@@ -6,20 +6,25 @@ Invariant: a run of user code that fails or forgets leaves no episode open; no t
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Generic, TypeVar
 
-from swarm.client.policy import RetryPolicy, with_retries, with_retries_async
-from swarm.client.wire import EpisodeEndpoint, EpisodeGroup
-from swarm.errors import StateError
+from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
+from swarm.errors import AuthenticationError, ConfigError, StateError, UnavailableError
 from swarm.types import Task, WorkflowOutput
+
+logger = logging.getLogger(__name__)
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+
+#: How often ``auto_retry=True`` tries one task.
+_DEFAULT_ATTEMPTS = 3
+#: A retry cannot help against these.
+_FINAL = (ConfigError, AuthenticationError)
 
 
 class AsyncEpisode:
@@ -75,37 +80,6 @@ class AsyncGroup:
         dropped = await self._end(task, outputs)
         self.ended = True
         return dropped
-
-
-class OpenEpisodes:
-    """Episodes that have begun and not ended, per run of user code.
-
-    A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
-    loop counts for the thread's run.
-    """
-
-    def __init__(self) -> None:
-        self._current: ContextVar[set[str] | None] = ContextVar("open_episodes", default=None)
-
-    def add(self, episodes: Iterable[EpisodeEndpoint]) -> None:
-        """Note episodes that began; does nothing outside a run."""
-        if (current := self._current.get()) is not None:
-            current.update(one.episode_uuid for one in episodes)
-
-    def discard(self, episode_uuids: Iterable[str]) -> None:
-        """Note episodes that are over."""
-        if (current := self._current.get()) is not None:
-            current.difference_update(episode_uuids)
-
-    @contextmanager
-    def run(self) -> Generator[set[str]]:
-        """The set holds what began inside the block, in this thread or task, and has not ended."""
-        current = set[str]()
-        token = self._current.set(current)
-        try:
-            yield current
-        finally:
-            self._current.reset(token)
 
 
 def sweep(
@@ -192,3 +166,49 @@ class _Outcomes(Generic[ResultT]):
         if self.errors and not self.results:
             raise ExceptionGroup(f"all {len(self.errors)} tasks failed", list(self.errors.values()))
         return [self.results.get(index) for index in range(len(self.results) + len(self.errors))]
+
+
+def attempts_of(auto_retry: bool | int) -> int:
+    """How often a task is tried: ``True`` three times, a number that many times, ``False`` once."""
+    return _DEFAULT_ATTEMPTS if auto_retry is True else max(1, int(auto_retry))
+
+
+def with_retries(
+    func: Callable[[], ResultT], attempts: int, policy: RetryPolicy, stopping: threading.Event, name: str = "a task"
+) -> ResultT:
+    """Return what ``func`` returns in one of ``attempts`` tries, or raise its last error; no more once ``stopping`` is
+    set."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return func()
+        except Exception as exc:
+            if is_stop(exc) or _is_last(exc, attempt, attempts, name) or stopping.wait(policy.delay(attempt)):
+                raise
+    raise AssertionError("attempts is at least 1")
+
+
+async def with_retries_async(
+    func: Callable[[], Awaitable[ResultT]], attempts: int, policy: RetryPolicy, name: str = "a task"
+) -> ResultT:
+    """:func:`with_retries` on an event loop."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return await func()
+        except Exception as exc:
+            if _is_last(exc, attempt, attempts, name):
+                raise
+            await asyncio.sleep(policy.delay(attempt))
+    raise AssertionError("attempts is at least 1")
+
+
+def is_stop(exc: Exception) -> bool:
+    """Whether something failed only because its run is being stopped."""
+    return isinstance(exc, UnavailableError) and exc.code == "run_stopped"
+
+
+def _is_last(exc: Exception, attempt: int, attempts: int, name: str) -> bool:
+    if attempt >= attempts or isinstance(exc, _FINAL):
+        logger.error("%s failed for good after %d tries", name, attempt, exc_info=exc)
+        return True
+    logger.warning("%s failed (try %d of %d): %s", name, attempt, attempts, exc)
+    return False

@@ -12,7 +12,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-from swarm.client.policy import RetryPolicy, attempts_of, with_retries
+from swarm.client.episodes import attempts_of, with_retries
+from swarm.client.wire import RetryPolicy
 
 P = ParamSpec("P")
 T = TypeVar("T")

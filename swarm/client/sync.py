@@ -30,9 +30,9 @@ from weakref import WeakSet, finalize
 from anyio.from_thread import BlockingPortal
 
 from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, sweep
-from swarm.client.policy import RetryPolicy, attempts_of
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep
 from swarm.client.portal import Call, Connection, Stopping, claimed, in_thread, stopping_run
+from swarm.client.wire import RetryPolicy
 from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import ServerStatus

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle, ThrottleSchedule, as_policy
-from swarm.client.policy import RetryPolicy, attempts_of, with_retries_async
+from swarm.client.episodes import attempts_of, with_retries_async
 from swarm.client.portal import Call, in_thread
 from swarm.client.sync import SwarmClient
-from swarm.client.wire import EpisodeEndpoint
+from swarm.client.wire import EpisodeEndpoint, RetryPolicy
 from swarm.errors import ConfigError, ConflictError
 from swarm.protocol import ServerStatus
 from swarm.types import Model, Task, WorkflowOutput

@@ -1,21 +1,24 @@
-"""The calls of the swarm API and how their answers are read, without I/O.
+"""The calls of the swarm API, how their answers are read, and when they are repeated, without I/O.
 
-Invariant: an answer is either the model that the call names or an error that says what to do.
+Invariant: an answer is either the model that the call names or an error that says what to do. Retries are bounded in
+number and time, and delayed with jitter. Every call may be repeated: reads and commands by nature, claims and ends
+because they carry the same idempotency key each time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from swarm import protocol
-from swarm.client.policy import retry_after
 from swarm.errors import (
     AuthenticationError,
     ConfigError,
@@ -27,13 +30,18 @@ from swarm.errors import (
     UnavailableError,
     UpstreamError,
 )
-from swarm.http.client import Answer
+from swarm.http.client import Answer, ConnectionBrokenError
 from swarm.types import Model, WorkflowOutput
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 AnswerT_co = TypeVar("AnswerT_co", bound=BaseModel, covariant=True)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+#: What sending a request leads to; a timeout is the caller's own.
+Outcome = Answer | ConnectionBrokenError | TimeoutError
+
+#: The server, or a proxy in front of it, did not act on the request.
+_NOT_NOW = frozenset({502, 503, 504})
 #: Seconds a long poll may take beyond the time that it was asked to wait.
 WAIT_GRACE = 10.0
 
@@ -44,6 +52,51 @@ _STATUS_ERRORS: dict[int, type[RequestError]] = {
     409: ConflictError,
     413: PayloadTooLargeError,
 }
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Exponential backoff with jitter.
+
+    The k-th delay is uniform in [d/2, d] with d = min(``cap``, ``base`` * 2**k) seconds, or what ``retry-after`` asks
+    for if that is longer. It ends after ``attempts`` tries or ``total`` seconds, whichever comes first.
+    """
+
+    attempts: int = 10
+    base: float = 0.2
+    cap: float = 5.0
+    total: float = 60.0
+
+    def delay(self, failures: int, retry_after: float = 0.0) -> float:
+        """Seconds to wait after the ``failures``-th failure in a row (1 for the first)."""
+        ceiling = min(self.cap, self.base * 2 ** (failures - 1))
+        return max(ceiling * random.uniform(0.5, 1.0), retry_after)
+
+
+def may_retry(outcome: Outcome) -> bool:
+    """Whether repeating the request unchanged can lead to another outcome.
+
+    ``x-should-retry`` decides where the server sends it; then ``retry-after``; then the status.
+    """
+    if not isinstance(outcome, Answer):
+        return True
+    if outcome.status < 400:
+        return False
+    should = outcome.headers.get("x-should-retry")
+    if should in ("true", "false"):
+        return should == "true"
+    return "retry-after" in outcome.headers or outcome.status in _NOT_NOW
+
+
+def retry_after(outcome: Outcome) -> float:
+    """Seconds that the answer asks to wait; 0 if it does not, or gives a date."""
+    if not isinstance(outcome, Answer):
+        return 0.0
+    try:
+        seconds = float(outcome.headers.get("retry-after", 0))
+    except ValueError:
+        return 0.0
+    return seconds if 0 <= seconds < float("inf") else 0.0
 
 
 class EpisodeEndpoint(Model):
@@ -211,9 +264,9 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     if reply.status >= 400:
         raise error_of(call, reply)
     try:
-        data: Any = json.loads(reply.content)
+        data: Any = orjson.loads(reply.content)
         answer = call.answer.model_validate({k: v for k, v in data.items() if k in call.answer.model_fields})
-    except (ValueError, AttributeError, RecursionError) as exc:
+    except (ValueError, AttributeError) as exc:
         detail = f"{exc.error_count()} wrong fields" if isinstance(exc, ValidationError) else "not a JSON object"
         raise UpstreamError(
             f"{call.path}: the server's answer is {detail}; is that a swarm server?", code="bad_answer"
@@ -239,8 +292,8 @@ def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
 def _error_body(reply: Answer) -> tuple[str, str | None, str | None]:
     """Message, code and parameter of an error body: OpenAI-shaped, ``{success, error}``, or anything."""
     try:
-        data: Any = json.loads(reply.content)
-    except (ValueError, RecursionError):
+        data: Any = orjson.loads(reply.content)
+    except ValueError:
         data = None
     if isinstance(data, dict):
         body = cast("dict[str, Any]", data)

@@ -161,14 +161,18 @@ class ErrorMiddleware:
         self._body_limit = body_limit
         self._body_seconds = body_seconds
         self._on_http_exception = on_http_exception or http_error_response
+        #: whose bodies are not complete, oldest first: one timer for all costs less than one for each
+        self._arriving: dict[_Exchange, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(send)
+        exchange = _Exchange(receive, send, self._arriving)
         if has_body(scope["headers"]):
-            exchange.bound(scope["headers"], receive, self._body_limit(scope), self._body_seconds)
+            exchange.bound(header(scope["headers"], b"content-length"), self._body_limit(scope))
+            self._watch(exchange)
             receive = exchange.receive
         try:
             await self.app(scope, receive, exchange.send)
@@ -176,6 +180,23 @@ class ErrorMiddleware:
             if exchange.begun:
                 raise
             await self._response(Request(scope), exc)(scope, receive, exchange.send)
+        finally:
+            self._arriving.pop(exchange, None)
+
+    def _watch(self, exchange: _Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        self._arriving[exchange] = loop.time() + self._body_seconds
+        if self._timer is None:
+            self._timer = loop.call_later(self._body_seconds, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for exchange, deadline in list(self._arriving.items()):
+            if deadline > loop.time():
+                self._timer = loop.call_at(deadline, self._expire, loop)
+                return
+            del self._arriving[exchange]
+            exchange.expire(self._body_seconds)
 
     def _response(self, request: Request, exc: Exception) -> Response:
         match exc:
@@ -193,21 +214,28 @@ class ErrorMiddleware:
 
 
 class _Exchange:
-    """One request with its response; :meth:`bound` comes before :meth:`receive`."""
+    """One request with its response; it leaves ``arriving`` when its body is complete."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.begun = self._refused = False
+    def __init__(self, receive: Receive, send: Send, arriving: dict[_Exchange, float]) -> None:
+        self._receive, self._send = receive, send
+        self._arriving = arriving
+        self._complete = self._refused = self.begun = False
+        self._late = ""
+        self._waiting: asyncio.Task[Any] | None = None
+        self._limit = self._size = 0
 
-    def bound(self, headers: RawHeaders, receive: Receive, limit: int, seconds: float) -> None:
-        """The body comes from ``receive`` and may have ``limit`` bytes, within ``seconds``."""
-        self._receive = receive
-        self._limit, self._seconds = limit, seconds
-        self._deadline = asyncio.get_running_loop().time() + seconds
-        self._complete = False
-        declared = header(headers, b"content-length") or b""
-        #: what has arrived, or more if the head declares it
-        self._size = int(declared) if declared.isdigit() and int(declared) > limit else 0
+    def bound(self, declared: bytes | None, limit: int) -> None:
+        """The body may have ``limit`` bytes; it declares how many it has."""
+        self._limit = limit
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            # no need to wait for them
+            self._size = int(declared)
+
+    def expire(self, seconds: float) -> None:
+        """The body is not complete after ``seconds``."""
+        self._late = f"the request body did not arrive within {seconds:g} s"
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def receive(self) -> Message:
         """The next message.
@@ -218,22 +246,32 @@ class _Exchange:
         """
         if self._complete:
             return await self._receive()
-        message: Message = {}
-        if self._size <= self._limit:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    message = await self._receive()
-            except TimeoutError:
-                self._refused = True
-                error = RequestError(f"the request body did not arrive within {self._seconds:g} s", code="body_timeout")
-                error.status = 408
-                raise error from None
-            self._size += len(message.get("body", b""))
+        self._check()
+        self._waiting = asyncio.current_task()
+        try:
+            message: Message = await self._receive()
+        except asyncio.CancelledError:
+            if not self._late or self._waiting is None or self._waiting.uncancel():
+                raise
+            message = {"more_body": True}
+        finally:
+            self._waiting = None
+        self._size += len(message.get("body", b""))
+        self._check()
+        if not message.get("more_body", False):
+            self._complete = True
+            self._arriving.pop(self, None)
+        return message
+
+    def _check(self) -> None:
         if self._size > self._limit:
             self._refused = True
             raise PayloadTooLargeError(f"the request body is larger than the limit of {self._limit} bytes")
-        self._complete = not message.get("more_body", False)
-        return message
+        if self._late:
+            self._refused = True
+            error = RequestError(self._late, code="body_timeout")
+            error.status = 408
+            raise error
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":

@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
-#: Seconds to resolve a host's name, connect and agree on TLS.
+#: Seconds to connect and agree on TLS.
 CONNECT_SECONDS = 5.0
 #: Seconds an idle connection is kept: below the 5 s after which uvicorn and vLLM close it.
 KEEPALIVE_SECONDS = 3.0
@@ -68,8 +68,9 @@ class LiveAnswer(Protocol):
 class HttpClient:
     """A pool of connections for one event loop; :meth:`close` it. It follows no redirects and keeps no cookies.
 
-    There is no time limit but the one on connecting: put an ``asyncio.timeout`` around each call. A GET whose
-    connection breaks before the answer is sent once more, on a new connection; other methods are not.
+    A call raises :class:`TimeoutError` after ``seconds`` without its whole answer; without them only connecting has a
+    time limit. A GET whose connection breaks before the answer is sent once more, on a new connection; other methods
+    are not.
 
     Args:
         keepalive: seconds that an idle connection is kept. Choose fewer than the server does: a connection that the
@@ -96,40 +97,52 @@ class HttpClient:
 
     @asynccontextmanager
     async def posted(
-        self, url: str, content: bytes | None, headers: Mapping[str, str], *, method: str = "POST"
+        self,
+        url: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        method: str = "POST",
+        seconds: float | None = None,
     ) -> AsyncGenerator[LiveAnswer]:
         """Send a request; the block starts when the answer's headers have arrived.
 
         Raises:
             ConnectionBrokenError: the connection failed, here or while the answer is read.
         """
-        response = await self._send(method, url, content, headers)
+        response = await self._send(method, url, content, headers, seconds)
         async with response:
             yield _Live(response, self)
 
-    async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+    async def request(
+        self,
+        method: str,
+        url: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        seconds: float | None = None,
+    ) -> Answer:
         """Send a request and read the whole answer, whatever its status.
 
         Raises:
             ConnectionBrokenError: the connection failed.
         """
-        response = await self._send(method, url, content, headers)
-        async with response:
-            return Answer(response.status, response.headers, await _Live(response, self).read())
+        response = await self._send(method, url, content, headers, seconds)
+        # aiohttp closes the connection where reading fails or is cancelled
+        return Answer(response.status, response.headers, await _Live(response, self).read())
 
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str], seconds: float | None = None) -> Answer:
         """:meth:`request` with ``POST``."""
-        return await self.request("POST", url, content, headers)
+        return await self.request("POST", url, content, headers, seconds)
 
-    async def get(self, url: str, seconds: float) -> Answer:
+    async def get(self, url: str, seconds: float, headers: Mapping[str, str] | None = None) -> Answer:
         """:meth:`request` with ``GET``, given up after ``seconds``.
 
         Raises:
             ConnectionBrokenError: also when the time is over.
         """
         try:
-            async with asyncio.timeout(seconds):
-                return await self.request("GET", url, None, {})
+            return await self.request("GET", url, None, headers or {}, seconds)
         except TimeoutError as exc:
             raise ConnectionBrokenError(f"no answer within {seconds:g} s", unsent=False) from exc
 
@@ -146,13 +159,20 @@ class HttpClient:
             raise ConnectionBrokenError(_CLOSED, unsent=False)
 
     async def _send(
-        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str], seconds: float | None
     ) -> aiohttp.ClientResponse:
         if self._closed:
             raise ConnectionBrokenError(_CLOSED, unsent=True)
+        session = self._session()
+        limit = session.timeout
+        if seconds is not None:
+            # aiohttp takes 0 for no limit
+            limit = aiohttp.ClientTimeout(total=max(seconds, 1e-3), sock_connect=CONNECT_SECONDS)
         try:
             with self.translated():
-                return await self._session().request(method, url, data=content, headers=headers, allow_redirects=False)
+                return await session.request(
+                    method, url, data=content, headers=headers, allow_redirects=False, timeout=limit
+                )
         except ValueError as exc:
             # the URL or a header is malformed
             raise ConnectionBrokenError(f"cannot send a request to {url!r}: {exc}", unsent=True) from exc
@@ -168,7 +188,8 @@ class HttpClient:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive, ssl=self._tls or True),
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+                # with ``connect``, a call over an idle connection would start a timer, too
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=_NOT_ADDED,
                 trust_env=self._proxies,

@@ -16,9 +16,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from swarm.errors import ConfigError
 
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
 KEEP_ALIVE_SECONDS = 75
+#: bytes that are sent without waiting for the turn to end
+_LARGE = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,48 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+class _OneWrite:
+    """A transport that sends all that one turn of the event loop writes in one system call.
+
+    uvicorn writes the head and the body of a response one after the other, and each call costs as much as a small
+    endpoint.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= _LARGE:
+            # so that the sender waits if the reader is slow
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts and not self._transport.is_closing():
+            self._transport.write(b"".join(parts))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol over :class:`_OneWrite`."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, _OneWrite(cast(asyncio.Transport, transport))))
+
+
 def uvicorn_config(
     app: ASGIApp,
     *,
@@ -102,9 +148,10 @@ def uvicorn_config(
     tls: TLSFiles | None = None,
     keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
 ) -> uvicorn.Config:
-    """uvicorn's settings for our servers: httptools and uvloop where installed, no access log, no server header."""
+    """uvicorn's settings for our servers: httptools, uvloop where installed, no access log, no server header."""
     return uvicorn.Config(
         app,
+        http=_Protocol,
         lifespan="on",
         access_log=False,
         server_header=False,

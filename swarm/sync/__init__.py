@@ -1,5 +1,4 @@
-"""Code snapshots: a folder of training code as one archive, and its way back into a folder on a server that trusts
-nothing in it."""
+"""Code snapshots: pack a folder of training code into an archive; unpack it on a server that trusts nothing in it."""
 
 from swarm.sync.archive import CodeArchive, build_archive
 from swarm.sync.extract import check_and_extract

@@ -1,7 +1,7 @@
-"""``check_and_extract``: an archive from someone else into a folder, or a refusal that names the entry at fault.
+"""``check_and_extract``: unpack an untrusted archive, or refuse it with the name of the entry at fault.
 
-Invariant: nothing is written outside the target, nothing is written before every entry has been checked, and the
-folder that appears in the target is whole.
+Invariant: nothing is written outside the target or before all entries are checked; a folder that appears in the target
+is complete.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from swarm.sync.limits import MAX_NAME_BYTES, MIB, ArchiveLimits, check_name, refusal
 
-#: in front of the names of folders that are not whole yet, or no longer
+#: Begins the names of folders that are not complete yet, or no longer.
 PARTIAL = ".partial-"
 
 # the record at the end of every zip: signature, two disk numbers, entries here, entries, size, start, comment length
 _END = struct.Struct("<4s4H2LH")
 _ZIP64_LOCATOR, _ZIP64_LOCATOR_SIZE = b"PK\x06\x07", 20
-#: of an entry in the central directory at most: its head, its name, and what tools add
+#: The most bytes of an entry in the central directory: its head, its name, and additions of tools.
 _DIRECTORY_BYTES = 46 + MAX_NAME_BYTES + 256
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _CHUNK = 256 * 1024
@@ -35,11 +35,11 @@ _CHUNK = 256 * 1024
 def check_and_extract(archive: bytes, target: Path, limits: ArchiveLimits | None = None) -> Path:
     """Extract ``archive`` into ``target/DIGEST``, named by the SHA-256 of the files' names and contents.
 
-    A folder of that name from before is replaced. Of a file's mode only the owner's executable bit is taken.
+    An earlier folder of that name is replaced. Of a file's mode only the owner's executable bit is kept.
 
     Raises:
-        RequestError: with code ``bad_archive``: no plain zip, or an entry that is or may be dangerous: absolute,
-            leading out of the folder, a link, a device, encrypted, a duplicate, or larger than the limits allow.
+        RequestError: with code ``bad_archive``: not a plain zip, or an entry that may be dangerous: an absolute path or
+            one that leads out of the folder, a link, a device, encrypted, a duplicate, or over the limits.
         OSError: the target cannot be written.
     """
     limits = limits or ArchiveLimits()
@@ -56,31 +56,31 @@ def check_and_extract(archive: bytes, target: Path, limits: ArchiveLimits | None
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as exc:
-        raise refusal(f"it is no readable zip: {exc}") from exc
+        raise refusal(f"it is not a readable zip: {exc}") from exc
 
 
 def _check_frame(archive: bytes, limits: ArchiveLimits) -> None:
-    """Bound what reading the directory costs, before it is read."""
+    """Limit the cost of reading the directory, before it is read."""
     if len(archive) > limits.max_archive_bytes:
-        raise refusal(f"it has {len(archive)} bytes, at most {limits.max_archive_bytes} are taken")
+        raise refusal(f"it has {len(archive)} bytes, at most {limits.max_archive_bytes} are accepted")
     end_at = len(archive) - _END.size
     if end_at < 0 or not archive.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        raise refusal("it is no zip")
+        raise refusal("it is not a zip")
     signature, disk, directory_disk, here, entries, size, _, comment = _END.unpack_from(archive, end_at)
     if signature != b"PK\x05\x06" or comment:
-        raise refusal("it is no plain zip: it is cut off, or has a comment or other data at its end")
+        raise refusal("it is not a plain zip: it is cut off, or has a comment or other data at its end")
     locator_at = max(0, end_at - _ZIP64_LOCATOR_SIZE)
     if archive[locator_at : locator_at + 4] == _ZIP64_LOCATOR or disk or directory_disk or here != entries:
-        raise refusal("it is no plain zip: it is in zip64 format or in several parts")
+        raise refusal("it is not a plain zip: it is in zip64 format or in several parts")
     if not entries:
         raise refusal("it is empty")
     if entries > limits.max_files or size > limits.max_files * _DIRECTORY_BYTES:
-        raise refusal(f"it has {entries} entries, at most {limits.max_files} are taken")
+        raise refusal(f"it has {entries} entries, at most {limits.max_files} are accepted")
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], packed: int, limits: ArchiveLimits) -> None:
     if len(entries) > limits.max_files:
-        raise refusal(f"it has {len(entries)} entries, at most {limits.max_files} are taken")
+        raise refusal(f"it has {len(entries)} entries, at most {limits.max_files} are accepted")
     given: set[str] = set()
     folders: set[str] = set()
     total = 0
@@ -92,14 +92,14 @@ def _check_entries(entries: list[zipfile.ZipInfo], packed: int, limits: ArchiveL
         path = name.removesuffix("/")
         above = {path[:at] for at, char in enumerate(path) if char == "/"}
         if name in given or (path in folders and not _is_folder(entry)) or above & given or path in given:
-            raise refusal("its name is there twice, or is that of a file and of a folder", name)
+            raise refusal("its name occurs twice, or as a file and as a folder", name)
         given.add(name)
         folders |= above | ({path} if _is_folder(entry) else set())
         total += entry.file_size
         if total > limits.max_total_bytes:
             raise refusal(f"with it the files have more than {limits.max_total_bytes} bytes", name)
     if total > MIB and total > limits.max_ratio * packed:
-        # entries that share their packed bytes pass the check of each
+        # entries that share their packed bytes pass the check of each entry
         raise refusal(f"it unpacks to {total} bytes, more than {limits.max_ratio:g} times its size")
 
 
@@ -127,14 +127,14 @@ def _check_size(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
     if _is_folder(entry) and size:
         return "it is a folder with contents of its own"
     if size > limits.max_file_bytes:
-        return f"it unpacks to {size} bytes, at most {limits.max_file_bytes} are taken"
+        return f"it unpacks to {size} bytes, at most {limits.max_file_bytes} are accepted"
     if size > MIB and size > limits.max_ratio * entry.compress_size:
         return f"it unpacks to {size} bytes, more than {limits.max_ratio:g} times its packed size"
     return ""
 
 
 def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path) -> str:
-    """Write all files below ``into``; the digest of their names and contents, as hexadecimal text."""
+    """Write all files below ``into``; return the hexadecimal digest of their names and contents."""
     whole = hashlib.sha256()
     for entry in sorted(entries, key=lambda one: one.orig_filename):
         name = entry.orig_filename
@@ -148,13 +148,13 @@ def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as exc:
             raise refusal(f"its contents are damaged: {exc}", name) from exc
         except FileExistsError:
-            raise refusal("its name differs from another one's only in ways that this system ignores", name) from None
+            raise refusal("its name differs from another entry's only in ways that this system ignores", name) from None
         whole.update(f"{name}\0{'x' if executable else '-'}\0".encode() + contents)
     return whole.hexdigest()
 
 
 def _write(reader: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, executable: bool) -> bytes:
-    """Write one file; the digest of its contents."""
+    """Write one file; return the digest of its contents."""
     contents = hashlib.sha256()
     written = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if executable else 0o644)
@@ -163,7 +163,7 @@ def _write(reader: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, executab
             contents.update(chunk)
             writer.write(chunk)
             written += len(chunk)
-            # zipfile stops at the size that the directory tells, which has been checked; it does not miss the rest
+            # zipfile stops at the size in the directory, which was checked, and does not report the rest
             if written > entry.file_size:
                 raise zipfile.BadZipFile("longer than it says")
     if written != entry.file_size:

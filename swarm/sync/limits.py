@@ -1,7 +1,6 @@
-"""What a code archive may be: its bounds, and the names its entries may have.
+"""The limits of a code archive, and the names that its entries may have.
 
-Invariant: a name that passes :func:`check_name` denotes a place inside the folder it is extracted to, on every
-operating system.
+Invariant: on every operating system, a name that passes :func:`check_name` is a path inside the target folder.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ _MAX_PART_BYTES, _MAX_PARTS = 255, 32
 
 
 class ArchiveLimits(Model):
-    """Bounds of one code archive; sizes in bytes. Training code is small: what is big is data and belongs elsewhere."""
+    """Limits of one code archive; sizes in bytes. Training code is small: large files are data and belong elsewhere."""
 
-    max_archive_bytes: int = Field(default=64 * MIB, ge=1024, description="the archive as it is sent")
+    max_archive_bytes: int = Field(default=64 * MIB, ge=1024, description="the archive itself")
     max_total_bytes: int = Field(default=256 * MIB, ge=1024, description="all files together, unpacked")
     max_file_bytes: int = Field(default=16 * MIB, ge=1024, description="one file, unpacked")
     max_files: int = Field(default=10_000, ge=1, le=60_000, description="files and folders")
-    max_ratio: float = Field(default=200.0, gt=1, description="unpacked to packed size, of what is over 1 MiB unpacked")
+    max_ratio: float = Field(default=200.0, gt=1, description="unpacked to packed size, from 1 MiB unpacked on")
 
 
 def check_name(name: str) -> str:
-    """What is wrong with ``name`` as the name of an entry (a folder's ends in ``/``); empty when nothing is."""
+    """Why ``name`` is not valid for an entry (the name of a folder ends in ``/``); empty if it is valid."""
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
@@ -54,6 +53,6 @@ def check_name(name: str) -> str:
 
 
 def refusal(reason: str, entry: str | None = None) -> RequestError:
-    """The error of a server that does not take an archive; ``entry`` is at fault if it is one entry."""
+    """The error for an archive that is refused; ``entry``: the name of the entry at fault, if it is one."""
     where = "the archive" if entry is None else f"the archive's entry {entry[:200]!r}"
     return RequestError(f"{where} is refused: {reason}", code="bad_archive", param=entry and entry[:200])

@@ -65,6 +65,20 @@ def test_overhead(tmp_path: Path) -> None:
     assert first["added_first_token_beyond_sample_ms"] == pytest.approx(token, abs=0.02)
 
 
+def test_training(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs the cpu extra")
+    report, picture = tmp_path / "report.json", tmp_path / "plot.png"
+    sizes = ("--layers", "1", "--repetitions", "2", "--only", "prompt128_answers64")
+    done = run("training", *sizes, "--json", str(report), "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    shape = json.loads(report.read_text())["shapes"]["prompt128_answers64"]
+    assert (shape["rows"], shape["tokens"], shape["unique_tokens"]) == (8, 8 * 192, 128 + 8 * 64)
+    assert shape["log_probs_difference"] <= 1e-4 and shape["gradient_difference"] <= 1e-5
+    assert shape["gradient_cosine"] >= 0.999999
+    assert shape["cpu_ratio"] > 0 and shape["tries_peak_mib"] > 0 < shape["rows_peak_mib"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_what_does_not_exist_is_said() -> None:
     done = run("nothing")
     assert done.returncode == 2

@@ -19,38 +19,12 @@ _NEVER = "litellm!=1.82.7,!=1.82.8,!=1.107.0\n"
 
 
 @dataclass(frozen=True)
-class PythonEnv:
-    """One package of PyPI and what it needs."""
+class Environment:
+    """One client and what it needs, in a folder of its own.
 
-    name: str
-    requirement: str
-
-    @property
-    def python(self) -> Path:
-        return HOME / self.name / "bin" / "python"
-
-    def command(self, name: str) -> str:
-        """A command that the package brings."""
-        return str(self.python.parent / name)
-
-    @property
-    def installed(self) -> bool:
-        return _mark(self.name).exists() and _mark(self.name).read_text() == self.requirement
-
-    def install(self) -> None:
-        """Make the environment anew."""
-        constraints = HOME / "constraints.txt"
-        constraints.write_text(_NEVER)
-        folder = self.python.parent.parent
-        shutil.rmtree(folder, ignore_errors=True)
-        _run(_uv(), "venv", "--quiet", "--python", sys.executable, str(folder))
-        _run(_uv(), "pip", "install", "--quiet", "--python", str(self.python), "-c", str(constraints), self.requirement)
-        _mark(self.name).write_text(self.requirement)
-
-
-@dataclass(frozen=True)
-class NodeEnv:
-    """Packages of npm, separated by spaces."""
+    Attributes:
+        requirement: what is installed, with exact versions; packages of npm are separated by spaces.
+    """
 
     name: str
     requirement: str
@@ -59,21 +33,56 @@ class NodeEnv:
     def folder(self) -> Path:
         return HOME / self.name
 
-    def command(self, name: str) -> str:
-        """A command that a package brings."""
-        return str(self.folder / "node_modules" / ".bin" / name)
+    @property
+    def _mark(self) -> Path:
+        """Says what was installed, once it is whole."""
+        return HOME / f"{self.name}.installed"
 
     @property
     def installed(self) -> bool:
-        return _mark(self.name).exists() and _mark(self.name).read_text() == self.requirement
+        return self._mark.exists() and self._mark.read_text() == self.requirement
 
     def install(self) -> None:
         """Make the folder anew."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._install()
+        self._mark.write_text(self.requirement)
+
+    def _install(self) -> None:
+        raise NotImplementedError
+
+    def command(self, name: str) -> str:
+        """A command that a package brings."""
+        raise NotImplementedError
+
+
+class PythonEnv(Environment):
+    """One package of PyPI and what it needs."""
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def command(self, name: str) -> str:
+        return str(self.python.with_name(name))
+
+    def _install(self) -> None:
+        constraints = HOME / "constraints.txt"
+        constraints.write_text(_NEVER)
+        _run(_uv(), "venv", "--quiet", "--python", sys.executable, str(self.folder))
+        _run(_uv(), "pip", "install", "--quiet", "--python", str(self.python), "-c", str(constraints), self.requirement)
+
+
+class NodeEnv(Environment):
+    """Packages of npm."""
+
+    def command(self, name: str) -> str:
+        return str(self.folder / "node_modules" / ".bin" / name)
+
+    def _install(self) -> None:
         self.folder.mkdir(parents=True)
         npm = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.folder))
         _run(*npm, *self.requirement.split())
-        _mark(self.name).write_text(self.requirement)
 
 
 AIDER = PythonEnv("aider", "aider-chat==0.86.2")
@@ -90,11 +99,6 @@ AI_SDK = NodeEnv(
     "ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.138 @ai-sdk/openai-compatible@2.0.87 zod@4.6.7",
 )
 ALL = (AIDER, AGENTS, LANGCHAIN, LLM, NODE, CLAUDE_CODE, CODEX, OPENCODE, AI_SDK)
-
-
-def _mark(name: str) -> Path:
-    """Says what was installed, once it is whole."""
-    return HOME / f"{name}.installed"
 
 
 def _uv() -> str:

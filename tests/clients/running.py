@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.environments import NodeEnv, PythonEnv
+from tests.clients.environments import Environment
 
 APPS = Path(__file__).parent / "apps"
 _SECONDS = 300
 _KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
-def needs(environment: PythonEnv | NodeEnv) -> None:
+def needs(environment: Environment) -> None:
     """Fail unless the client is installed: whoever asks for this suite wants to know."""
     if not environment.installed:
         pytest.fail(f"{environment.requirement} is not installed: python -m tests.clients.environments")

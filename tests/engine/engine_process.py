@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
 import psutil
 
-from swarm.errors import LinkError
 from swarm.job import TrainJob, dump_job
 from swarm.link.messages import (
     BatchReady,
@@ -136,24 +134,18 @@ class EngineProcess:
 
     def processes(self) -> list[psutil.Process]:
         """Living processes of this run: those whose environment carries its token."""
-        found: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get("SWARM_LINK_TOKEN") == self.token:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_with("SWARM_LINK_TOKEN", self.token)
 
-    def memory(self) -> int:
-        """Bytes of proportional set size of all processes of this run."""
-        total = 0
-        for process in self.processes():
-            try:
-                total += process.memory_full_info().pss
-            except psutil.Error:
-                continue
-        return total
+
+def processes_with(variable: str, value: str) -> list[psutil.Process]:
+    """Living processes whose environment has ``variable=value``, which a daemon that left its parent keeps."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        # it may be gone, or somebody else's
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(variable) == value:
+                found.append(process)
+    return found
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -207,11 +199,3 @@ def timeline(call: ModelCall) -> Timeline:
         max_policy_version=call.max_policy_version,
         num_calls=1,
     )
-
-
-async def gather(*tasks: Awaitable[M]) -> list[M]:
-    """``asyncio.gather`` with a list as its type."""
-    return list(await asyncio.gather(*tasks))
-
-
-__all__ = ["EngineProcess", "LinkError", "gather", "sample", "timeline", "until"]

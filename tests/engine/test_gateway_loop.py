@@ -33,6 +33,7 @@ from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
+from tests.engine.engine_process import processes_with
 from tests.engine.self_judge import judged_by_itself, read_lines
 from tests.engine.tool_calls import check_timelines, run_tool_calls
 from tests.swarm.sync.making import zipped
@@ -136,15 +137,8 @@ class Up:
         return self.process.wait(STOP_SECONDS)
 
     def processes(self) -> list[psutil.Process]:
-        """Living processes of this run; a daemon that left its parent keeps its environment."""
-        found: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
+        """Living processes of this run."""
+        return processes_with(MARK, self.mark)
 
     def end(self) -> None:
         """Whatever the test did, leave nothing running."""

@@ -1,33 +1,40 @@
-"""Chat completions through the gateway, plain: groups, selection, headers, failures, control."""
+"""Chat completions through the gateway: groups, selection, headers, failures, control."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+from gateway.rollout.sampling import Sampler
+from swarm.client import EpisodeEndpoint, EpisodeGroup
+from swarm.errors import UpstreamError
+from swarm.http.client import HttpClient
+from swarm.job import TrainJob
 from swarm.states import EngineState
-from tests.gateway.conftest import OpenGateway
-from tests.standins.swarm import Swarm, completion, error
+from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
+from tests.standins.swarm import MODEL, Swarm, completion, error, hanging, said
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 
-BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-CHAT = "/v1/chat/completions"
-RAISES = "def on_compute_relative_reward(task, candidates, context):\n    raise RuntimeError('judge is down')\n"
+SUBMIT = "def on_user_submit_new_requests(request, context):\n    return "
 
 
-async def counts(http: httpx.AsyncClient) -> dict[str, Any]:
-    return (await http.get("/status")).json()
+async def groups_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    return (await http.get("/status")).json()["groups"]
 
 
 async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(
     swarm: Swarm, gateway: httpx.AsyncClient
 ) -> None:
-    response = await gateway.post(CHAT, json={**BODY, "chat_template_kwargs": {"x": 1}, "temperature": 0.2})
+    response = await ask(gateway, chat_template_kwargs={"x": 1}, temperature=0.2)
     body = response.json()
     assert response.status_code == 200
     assert body["choices"][0]["message"]["content"] == "word word word word"
@@ -39,63 +46,132 @@ async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(
     assert float(response.headers["x-swarm-reward-mean"]) == pytest.approx(0.25)
     assert response.headers["x-swarm-trained"] == "true"
     assert response.headers["x-request-id"].startswith("req_")
-    assert swarm.bodies == [{**BODY, "chat_template_kwargs": {"x": 1}, "temperature": 0.2}]
+    assert swarm.bodies == [BODY | {"chat_template_kwargs": {"x": 1}, "temperature": 0.2}]
     [group] = swarm.ends
     assert [end["workflow_output"]["reward"] for end in group["ends"]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert not swarm.open_episodes and not swarm.aborted
-    assert (await counts(gateway))["groups"] == {"trained": 1, "dropped": {}, "informative": 1, "uninformative": 0}
+    assert await groups_of(gateway) == {"trained": 1, "dropped": {}, "informative": 1, "uninformative": 0}
+
+
+async def test_a_stream_spells_the_best_answer_and_ends_with_done(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    response = await ask(gateway, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-request-id"]
+    assert (response.headers["x-swarm-policy-version"], response.headers["x-swarm-trained"]) == ("7", "true")
+    assert float(response.headers["x-swarm-reward"]) == pytest.approx(0.4)
+    *events, done = [line[6:] for line in response.text.split("\n") if line.startswith("data: ")]
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"])
+    assert text == "word word word word"
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    told = {"policy_version": 7, "reward": 0.4, "reward_mean": 0.25, "trained": True, "drop_reason": None}
+    assert chunks[-2]["swarm"] == told
+    assert (swarm.bodies, swarm.calls, len(swarm.ends)) == ([BODY], [4], 1)
+
+
+async def test_a_syncing_engine_keeps_the_stream_alive_until_it_rolls(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    await swarm.set_state(EngineState.WEIGHT_SYNCING)
+    asked = BODY | {"stream": True}
+    async with open_gateway(keepalive_seconds=0.05) as http, http.stream("POST", CHAT, json=asked) as response:
+        lines = response.aiter_lines()
+        assert await anext(lines) == ": keep-alive"
+        await swarm.set_state(EngineState.ROLLING)
+        assert [line async for line in lines if line][-1] == "data: [DONE]"
 
 
 async def test_every_request_is_a_task_of_its_own(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
     for _ in range(2):
-        await gateway.post(CHAT, json=BODY, headers={"x-request-id": "the-same"})
+        await ask(gateway, {"x-request-id": "the-same"})
     assert len({group["task_id"] for group in swarm.ends}) == 2
 
 
-async def test_the_samples_of_a_group_run_at_once(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    meeting = asyncio.Barrier(4)
+async def test_n_returns_the_best_n_each_with_its_own_usage_and_fields(
+    swarm: Swarm, gateway: httpx.AsyncClient
+) -> None:
+    def numbered(body: dict[str, Any], number: int) -> Response:
+        one = completion("word " * number, tokens=10 + number)
+        one["choices"][0] |= {"stop_reason": number, "logprobs": {"content": [{"token": str(number)}]}}
+        return JSONResponse(one)
 
-    swarm.grouped = False
-
-    async def together(body: dict[str, Any], number: int) -> Response:
-        async with asyncio.timeout(30):
-            await meeting.wait()
-        return JSONResponse(completion("x"))
-
-    swarm.answer = together
-    assert (await gateway.post(CHAT, json=BODY)).status_code == 200
-
-
-async def test_n_returns_the_best_n(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    body = (await gateway.post(CHAT, json={**BODY, "n": 2})).json()
-    assert [len(choice["message"]["content"].split()) for choice in body["choices"]] == [4, 3]
+    swarm.answer = numbered
+    body = (await ask(gateway, n=2, logprobs=True)).json()
+    assert swarm.calls == [4] and "n" not in swarm.bodies[0]
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
-    assert body["usage"]["completion_tokens"] == 6
-    assert all("n" not in sent for sent in swarm.bodies)
+    assert [choice["stop_reason"] for choice in body["choices"]] == [3, 2]
+    assert [choice["logprobs"]["content"][0]["token"] for choice in body["choices"]] == ["3", "2"]
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 25, "total_tokens": 30}
 
 
 async def test_n_beyond_the_group_is_refused_by_name(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    response = await gateway.post(CHAT, json={**BODY, "n": 5})
+    response = await ask(gateway, n=5)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
     assert not swarm.claims
 
 
-async def test_ties_go_to_the_first(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    equal = "def on_compute_relative_reward(task, candidates, context):\n    return [0.5] * len(candidates)\n"
-    async with open_gateway(reward=equal) as http:
-        body = (await http.post(CHAT, json=BODY)).json()
-    assert body["choices"][0]["message"]["content"] == "word"
+# ------------------------------------------------------------------ how a group is sampled
 
 
-async def test_the_submit_hook_shapes_the_requests(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    submit = """
-def on_user_submit_new_requests(request, context):
-    return [{**request.body, "seed": k} for k in range(context.num_repeat)]
-"""
+async def test_samples_that_share_no_call_run_at_once(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    meeting = asyncio.Barrier(4)
+
+    async def together(body: dict[str, Any], number: int) -> Response:
+        async with asyncio.timeout(30):
+            await meeting.wait()
+        return said("x")
+
+    swarm.grouped, swarm.answer = False, together
+    assert (await ask(gateway)).headers["x-swarm-trained"] == "true"
+    assert swarm.calls == [1] * 4
+
+
+async def test_bodies_that_a_hook_varies_are_sampled_one_by_one(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    submit = SUBMIT + "[{**request.body, 'seed': k // 2} for k in range(context.num_repeat)]"
     async with open_gateway(submit=submit) as http:
-        await http.post(CHAT, json={**BODY, "stream": True, "n": 2})
-    assert sorted(body["seed"] for body in swarm.bodies) == [0, 1, 2, 3]
+        assert (await ask(http, stream=True, n=2)).headers["x-swarm-trained"] == "true"
+    assert swarm.calls == [1] * 4
+    assert sorted(body["seed"] for body in swarm.bodies) == [0, 0, 1, 1]
     assert all(body.keys() == {*BODY, "seed"} for body in swarm.bodies)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asked", "calls"),
+    [
+        ("trainer", {"temperature": 0}, [4]),
+        ("app", {"temperature": 0}, [1] * 4),
+        ("app", {"temperature": 0.5}, [4]),
+        ("app", {}, [4]),
+    ],
+)
+async def test_greedy_calls_share_nothing(
+    swarm: Swarm, gateway: httpx.AsyncClient, sampling: Any, asked: dict[str, Any], calls: list[int]
+) -> None:
+    swarm.job = TrainJob(model=MODEL, num_repeat=4, batch_size=2, sampling=sampling)
+    assert (await ask(gateway, **asked)).headers["x-swarm-trained"] == "true"
+    assert swarm.calls == calls
+
+
+@pytest.mark.parametrize("counts", ["1", "1,1,1", "", "1,x"])
+async def test_an_answer_that_does_not_count_its_choices_is_refused(counts: str) -> None:
+    one = completion("x")
+    one["choices"].append(one["choices"][0] | {"index": 1})
+    headers = {"x-swarm-completion-tokens": counts}
+    answer = Route("/groups/g/v1/chat/completions", lambda _: JSONResponse(one, headers=headers), methods=["POST"])
+    http, later = HttpClient(), asyncio.get_running_loop().time() + 10
+    async with listening(Starlette(routes=[answer])) as url:
+        episodes = [EpisodeEndpoint(episode_uuid=f"e{k}", base_url="http://x", api_key="k") for k in range(2)]
+        group = EpisodeGroup(episodes, "g", f"{url}/groups/g/v1", "key")
+        with pytest.raises(UpstreamError, match="choices"):
+            await Sampler(http).sample_group(group, (0, 1), b"{}", later)
+        headers["x-swarm-completion-tokens"] = "1,2"
+        first, second = await Sampler(http).sample_group(group, (0, 1), b"{}", later)
+        await http.close()
+    assert (first.answer.usage["completion_tokens"], second.answer.usage["total_tokens"]) == (1, 7)
+
+
+# ------------------------------------------------------------------ what hooks and callers may name
 
 
 @pytest.mark.parametrize("given", [{"model": ""}, {"model": None}, {}])
@@ -108,119 +184,31 @@ async def test_a_request_that_names_no_model_gets_the_one_there_is(
 
 
 async def test_a_submit_hook_cannot_name_another_model(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    submit = """
-def on_user_submit_new_requests(request, context):
-    return [{**request.body, "model": "other"}] * context.num_repeat
-"""
-    async with open_gateway(submit=submit) as http:
-        assert (await http.post(CHAT, json=BODY)).status_code == 200
+    async with open_gateway(submit=SUBMIT + "[{**request.body, 'model': 'other'}] * context.num_repeat") as http:
+        assert (await ask(http)).status_code == 200
     assert swarm.bodies == [BODY]
 
 
-async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
-    async def another_job(body: dict[str, Any], number: int) -> Response:
-        message = {"message": "this swarm serves 'new'", "code": "model_not_found", "param": "model"}
-        return JSONResponse({"error": message}, 404)
-
-    swarm.answer = another_job
-    response = await gateway.post(CHAT, json=BODY)
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert response.headers["x-should-retry"] == "false" and len(swarm.claims) == 1
-
-
 async def test_a_hook_sees_the_headers_without_secrets(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    submit = """
-def on_user_submit_new_requests(request, context):
-    return [{**request.body, "headers": request.headers}] * context.num_repeat
-"""
-    names = ["Authorization", "X-Api-Key", "api-key", "X-Auth-Token", "Cookie", "Proxy-Authorization", "X-My-Secret"]
-    async with open_gateway(submit=submit) as http:
-        await http.post(CHAT, json=BODY, headers={"X-Team": "blue", **dict.fromkeys(names, "hush")})
+    secret = [
+        *("Authorization", "Proxy-Authorization", "X-Api-Key", "api-key", "Cookie", "X-Auth-Token", "X-My-Secret"),
+        *("x-auth-request-email", "x-session-id", "x-amz-security-token", "x-csrf-token", "x-password"),
+        *("openai-credential", "x-idempotency-key", "idempotency-key-secret"),
+    ]
+    needed = ["idempotency-key", "x-swarm-session", "x-stainless-retry-count", "user-agent", "x-app"]
+    twice = [("x-name", "one"), ("x-name", "Jörg".encode("latin-1"))]
+    headers = [*((name, "hush") for name in secret), *((name, "7") for name in needed), *twice]
+    async with open_gateway(submit=SUBMIT + "[{**request.body, 'headers': request.headers}] * 4") as http:
+        await http.post(CHAT, json=BODY, headers=headers)
     seen = swarm.bodies[0]["headers"]
-    assert seen["x-team"] == "blue" and "hush" not in seen.values()
-
-
-async def test_one_failed_sample_drops_the_group_and_the_user_gets_the_best_of_the_rest(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
-    swarm.grouped = False
-
-    async def last_fails(body: dict[str, Any], number: int) -> Response:
-        return error(500, "boom") if number == 3 else JSONResponse(completion("word " * (number + 1)))
-
-    swarm.answer = last_fails
-    response = await gateway.post(CHAT, json=BODY)
-    assert response.json()["choices"][0]["message"]["content"] == "word word word "
-    assert response.headers["x-swarm-trained"] == "false"
-    assert response.headers["x-swarm-drop-reason"] == "sample_failed"
-    await swarm.until(lambda: not swarm.open_episodes)
-    assert not swarm.ends
-    groups = (await counts(gateway))["groups"]
-    assert (groups["trained"], groups["dropped"]) == (0, {"sample_failed": 1})
-
-
-async def test_a_sample_that_was_not_begun_is_tried_once_more(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    swarm.grouped = False
-    tries = 0
-
-    async def first_is_early(body: dict[str, Any], number: int) -> Response:
-        nonlocal tries
-        tries += 1
-        return error(503, "syncing", retry_after="0") if tries == 1 else JSONResponse(completion("x"))
-
-    swarm.answer = first_is_early
-    response = await gateway.post(CHAT, json=BODY)
-    assert (response.headers["x-swarm-trained"], tries) == ("true", 5)
-
-
-async def test_a_sample_that_may_have_been_begun_is_not(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    async def fails(body: dict[str, Any], number: int) -> Response:
-        return error(500, "boom")
-
-    swarm.answer = fails
-    response = await gateway.post(CHAT, json=BODY)
-    assert (response.status_code, len(swarm.bodies)) == (502, 1)
-    assert response.headers["x-should-retry"] == "false"
-    assert response.json()["error"]["code"] == "engine_failed"
-    await swarm.until(lambda: not swarm.open_episodes)
-
-
-async def test_what_the_engine_says_against_the_request_reaches_the_user(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
-    async def too_long(body: dict[str, Any], number: int) -> Response:
-        return error(400, "maximum context length is 64 tokens")
-
-    swarm.answer = too_long
-    response = await gateway.post(CHAT, json=BODY)
-    assert response.status_code == 400
-    assert response.json()["error"] == {
-        "message": "maximum context length is 64 tokens",
-        "type": "BadRequestError",
-        "param": None,
-        "code": 400,
-    }
-
-
-async def test_a_sample_deadline_is_a_504(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    async def hangs(body: dict[str, Any], number: int) -> Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    swarm.answer = hangs
-    async with open_gateway(sample_timeout_seconds=0.2) as http:
-        response = await http.post(CHAT, json=BODY)
-    assert (response.status_code, response.json()["error"]["code"]) == (504, "sample_timeout")
-    await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
+    assert "hush" not in seen.values() and {seen[name] for name in needed} == {"7"} and seen["x-name"] == "Jörg"
 
 
 async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(
     swarm: Swarm, open_gateway: OpenGateway
 ) -> None:
-    async with open_gateway(submit="def on_user_submit_new_requests(request, context):\n    return 3\n") as http:
-        response = await http.post(CHAT, json=BODY)
+    async with open_gateway(submit=SUBMIT + "3") as http:
+        response = await ask(http)
         assert response.json()["choices"][0]["message"]["content"] == "word"
         assert response.headers["x-swarm-drop-reason"] == "submit_hook_failed"
     assert len(swarm.bodies) == 1 and not swarm.ends and not swarm.open_episodes
@@ -231,7 +219,7 @@ async def test_a_group_of_another_size_than_the_jobs_is_served_but_not_trained(
     swarm: Swarm, open_gateway: OpenGateway, size: int
 ) -> None:
     async with open_gateway(num_repeat=size) as http:
-        response = await http.post(CHAT, json=BODY)
+        response = await ask(http)
         assert response.headers["x-swarm-trained"] == "false"
         assert response.headers["x-swarm-drop-reason"] == "group_size_differs_from_job"
     assert sum(swarm.calls) == size and not swarm.ends and not swarm.open_episodes
@@ -240,7 +228,7 @@ async def test_a_group_of_another_size_than_the_jobs_is_served_but_not_trained(
 async def test_shuffle_permutes_what_is_submitted_and_nothing_else(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway(control="shuffle") as http:
         for _ in range(12):
-            response = await http.post(CHAT, json=BODY)
+            response = await ask(http)
             assert response.json()["choices"][0]["message"]["content"] == "word word word word"
             assert float(response.headers["x-swarm-reward"]) == pytest.approx(0.4)
     submitted = [tuple(end["workflow_output"]["reward"] for end in group["ends"]) for group in swarm.ends]
@@ -248,81 +236,92 @@ async def test_shuffle_permutes_what_is_submitted_and_nothing_else(swarm: Swarm,
     assert len(set(submitted)) > 1
 
 
-async def test_a_submission_is_offered_again_until_acknowledged(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    swarm.end_status = [503] * 4
-    async with open_gateway(acknowledge_seconds=0.05) as gateway:
-        response = await gateway.post(CHAT, json=BODY)
-        assert response.headers["x-swarm-trained"] == "pending"
-        await swarm.until(lambda: swarm.ends, seconds=10)
-        assert not swarm.aborted
+# ------------------------------------------------------------------ failures
 
 
-async def test_a_refused_submission_is_counted(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    swarm.end_status = [409]
-    response = await gateway.post(CHAT, json=BODY)
-    assert (response.status_code, response.headers["x-swarm-drop-reason"]) == (200, "submission_refused")
-    groups = (await counts(gateway))["groups"]
-    assert (groups["trained"], groups["dropped"]) == (0, {"submission_refused": 1})
-    assert not swarm.open_episodes
+async def test_one_failed_sample_drops_the_group_and_the_user_gets_the_best_of_the_rest(
+    swarm: Swarm, gateway: httpx.AsyncClient
+) -> None:
+    swarm.grouped = False
+    swarm.answer = lambda body, number: error(500, "boom") if number == 3 else said("word " * (number + 1))
+    response = await ask(gateway)
+    assert response.json()["choices"][0]["message"]["content"] == "word word word "
+    assert response.headers["x-swarm-trained"] == "false"
+    assert response.headers["x-swarm-drop-reason"] == "sample_failed"
+    await swarm.until(lambda: not swarm.open_episodes)
+    assert not swarm.ends
+    groups = await groups_of(gateway)
+    assert (groups["trained"], groups["dropped"]) == (0, {"sample_failed": 1})
 
 
-async def test_a_quarantined_group_is_not_called_trained(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    swarm.end_note = "not trained: quarantined"
-    response = await gateway.post(CHAT, json=BODY)
-    assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "quarantined")
+@pytest.mark.parametrize(("grouped", "calls"), [(True, [4, 4]), (False, [1] * 5)])
+async def test_a_sample_that_was_not_begun_is_tried_once_more(
+    swarm: Swarm, gateway: httpx.AsyncClient, grouped: bool, calls: list[int]
+) -> None:
+    early = [error(503, "syncing", retry_after="0")]
+    swarm.grouped = grouped
+    swarm.answer = lambda body, number: early.pop() if early and number == 0 else said("x")
+    response = await ask(gateway)
+    assert (response.headers["x-swarm-trained"], swarm.calls, len(swarm.claims)) == ("true", calls, 1)
 
 
-async def test_a_group_lost_to_a_weight_sync_is_run_again(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    async def first_group_is_lost(body: dict[str, Any], number: int) -> Response:
-        if len(swarm.claimed) == 4:
-            return error(409, "the episode was deleted with its engine phase")
-        return JSONResponse(completion("second"))
+async def test_a_sample_that_may_have_been_begun_is_not(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    swarm.answer = lambda *_: error(500, "boom")
+    response = await ask(gateway)
+    assert (response.status_code, len(swarm.bodies)) == (502, 1)
+    assert response.headers["x-should-retry"] == "false"
+    assert response.json()["error"]["code"] == "engine_failed"
+    await swarm.until(lambda: not swarm.open_episodes)
 
-    swarm.answer = first_group_is_lost
-    response = await gateway.post(CHAT, json=BODY)
+
+async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(
+    swarm: Swarm, gateway: httpx.AsyncClient
+) -> None:
+    message = {"message": "this swarm serves 'new'", "code": "model_not_found", "param": "model"}
+    swarm.answer = lambda *_: JSONResponse({"error": message}, 404)
+    response = await ask(gateway)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert response.headers["x-should-retry"] == "false" and len(swarm.claims) == 1
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        error(409, "the episode was deleted with its engine phase"),
+        JSONResponse({"error": {"message": "the engine is gone", "code": "engine_offline"}}, 503),
+    ],
+)
+async def test_a_group_that_is_lost_gives_way_to_another(
+    swarm: Swarm, gateway: httpx.AsyncClient, lost: Response
+) -> None:
+    swarm.answer = lambda *_: lost if len(swarm.claimed) == 4 else said("second")
+    response = await ask(gateway)
     assert response.json()["choices"][0]["message"]["content"] == "second"
-    assert response.headers["x-swarm-trained"] == "true"
+    assert (response.headers["x-swarm-trained"], swarm.calls, len(swarm.claims)) == ("true", [4, 4], 2)
     assert swarm.aborted == {"e0", "e1", "e2", "e3"} and len(swarm.ends) == 1
 
 
 async def test_groups_lost_again_and_again_are_a_503(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    async def lost(body: dict[str, Any], number: int) -> Response:
-        return error(404, "no such episode")
-
-    swarm.answer = lost
-    response = await gateway.post(CHAT, json=BODY)
+    swarm.answer = lambda *_: error(404, "no such episode")
+    response = await ask(gateway)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "episode_lost")
     assert len(swarm.claims) == 3
     await swarm.until(lambda: not swarm.open_episodes)
 
 
-async def test_shutdown_waits_for_submissions_under_way(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    async with open_gateway() as http:
-        swarm.end_status = [503] * 3
-        await http.post(CHAT, json=BODY)
-    assert len(swarm.ends) == 1
-
-
-async def test_a_syncing_engine_is_waited_for(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
-    await swarm.set_state(EngineState.WEIGHT_SYNCING)
-    async with asyncio.TaskGroup() as group:
-        asking = group.create_task(gateway.post(CHAT, json=BODY))
-        await swarm.until(lambda: swarm.claims)
-        assert not asking.done()
-        await swarm.set_state(EngineState.ROLLING)
-    assert asking.result().status_code == 200
-
-
-async def hangs(body: dict[str, Any], number: int) -> Response:
-    await asyncio.Event().wait()
-    raise AssertionError
+async def test_a_sample_deadline_is_a_504(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    swarm.answer = hanging
+    async with open_gateway(sample_timeout_seconds=0.1) as http:
+        response = await ask(http)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "sample_timeout")
+    await swarm.until(lambda: not swarm.sampling and not swarm.open_episodes)
 
 
 async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
     # else the user might be answered before the gateway has heard that there is none
-    swarm.answer = hangs
+    swarm.answer = hanging
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
-    asking = asyncio.create_task(gateway.post(CHAT, json=BODY))
+    asking = asyncio.create_task(ask(gateway))
     await swarm.until(lambda: swarm.claims)
     asking.cancel()
     await asyncio.wait({asking})
@@ -331,19 +330,28 @@ async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, 
     assert not swarm.open_episodes
 
 
-async def test_more_requests_at_once_than_allowed_are_429(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    go = asyncio.Event()
+# ------------------------------------------------------------------ submissions
 
-    async def waits(body: dict[str, Any], number: int) -> Response:
-        await go.wait()
-        return JSONResponse(completion("x"))
 
-    swarm.answer = waits
-    async with open_gateway(max_in_flight=1, max_queued=0) as http, asyncio.TaskGroup() as group:
-        first = group.create_task(http.post(CHAT, json=BODY))
-        await swarm.until(lambda: swarm.sampling == 4)
-        second = await http.post(CHAT, json=BODY)
-        go.set()
-        assert (await first).status_code == 200
-    assert (second.status_code, second.headers["retry-after"]) == (429, "1")
-    assert second.headers["x-should-retry"] == "true"
+async def test_a_submission_is_offered_again_until_acknowledged(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    swarm.end_status = [503] * 4
+    async with open_gateway(acknowledge_seconds=0.05) as http:
+        assert (await ask(http)).headers["x-swarm-trained"] == "pending"
+        await swarm.until(lambda: swarm.ends, seconds=10)
+        assert not swarm.aborted
+
+
+async def test_shutdown_waits_for_submissions_under_way(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway() as http:
+        swarm.end_status = [503] * 3
+        await ask(http)
+    assert len(swarm.ends) == 1
+
+
+async def test_a_refused_submission_is_counted(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    swarm.end_status = [409]
+    response = await ask(gateway)
+    assert (response.status_code, response.headers["x-swarm-drop-reason"]) == (200, "submission_refused")
+    groups = await groups_of(gateway)
+    assert (groups["trained"], groups["dropped"]) == (0, {"submission_refused": 1})
+    assert not swarm.open_episodes

@@ -36,19 +36,15 @@ def test_a_polite_child_ends_by_itself(tmp_path: Path) -> None:
     assert one.exit_code == 0
 
 
-def test_a_deaf_child_is_killed_after_the_grace(tmp_path: Path) -> None:
-    one = child(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}")
-    wait_for(one, "ready")
-    assert not one.stop(grace=0.2)
-    assert one.exit_code == -9
-
-
-def test_hurry_cuts_the_grace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("grace", "hurried"), [(0.2, False), (3600.0, True)])
+def test_a_deaf_child_is_killed_after_the_grace_or_at_once(tmp_path: Path, grace: float, hurried: bool) -> None:
     one = child(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}")
     wait_for(one, "ready")
     hurry = threading.Event()
-    hurry.set()
-    assert not one.stop(grace=3600, hurry=hurry)
+    if hurried:
+        hurry.set()
+    assert not one.stop(grace, hurry)
+    assert one.exit_code == -9
 
 
 def test_a_grandchild_in_a_session_of_its_own_goes_too(tmp_path: Path) -> None:

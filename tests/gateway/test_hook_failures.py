@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
 
-from tests.gateway.conftest import OpenGateway
+from tests.gateway.conftest import OpenGateway, ask
 from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 
-CHAT = "/v1/chat/completions"
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 HEAD = "def on_compute_relative_reward(task, candidates, context):\n    "
 LATER = "import asyncio\nasync def on_compute_relative_reward(task, candidates, context):\n    "
 
@@ -43,21 +40,16 @@ FAILURES = {
 async def test_a_hook_that_fails_costs_the_group_and_not_the_answer(
     swarm: Swarm, open_gateway: OpenGateway, hook: str, code: str
 ) -> None:
-    async with open_gateway(reward=hook, hook_timeout_seconds=0.2 if "timeout" in code else 20) as http:
+    async with open_gateway(reward=hook, hook_timeout_seconds=0.1 if "timeout" in code else 20) as http:
         async with asyncio.timeout(10):
-            response = await http.post(CHAT, json=BODY)
+            response = await ask(http)
         assert response.status_code == 200
         assert response.json()["choices"][0]["message"]["content"] == "word"
         assert response.headers["x-swarm-drop-reason"] == "reward_hook_failed"
         assert response.headers["x-swarm-trained"] == "false"
         assert "x-swarm-reward" not in response.headers
         counts = (await http.get("/status")).json()
-    assert counts["groups"] == {
-        "trained": 0,
-        "dropped": {"reward_hook_failed": 1},
-        "informative": 0,
-        "uninformative": 0,
-    }
+    assert (counts["groups"]["trained"], counts["groups"]["dropped"]) == (0, {"reward_hook_failed": 1})
     assert counts["hook_failures"] == {code: 1}
     await swarm.until(lambda: not swarm.open_episodes)
     assert not swarm.ends
@@ -65,16 +57,12 @@ async def test_a_hook_that_fails_costs_the_group_and_not_the_answer(
 
 async def test_equal_rewards_are_submitted_as_they_are_and_counted(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway(reward=HEAD + "return [0.5] * 4") as http:
-        response = await http.post(CHAT, json=BODY)
+        response = await ask(http)
         assert response.headers["x-swarm-trained"] == "true"
         assert "x-swarm-drop-reason" not in response.headers
         assert response.json()["choices"][0]["message"]["content"] == "word"
-        assert (await http.get("/status")).json()["groups"] == {
-            "trained": 1,
-            "dropped": {},
-            "informative": 0,
-            "uninformative": 1,
-        }
+        groups = (await http.get("/status")).json()["groups"]
+    assert groups == {"trained": 1, "dropped": {}, "informative": 0, "uninformative": 1}
     [group] = swarm.ends
     assert [end["workflow_output"]["reward"] for end in group["ends"]] == [0.5] * 4
 
@@ -86,5 +74,4 @@ async def test_candidates_carry_the_request_they_were_sampled_from(swarm: Swarm,
     )
     hook = HEAD + "return [candidate.request['temperature'] for candidate in candidates]"
     async with open_gateway(reward=hook, submit=submit) as http:
-        response: httpx.Response = await http.post(CHAT, json=BODY)
-        assert response.headers["x-swarm-reward"] == "0.3"
+        assert (await ask(http)).headers["x-swarm-reward"] == "0.3"

@@ -73,6 +73,11 @@ def interrupt(number: signal.Signals = signal.SIGINT) -> Any:
     return lambda values: os.kill(os.getpid(), number)
 
 
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.up._POLL", 0.05)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_gateway_engine_and_server_in_this_order(tmp_path: Path, number: signal.Signals) -> None:
     run = Run("steps", tmp_path, step=interrupt(number))
@@ -92,25 +97,21 @@ def test_a_signal_stops_gateway_engine_and_server_in_this_order(tmp_path: Path, 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_gateway_is_pointed_at_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the servers are the ones of this version, whatever packages there are where `up` is started
+def test_both_servers_are_of_this_version_and_find_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # whatever packages there are in the folder where `up` is started
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
     for name in ("gateway", "tests"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
     run = Run("steps", tmp_path, ready=interrupt())
-    run()
-    url = next(values["url"] for kind, values in run.events if kind == "listening" and values["name"] == "swarm server")
-    assert f"serving {url}" in (tmp_path / "logs" / "gateway.log").read_text()
-
-
-def test_both_servers_log_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
-    run = Run("steps", tmp_path, ready=interrupt())
     run.plan = replace(run.plan, log_format="json")
     run()
-    for name in ("swarm", "gateway"):
-        assert "--log-format json" in (tmp_path / "logs" / f"{name}.log").read_text()
+    logs = {name: (tmp_path / "logs" / f"{name}.log").read_text() for name in ("swarm", "gateway")}
+    url = next(values["url"] for kind, values in run.events if kind == "listening" and values["name"] == "swarm server")
+    assert f"serving {url}" in logs["gateway"]
+    assert all("--log-format json" in log for log in logs.values())
+    assert stat.S_IMODE((tmp_path / "gateway.yaml").stat().st_mode) == 0o600, "it may hold secrets"
 
 
 def test_a_signal_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
@@ -118,14 +119,6 @@ def test_a_signal_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     kinds = run()
     assert "ready" not in kinds
     assert kinds[-1] == "stopped"
-
-
-def test_an_engine_that_never_came_up_is_reported_and_the_rest_stopped(tmp_path: Path) -> None:
-    run = Run("never-up", tmp_path)
-    with pytest.raises(UpFailedError, match="exited with code 1") as caught:
-        run()
-    assert caught.value.last_lines == ["CUDA [out] of memory"]
-    assert run.kinds[-1] == "stopped" and run.commands.count("/start_engine") == 1
 
 
 def test_an_engine_that_dies_is_started_again(tmp_path: Path) -> None:
@@ -139,23 +132,20 @@ def test_an_engine_that_dies_is_started_again(tmp_path: Path) -> None:
     assert run.commands == ["/sync_train_config", "/start_engine", "/start_engine", "/stop_engine"]
 
 
-def test_an_engine_that_dies_time_and_again_is_given_up(tmp_path: Path) -> None:
-    run = Run("dies-always", tmp_path)
-    with pytest.raises(UpFailedError, match=r"exited with code 1 \(it was started again 5 times") as caught:
-        run()
-    assert caught.value.last_lines == ["CUDA [out] of memory"]
-    assert run.kinds.count("restarting") == 5 and run.kinds[-1] == "stopped"
-    assert run.commands.count("/start_engine") == 6
-
-
 @pytest.mark.parametrize(
     ("script", "starts", "why"),
-    [("wrong-config", 1, "its configuration is wrong"), ("model-gone", 2, "there is no folder /models/tiny")],
+    [
+        ("never-up", 1, "exited with code 1"),
+        ("wrong-config", 1, "its configuration is wrong"),
+        ("model-gone", 2, "there is no folder /models/tiny"),
+        ("dies-always", 6, r"exited with code 1 \(it was started again 5 times"),
+    ],
 )
-def test_a_configuration_that_is_wrong_is_not_tried_again(tmp_path: Path, script: str, starts: int, why: str) -> None:
+def test_an_engine_that_is_given_up_ends_it_with_the_reason(tmp_path: Path, script: str, starts: int, why: str) -> None:
     run = Run(script, tmp_path)
-    with pytest.raises(UpFailedError, match=why):
+    with pytest.raises(UpFailedError, match=why) as caught:
         run()
+    assert caught.value.last_lines == ["CUDA [out] of memory"]
     assert run.commands.count("/start_engine") == starts and run.kinds[-1] == "stopped"
 
 
@@ -281,26 +271,15 @@ def test_a_second_signal_does_not_wait_for_the_engine(tmp_path: Path) -> None:
     assert run()[-1] == "stopped"
 
 
-def test_files_with_secrets_are_private(tmp_path: Path) -> None:
-    Run("steps", tmp_path, ready=interrupt())()
-    assert stat.S_IMODE((tmp_path / "gateway.yaml").stat().st_mode) == 0o600
-
-
-def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_port_in_use_or_given_twice_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
         port: int = taken.getsockname()[1]
         run = Run("steps", tmp_path, addresses=(("127.0.0.1", 0), ("127.0.0.1", port)))
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             run()
-    assert run.kinds == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_one_port_for_both_servers_is_refused(tmp_path: Path) -> None:
-    with bind("127.0.0.1", 0) as free:
-        address = ("127.0.0.1", free.getsockname()[1])
+    assert run.kinds == [] and list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="is in use"):
-        Run("steps", tmp_path, addresses=(address, address))()
+        Run("steps", tmp_path, addresses=(("127.0.0.1", port), ("127.0.0.1", port)))()
 
 
 def test_a_run_folder_that_cannot_be_written_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from typing import Any
 import pytest
 
 from gateway.watch import EngineWatch, UpFailedError
+from swarm.job import TrainJob
 from swarm.protocol import EngineFailure, EngineStatus, ServerStatus
 from swarm.states import EngineState
 from swarm.types import StepResult
 
 
 class Watched:
-    def __init__(self, run_dir: Path, total_steps: int = 2) -> None:
+    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1) -> None:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
+        job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq)
         self.watch = EngineWatch(
-            total_steps, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
+            job, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
         )
 
     def see(self, state: EngineState, detail: str = "", **fields: Any) -> list[str]:
@@ -92,14 +94,16 @@ def test_where_training_went_on_is_told_also_when_it_has_done_steps_since(tmp_pa
     assert watched.events[-3][1]["step"] == 2
 
 
-def test_a_start_that_fails_at_once_is_one_more_death(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    watched.see(EngineState.ROLLING)
-    watched.see(EngineState.OFFLINE, **died(1))
-    watched.now = 2.0
-    assert watched.watch.restart_due
-    assert watched.see(EngineState.OFFLINE, **died(2, "the disk is full")) == ["restarting"]
-    assert not watched.watch.restart_due
+@pytest.mark.parametrize(("save_freq", "why"), [(-1, "job.save_freq is not set"), (3, "is due at step 3"), (2, "")])
+def test_a_start_without_a_checkpoint_warns_that_steps_are_lost(tmp_path: Path, save_freq: int, why: str) -> None:
+    steps, warning = [step(1), step(2)], ["warning"] if why else []
+    watched = Watched(tmp_path, 9, save_freq)
+    # `up` is started again in the folder of a run, and its engine dies then
+    assert watched.see(EngineState.BOOTING, steps=steps) == ["continued", *warning, "boot", "state"]
+    watched.see(EngineState.ROLLING, steps=steps)
+    assert watched.see(EngineState.OFFLINE, **died(1), steps=steps) == ["state", "restarting", *warning]
+    messages = [values["message"] for kind, values in watched.events if kind == "warning"]
+    assert all(why in one and "the job's model again, 2 steps are lost" in one for one in messages)
 
 
 def test_an_engine_that_is_stopped_while_it_waits_for_its_restart_stays_stopped(tmp_path: Path) -> None:
@@ -129,15 +133,19 @@ def test_a_boot_that_never_ends_raises(tmp_path: Path) -> None:
         watched.see(EngineState.BOOTING, "loading")
 
 
-def test_a_restart_that_takes_too_long_is_one_more_death_once_the_server_has_ended_it(tmp_path: Path) -> None:
+def test_a_start_that_fails_at_once_or_takes_too_long_is_one_more_death(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(EngineState.ROLLING)
     watched.see(EngineState.OFFLINE, **died(1))
-    watched.see(EngineState.BOOTING, **died(1))
-    watched.now = 101.0
-    assert watched.see(EngineState.BOOTING, **died(1)) == []
-    assert watched.see(EngineState.OFFLINE, **died(2, "not ready within 100 s")) == ["state", "restarting"]
-    assert watched.events[-1][1]["attempt"] == 2
+    watched.now = 2.0
+    assert watched.watch.restart_due
+    assert watched.see(EngineState.OFFLINE, **died(2, "the disk is full")) == ["restarting"]
+    assert not watched.watch.restart_due
+    watched.see(EngineState.BOOTING, **died(2))
+    watched.now = 150.0
+    assert watched.see(EngineState.BOOTING, **died(2)) == []
+    assert watched.see(EngineState.OFFLINE, **died(3, "not ready within 100 s")) == ["state", "restarting"]
+    assert watched.events[-1][1]["attempt"] == 3
 
 
 def test_a_run_that_goes_on_says_so_and_tells_no_step_again(tmp_path: Path) -> None:

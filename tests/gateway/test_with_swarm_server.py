@@ -12,14 +12,11 @@ import httpx
 import pytest
 from msgspec import structs
 
-from gateway.app import create_app
-from gateway.config.gateway import GatewayConfig
 from gateway.observability.logs import TextFormatter
-from tests.gateway.conftest import write_hooks
+from tests.gateway.conftest import BODY, CHAT, gateway_before
 from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
-    listening,
     plain,
     plain_choice,
     role_chunk,
@@ -36,21 +33,11 @@ pytestmark = pytest.mark.anyio
 
 overrides = server.overrides
 rig = server.rig
-BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
 async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
-    config = GatewayConfig(
-        swarm_url=str(rig.client.base_url),
-        hooks=str(write_hooks(tmp_path / "hooks")),
-        acknowledge_seconds=5.0,
-    )
-    async with (
-        listening(create_app(config)) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
-    ):
+    async with gateway_before(str(rig.client.base_url), tmp_path) as http:
         yield http
 
 
@@ -185,16 +172,16 @@ async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "param"),
+    ("path", "asked", "param", "headers"),
     [
-        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, "messages"),
-        ("/v1/completions", {"prompt": [5, 6, 7]}, "prompt"),
-        ("/v1/responses", {"input": "hi"}, "input"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}, None),
+        (CHAT, {"messages": BODY["messages"]}, "messages", {"x-swarm-policy": "best"}),
+        (CHAT, {"messages": BODY["messages"], "stream": True}, "messages", {"x-swarm-policy": "first"}),
+        (CHAT, {"messages": BODY["messages"]}, "messages", {"x-swarm-train": "false"}),
+        ("/v1/completions", {"prompt": [5, 6, 7]}, "prompt", {"x-swarm-policy": "first"}),
+        ("/v1/responses", {"input": "hi"}, "input", {"x-swarm-train": "false"}),
+        ("/v1/messages", {"messages": BODY["messages"], "max_tokens": 9}, None, {"x-swarm-policy": "best"}),
+        ("/v1/messages", {"messages": BODY["messages"], "max_tokens": 9}, None, {"x-swarm-policy": "first"}),
     ],
-)
-@pytest.mark.parametrize(
-    "headers", [{"x-swarm-policy": "best"}, {"x-swarm-policy": "first"}, {"x-swarm-train": "false"}]
 )
 async def test_too_long_a_prompt_is_told_to_the_caller_and_in_the_log(
     rig: server.Rig,
@@ -230,7 +217,7 @@ async def test_a_disconnect_reaches_vllm_and_frees_the_episodes(rig: server.Rig,
     rig.vllm.default = rig.vllm.hang()
     asking = asyncio.create_task(gateway.post(CHAT, json={**BODY, "stream": True}))
     async with asyncio.timeout(30):
-        while not rig.vllm.requests:
+        while not rig.vllm.streaming:
             await rig.client.get("/health")
     asking.cancel()
     async with asyncio.timeout(30):
@@ -285,21 +272,6 @@ async def test_an_answer_in_any_order_is_taken_back(rig: server.Rig, gateway: ht
     del call["index"]
     sent = next(sent["messages"] for _, sent in rig.vllm.requests if len(sent["messages"]) == 3)
     assert sent[1] == {**said, "tool_calls": [call]}
-    await none_running(rig)
-
-
-@pytest.mark.parametrize("policy", ["best", "first"])
-async def test_what_is_left_out_is_told(rig: server.Rig, gateway: httpx.AsyncClient, policy: str) -> None:
-    live = streamed(role_chunk(), token_chunk([1], "stop"), usage_chunk(1))
-    rig.vllm.default = lambda sent: live(sent) if sent.get("stream") else plain([1])(sent)
-    hi = {"role": "user", "content": "hi"}
-    for stream in (False, True):
-        response = await gateway.post(
-            "/v1/messages",
-            json={"model": "tiny", "max_tokens": 9, "messages": [hi], "speed": "fast", "stream": stream},
-            headers={"x-swarm-policy": policy},
-        )
-        assert response.headers["x-swarm-left-out"] == "speed: there is one speed"
     await none_running(rig)
 
 

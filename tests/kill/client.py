@@ -180,13 +180,13 @@ def group_address(answer: dict[str, Any]) -> list[str]:
 
 
 async def main(name: str, port: int, folder: Path, seed: str) -> None:
-    kind = DRIVERS[name]
-    shared = [kind(name, port)] * WORKERS
-    drivers: list[Driver] = [Bare(name, port) for _ in range(WORKERS)] if kind is Bare else [*shared]
+    first = DRIVERS[name](name, port)
+    more = [Bare(name, port) if isinstance(first, Bare) else first for _ in range(WORKERS - 1)]
+    drivers: list[Driver] = [first, *more]
     async with asyncio.TaskGroup() as group:
         for number, driver in enumerate(drivers):
             group.create_task(Worker(name, number, port, folder, seed, driver).run())
-    for driver in {*drivers, *shared}:
+    for driver in set(drivers):
         await driver.close()
 
 

@@ -10,14 +10,14 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from benchmarks.wire import Connection, post
 from swarm.client import AsyncSwarmClient, SwarmClient, wire
-from swarm.client.policy import RetryPolicy
+from swarm.client.wire import RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
-from swarm.protocol import EpisodeType
 from swarm.types import WorkflowOutput
 
 Answer = dict[str, Any]
@@ -132,36 +132,53 @@ class Bare:
 
 
 class OurClient:
-    """What both clients of ours have in common: how their results and errors are told as answers."""
+    """A client of ours, for any number of workers; the blocking one is called in threads."""
 
-    def __init__(self, client: str, port: int) -> None:
+    def __init__(self, kind: type[SwarmClient] | type[AsyncSwarmClient], client: str, port: int) -> None:
         # a dropped reply to a long poll is to be noticed while the episode that it granted lives
         wire.WAIT_GRACE = 1.0
-        self.url = f"http://127.0.0.1:{port}"
-        self.options: dict[str, Any] = {
-            "client_uuid": client,
-            "request_timeout": REPEAT_AFTER,
-            "begin_timeout": _CLAIM_WAIT,
-            "policy": RetryPolicy(attempts=10_000, base=0.05, cap=0.2, total=GIVE_UP_AFTER),
-        }
+        self._client = kind(
+            f"http://127.0.0.1:{port}",
+            client_uuid=client,
+            request_timeout=REPEAT_AFTER,
+            begin_timeout=_CLAIM_WAIT,
+            policy=RetryPolicy(attempts=10_000, base=0.05, cap=0.2, total=GIVE_UP_AFTER),
+        )
 
-    def end_key(self, task: str, rewards: Mapping[str, float]) -> str:
-        return wire.end_key(task, outputs(rewards))
+    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        method = getattr(self._client, name)
+        if isinstance(self._client, SwarmClient):
+            return await asyncio.to_thread(method, *args, **options)
+        return await method(*args, **options)
 
     async def claim(self, kind: str, key: str) -> Answer:
         deadline = time.monotonic() + GIVE_UP_AFTER
         while True:
             try:
-                return as_answer(await self.begin(kind, key))
+                return as_answer(await self._begin(kind, key))
             except UnavailableError as exc:
                 # whether it was granted is not known: only the same claim can tell
                 if exc.code != "server_unreachable" or time.monotonic() > deadline:
                     return {"success": False, "fail_cause": exc.message}
 
+    async def _begin(self, kind: str, key: str) -> wire.EpisodeGroup | wire.EpisodeEndpoint:
+        given = {"idempotency_key": key, "discard_episode_timeout": _IDLE_TIMEOUT}
+        if kind == "group":
+            return await self._call("claim_group", GROUP, _CLAIM_WAIT, **given)
+        return (await self._call("begin_episode", episode_type="eval" if kind == "eval" else "train", **given))[1]
+
+    def end_key(self, task: str, rewards: Mapping[str, float]) -> str:
+        return wire.end_key(task, outputs(rewards))
+
     async def end(self, kind: str, key: str, task: str, rewards: Mapping[str, float]) -> tuple[int, Answer]:
         assert key == self.end_key(task, rewards)
+        results = outputs(rewards)
         try:
-            dropped = await self.finish(kind, task, outputs(rewards))
+            if kind == "group":
+                dropped = await self._call("end_group", task, results)
+            else:
+                [(name, result)] = results.items()
+                dropped = await self._call("end_episode", task, name, result)
         except UnavailableError:
             raise
         except SwarmGatewayError as exc:
@@ -172,78 +189,16 @@ class OurClient:
         others = {name: reward + 1 for name, reward in rewards.items()}
         return await self.end(kind, self.end_key(task, others), task, others)
 
-    async def begin(self, kind: str, key: str) -> wire.EpisodeGroup | wire.EpisodeEndpoint:
-        raise NotImplementedError
-
-    async def finish(self, kind: str, task: str, results: Mapping[str, WorkflowOutput]) -> str:
-        raise NotImplementedError
-
-
-class Async(OurClient):
-    """:class:`AsyncSwarmClient`, for any number of workers."""
-
-    def __init__(self, client: str, port: int) -> None:
-        super().__init__(client, port)
-        self._client = AsyncSwarmClient(self.url, **self.options)
-
-    async def begin(self, kind: str, key: str) -> wire.EpisodeGroup | wire.EpisodeEndpoint:
-        if kind == "group":
-            return await self._client.claim_group(
-                GROUP, _CLAIM_WAIT, discard_episode_timeout=_IDLE_TIMEOUT, idempotency_key=key
-            )
-        return (await self._client.begin_episode(_IDLE_TIMEOUT, episode_type(kind), idempotency_key=key))[1]
-
-    async def finish(self, kind: str, task: str, results: Mapping[str, WorkflowOutput]) -> str:
-        if kind == "group":
-            return await self._client.end_group(task, results)
-        [(name, result)] = results.items()
-        return await self._client.end_episode(task, name, result)
-
     async def abort(self, episode_uuid: str) -> str:
-        await self._client.abort_episode(episode_uuid)
+        await self._call("abort_episode", episode_uuid)
         return ""
 
     async def close(self) -> None:
-        await self._client.close()
-
-
-class Sync(OurClient):
-    """:class:`SwarmClient` in threads, for any number of workers."""
-
-    def __init__(self, client: str, port: int) -> None:
-        super().__init__(client, port)
-        self._client = SwarmClient(self.url, **self.options)
-
-    async def begin(self, kind: str, key: str) -> wire.EpisodeGroup | wire.EpisodeEndpoint:
-        def claim() -> wire.EpisodeGroup | wire.EpisodeEndpoint:
-            if kind == "group":
-                return self._client.claim_group(
-                    GROUP, _CLAIM_WAIT, discard_episode_timeout=_IDLE_TIMEOUT, idempotency_key=key
-                )
-            return self._client.begin_episode(_IDLE_TIMEOUT, episode_type(kind), idempotency_key=key)[1]
-
-        return await asyncio.to_thread(claim)
-
-    async def finish(self, kind: str, task: str, results: Mapping[str, WorkflowOutput]) -> str:
-        if kind == "group":
-            return await asyncio.to_thread(self._client.end_group, task, results)
-        [(name, result)] = results.items()
-        return await asyncio.to_thread(self._client.end_episode, task, name, result)
-
-    async def abort(self, episode_uuid: str) -> str:
-        await asyncio.to_thread(self._client.abort_episode, episode_uuid)
-        return ""
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._client.close)
+        await self._call("close")
 
 
 def outputs(rewards: Mapping[str, float]) -> dict[str, WorkflowOutput]:
     return {name: WorkflowOutput(reward=reward) for name, reward in rewards.items()}
-
-
-def episode_type(kind: str) -> EpisodeType:
-    return "eval" if kind == "eval" else "train"
 
 
 def as_answer(got: wire.EpisodeGroup | wire.EpisodeEndpoint) -> Answer:
@@ -255,4 +210,8 @@ def as_answer(got: wire.EpisodeGroup | wire.EpisodeEndpoint) -> Answer:
 
 
 #: by which client of the test it is used
-DRIVERS: dict[str, type[Bare] | type[Async] | type[Sync]] = {"ann": Sync, "bob": Async, "eve": Bare}
+DRIVERS: dict[str, Callable[[str, int], Bare | OurClient]] = {
+    "ann": partial(OurClient, SwarmClient),
+    "bob": partial(OurClient, AsyncSwarmClient),
+    "eve": Bare,
+}

@@ -67,102 +67,40 @@ def test_a_run_as_it_should_be() -> None:
     assert violations(good()) == []
 
 
-def lose(seen: Witnesses) -> None:
-    del seen.episodes["c"]
-
-
-def change_reward(seen: Witnesses) -> None:
-    seen.episodes["a"]["reward"] = 0.11
-
-
-def change_key(seen: Witnesses) -> None:
-    seen.episodes["c"]["end_key"] = "other"
-
-
-def drop_silently(seen: Witnesses) -> None:
-    seen.episodes["e"]["lost_reason"] = ""
-
-
-def take_back(seen: Witnesses) -> None:
-    seen.episodes["c"] |= {"state": EpisodeState.DELETED, "how": "engine", "reward": None}
-
-
-def say_otherwise(seen: Witnesses) -> None:
-    seen.episodes["d"]["drop_reason"] = "something else"
-
-
-def count_the_refused(seen: Witnesses) -> None:
-    seen.episodes["g"] |= {"how": "ended", "end_key": "end-g", "reward": 0.7}
-
-
-def invent(seen: Witnesses) -> None:
-    seen.episodes["h"] = row("h", EpisodeState.FINISHED, 0.9)
-
-
-def claim_twice(seen: Witnesses) -> None:
-    seen.episodes["b"]["claim_key"] = seen.episodes["a"]["claim_key"]
-
-
-def train_twice(seen: Witnesses) -> None:
-    seen.engine.append({"trained": "B2", "episodes": {"a": 0.1}})
-
-
-def train_something_else(seen: Witnesses) -> None:
-    seen.engine[1] = {"trained": "B1", "episodes": {"a": 0.1}}
-
-
-def step_twice(seen: Witnesses) -> None:
-    seen.steps.append({"batch_id": "B1"})
-
-
-def forget_the_step(seen: Witnesses) -> None:
-    seen.steps.clear()
-
-
-def trained_but_never_sent(seen: Witnesses) -> None:
-    seen.engine[:] = [{"recorded": "B1"}]
-
-
-def miscount(seen: Witnesses) -> None:
-    seen.pool["completed_episodes"] += 1
-
-
-def miscount_trained(seen: Witnesses) -> None:
-    seen.runs[-1]["trained"] += 1
+def set_row(of: str, **fields: Any) -> Callable[[Witnesses], None]:
+    return lambda seen: seen.episodes.setdefault(of, {}).update(fields)
 
 
 def another_run(seen: Witnesses) -> None:
     seen.runs.insert(0, seen.runs[0])
 
 
-def contradict(seen: Witnesses) -> None:
-    seen.clients["ann"].append({"violation": "a repeated end got another answer"})
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        lose,
-        change_reward,
-        change_key,
-        drop_silently,
-        take_back,
-        say_otherwise,
-        count_the_refused,
-        invent,
-        claim_twice,
-        train_twice,
-        train_something_else,
-        step_twice,
-        forget_the_step,
-        trained_but_never_sent,
-        miscount,
-        miscount_trained,
-        another_run,
-        contradict,
+        pytest.param(lambda seen: seen.episodes.pop("c"), id="lost"),
+        pytest.param(set_row("a", reward=0.11), id="another reward"),
+        pytest.param(set_row("c", end_key="other"), id="another key"),
+        pytest.param(set_row("e", lost_reason=""), id="dropped without a reason"),
+        pytest.param(set_row("c", state=EpisodeState.DELETED, how="engine", reward=None), id="taken back"),
+        pytest.param(set_row("d", drop_reason="something else"), id="another reason than the client was given"),
+        pytest.param(set_row("g", how="ended", end_key="end-g", reward=0.7), id="a refused end counts"),
+        pytest.param(set_row("h", **row("h", EpisodeState.FINISHED, 0.9)), id="invented"),
+        pytest.param(set_row("b", claim_key="claim-a"), id="claimed twice"),
+        pytest.param(lambda seen: seen.engine.append({"trained": "B2", "episodes": {"a": 0.1}}), id="trained twice"),
+        pytest.param(
+            lambda seen: seen.engine.__setitem__(1, {"trained": "B1", "episodes": {"a": 0.1}}), id="trained otherwise"
+        ),
+        pytest.param(lambda seen: seen.steps.append({"batch_id": "B1"}), id="two steps of one batch"),
+        pytest.param(lambda seen: seen.steps.clear(), id="no step"),
+        pytest.param(lambda seen: seen.engine.__setitem__(slice(2), []), id="trained but never sent"),
+        pytest.param(lambda seen: seen.pool.update(completed_episodes=2), id="miscounted"),
+        pytest.param(lambda seen: seen.runs[-1].update(trained=3), id="trained miscounted"),
+        pytest.param(another_run, id="another run"),
+        pytest.param(lambda seen: seen.clients["ann"].append({"violation": "another answer"}), id="contradicted"),
     ],
 )
-def test_what_is_wrong_is_seen(damage: Callable[[Witnesses], None]) -> None:
+def test_what_is_wrong_is_seen(damage: Callable[[Witnesses], object]) -> None:
     seen = copy.deepcopy(good())
     damage(seen)
     assert violations(seen)

@@ -53,9 +53,9 @@ def test_flips(scores: list[float], again: list[float], rate: float | None) -> N
 
 
 def test_lists_of_two_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 scores but 1"):
+    with pytest.raises(ValueError):
         kendall_tau([1, 2], [1])
-    with pytest.raises(ValueError, match="2 scores but 1"):
+    with pytest.raises(ValueError):
         flip_rate([1, 2], [1])
 
 

@@ -20,18 +20,8 @@ def test_rewards_and_components_are_finite(value: float) -> None:
         Reward(value=0.0, components={"x": value})
 
 
-def test_best_is_the_first_among_equals() -> None:
-    assert score(0.1, 0.9, 0.9).best == 1
-    assert score(0.5, 0.5).best == 0
-    assert score(-2.0, -1.0, -3.0).best == 1
-
-
-def test_only_differing_rewards_inform() -> None:
-    assert score(0.0, 1.0).informative
-    assert not score(0.3, 0.1 + 0.2).informative
-    assert not score(1.0).informative
-
-
-def test_mean_and_values() -> None:
+def test_the_numbers_of_a_group() -> None:
+    assert [score(*values).best for values in ((0.1, 0.9, 0.9), (0.5, 0.5), (-2.0, -1.0, -3.0))] == [1, 0, 1]
+    assert [score(*values).informative for values in ((0.0, 1.0), (0.3, 0.1 + 0.2), (1.0,))] == [True, False, False]
     assert score(0.0, 1.0, 0.5).mean == pytest.approx(0.5)
     assert score(0.0, 1.0).values == [0.0, 1.0]

@@ -12,7 +12,7 @@ import pytest
 
 from reward_hooks import HookContext, Hooks, Task, load_hooks
 from reward_hooks.contract import REWARD, SUBMIT
-from reward_hooks.rules import Concise, Repetition, Weighted
+from reward_hooks.rules import Concise, Repetition
 from swarm.errors import ConfigError
 
 GOOD = "def on_compute_relative_reward(task, candidates, context):\n    return [1.0 for _ in candidates]\n"
@@ -149,7 +149,7 @@ def test_built_in_rules_load_by_name(name: str) -> None:
 
 
 def test_a_hooks_value_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks = Hooks(Weighted((Repetition(), 1.0)))
+    hooks = Hooks(Repetition())
     monkeypatch.setattr("tests.reward_hooks.test_loader.HELD", SimpleNamespace(hooks=hooks), raising=False)
     assert load_hooks("tests.reward_hooks.test_loader:HELD.hooks") is hooks
 

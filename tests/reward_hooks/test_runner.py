@@ -13,6 +13,7 @@ import pytest
 
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Reward, Submission, Task, UserRequest
 from swarm.errors import HookError
+from tests.reward_hooks.making import candidates
 
 pytestmark = pytest.mark.anyio
 
@@ -23,13 +24,6 @@ REQUEST = UserRequest(
 )
 #: Long enough that only a bug waits for it.
 LONG = 30.0
-
-
-def candidates(*texts: str) -> list[Candidate]:
-    return [
-        Candidate(index=index, message={"role": "assistant", "content": text}, text=text)
-        for index, text in enumerate(texts)
-    ]
 
 
 def scoring(hook: Callable[..., Any], timeout: float = LONG, **options: Any) -> HookRunner:
@@ -70,31 +64,38 @@ async def test_sync_and_async_hooks_score() -> None:
         assert (score.values, score.best, score.informative) == ([3.0, 1.0], 0, True)
 
 
-async def test_numbers_and_rewards_may_be_mixed() -> None:
+async def test_rewards_may_be_numbers_of_any_kind() -> None:
+    numpy = pytest.importorskip("numpy")
     rich = Reward(value=0.5, components={"length": 2.0}, reason="so so")
     score = await scoring(lambda *_: (rich, True)).score(TASK, candidates("a", "b"), CONTEXT)
     assert score.rewards == [rich, Reward(value=1.0)]
-
-
-async def test_numbers_of_numpy_are_numbers() -> None:
-    numpy = pytest.importorskip("numpy")
     score = await scoring(lambda *_: list(numpy.array([0.5, 1], dtype="float32"))).score(
         TASK, candidates("a", "b"), CONTEXT
     )
     assert score.values == [0.5, 1.0]
 
 
-async def test_a_hook_cannot_corrupt_what_it_is_given() -> None:
-    def vandal(task: Task, listed: list[Candidate], context: HookContext) -> list[float]:
+async def test_a_hook_cannot_corrupt_its_arguments() -> None:
+    def score(task: Task, listed: list[Candidate], context: HookContext) -> list[float]:
         listed[0].message["content"] = "hacked"
-        task.metadata["x"] = 1
+        assert listed[0].request is listed[1].request  # what is shared stays shared
+        listed[0].request["messages"].append("hacked")
+        task.metadata["x"].add(1)
         listed.reverse()
         return [1.0, 0.0]
 
-    given, task = candidates("a", "b"), Task(task_id="t")
-    await scoring(vandal).score(task, given, CONTEXT)
-    assert given == candidates("a", "b")
-    assert task.metadata == {}
+    def submit(request: UserRequest, context: HookContext) -> list[dict[str, Any]]:
+        request.body["messages"].clear()
+        return [request.body, request.body]
+
+    body: dict[str, Any] = {"messages": []}
+    given = [one.model_copy(update={"request": body}) for one in candidates("a", "b")]
+    task = Task(task_id="t", metadata={"x": set()})
+    await scoring(score).score(task, given, CONTEXT)
+    assert [one.text for one in given] == [one.message["content"] for one in given] == ["a", "b"]
+    assert (body, task.metadata) == ({"messages": []}, {"x": set()})
+    assert (await shaping(submit).submit(REQUEST, CONTEXT)).requests[0]["messages"] == []
+    assert REQUEST.body["messages"] == [{"role": "user", "content": "why?"}]
 
 
 async def test_sync_hooks_run_beside_the_event_loop_with_its_context() -> None:
@@ -140,16 +141,6 @@ async def test_a_hook_returns_bodies_or_a_submission() -> None:
     assert (plain.requests, plain.task.task_id) == (bodies, "req_1")
     full = await shaping(lambda *_: Submission(task=TASK, requests=bodies)).submit(REQUEST, CONTEXT)
     assert (full.requests, full.task) == (bodies, TASK)
-
-
-async def test_a_shaping_hook_cannot_corrupt_the_request() -> None:
-    def vandal(request: UserRequest, context: HookContext) -> list[dict[str, Any]]:
-        request.body["messages"].clear()
-        return [request.body, request.body]
-
-    submission = await shaping(vandal).submit(REQUEST, CONTEXT)
-    assert submission.requests[0]["messages"] == []
-    assert REQUEST.body["messages"] == [{"role": "user", "content": "why?"}]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +231,7 @@ async def test_a_hanging_sync_hook_is_given_up(released: threading.Event) -> Non
     assert error.code == "hook_timeout"
 
 
-async def test_a_hanging_async_hook_is_cancelled() -> None:
+async def test_a_hanging_async_hook_is_cancelled_at_the_smaller_deadline() -> None:
     cancelled = asyncio.Event()
 
     async def hang(*_: Any) -> list[float]:
@@ -252,13 +243,6 @@ async def test_a_hanging_async_hook_is_cancelled() -> None:
 
     assert (await refused(scoring(hang, timeout=0.05))).code == "hook_timeout"
     assert cancelled.is_set()
-
-
-async def test_a_smaller_deadline_of_the_context_wins() -> None:
-    async def hang(*_: Any) -> list[float]:
-        await asyncio.Event().wait()
-        return []
-
     context = HookContext(num_repeat=2, deadline_seconds=0.05)
     with pytest.raises(HookError, match=r"took longer than 0.05 s"):
         await scoring(hang).score(TASK, candidates("a", "b"), context)
@@ -383,25 +367,15 @@ async def test_callers_that_leave_do_not_count_as_hung_hooks(released: threading
     assert (await waiting).values == [1.0, 0.0]
 
 
-# -- arguments that cannot be copied
-
-
-def bottomless() -> dict[str, Any]:
+async def test_arguments_too_deep_to_copy_are_a_hook_error() -> None:
     nested: dict[str, Any] = {}
     for _ in range(2000):
         nested = {"deeper": nested}
-    return nested
-
-
-async def test_a_request_too_deep_to_copy_is_a_hook_error() -> None:
-    request = REQUEST.model_copy(update={"body": bottomless()})
+    request = REQUEST.model_copy(update={"body": nested})
     with pytest.raises(HookError, match=r"mine: on_user_submit_new_requests cannot be given a copy.*Recursion") as e:
         await shaping(lambda *_: []).submit(request, CONTEXT)
     assert e.value.code == "hook_arguments"
-
-
-async def test_a_task_too_deep_to_copy_is_a_hook_error() -> None:
-    task = TASK.model_copy(update={"metadata": bottomless()})
     with pytest.raises(HookError) as caught:
+        task = TASK.model_copy(update={"metadata": nested})
         await scoring(lambda *_: [0.0, 1.0]).score(task, candidates("a", "b"), CONTEXT)
     assert caught.value.code == "hook_arguments"

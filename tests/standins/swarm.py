@@ -19,9 +19,10 @@ from starlette.routing import Route
 from swarm.job import TrainJob
 from swarm.protocol import EngineStatus, ServerStatus
 from swarm.states import EngineState
+from tests.standins.vllm import chat_chunk, role_chunk, sse, usage_chunk
 
 MODEL = "tiny"
-Answer = Callable[[dict[str, Any], int], Awaitable[Response]]
+Answer = Callable[[dict[str, Any], int], Response | Awaitable[Response]]
 
 
 def completion(text: str | None, *, finish_reason: str = "stop", tokens: int = 3, **message: Any) -> dict[str, Any]:
@@ -44,14 +45,45 @@ def completion(text: str | None, *, finish_reason: str = "stop", tokens: int = 3
     }
 
 
+def said(text: str | None, **message: Any) -> Response:
+    """As :func:`completion`."""
+    return JSONResponse(completion(text, **message))
+
+
 def error(status: int, message: str, **headers: str) -> Response:
     body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
     return JSONResponse(body, status, headers={key.replace("_", "-"): value for key, value in headers.items()})
 
 
-async def by_number(body: dict[str, Any], number: int) -> Response:
-    """The k-th call of the group (0-based) answers with k + 1 words."""
-    return JSONResponse(completion(" ".join(["word"] * (number + 1))))
+def streamed(*texts: str) -> Response:
+    """A stream with a token for each of ``texts``."""
+    tokens = [chat_chunk({"delta": {"content": text}}) for text in texts]
+    return sse([role_chunk(), *tokens, chat_chunk({"delta": {}, "finish_reason": "stop"}), usage_chunk(len(texts), 5)])
+
+
+def by_number(body: dict[str, Any], number: int) -> Response:
+    """The k-th call of the group (0-based) answers with k + 1 words, a call for a stream with two."""
+    return streamed("two", " words") if body.get("stream") else said(" ".join(["word"] * (number + 1)))
+
+
+async def hanging(body: dict[str, Any], number: int) -> Response:
+    """No answer."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def once(go: asyncio.Event, answer: Answer) -> Answer:
+    """``answer``, once ``go`` is set."""
+
+    async def waiting(body: dict[str, Any], number: int) -> Response:
+        await go.wait()
+        return await made(answer(body, number))
+
+    return waiting
+
+
+async def made(reply: Response | Awaitable[Response]) -> Response:
+    return reply if isinstance(reply, Response) else await reply
 
 
 class Swarm:
@@ -63,7 +95,6 @@ class Swarm:
         self.step = 7
         self.answer: Answer = by_number
         self.end_status: list[int] = []
-        self.end_note: str | None = None
         self.silent = False
         #: whether a claimed group has an address of its own
         self.grouped = True
@@ -159,7 +190,7 @@ class Swarm:
             return error(self.end_status.pop(0), "scripted")
         self.ends.append(body)
         await self._notify()
-        return JSONResponse({"success": True, "error": self.end_note})
+        return JSONResponse({"success": True, "error": None})
 
     async def _abort_episode(self, request: Request) -> Response:
         self.aborted.add((await request.json())["episode_uuid"])
@@ -186,7 +217,7 @@ class Swarm:
         self.calls.append(len(uuids))
         self.sampling += len(uuids)
         await self._notify()
-        answering = asyncio.gather(*(self.answer(body, self.claimed[uuid]) for uuid in uuids))
+        answering = asyncio.gather(*(made(self.answer(body, self.claimed[uuid])) for uuid in uuids))
         hangup = asyncio.ensure_future(request.receive())
         await asyncio.wait({answering, hangup}, return_when=asyncio.FIRST_COMPLETED)
         hangup.cancel()

@@ -312,7 +312,7 @@ class _Server(uvicorn.Server):
 async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[str]:
     """Serve ``app`` on a loopback port, by default a free one, in this event loop; yields the URL."""
     listener = bind("127.0.0.1", port)
-    server = _Server(uvicorn.Config(app, log_config=None, access_log=False))
+    server = _Server(uvicorn.Config(app, log_config=None, log_level="warning", access_log=False))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         # connections wait in the socket's backlog until the app has started

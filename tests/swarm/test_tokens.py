@@ -60,7 +60,9 @@ def test_tokens_are_no_work_for_the_garbage_collector() -> None:
     [
         ({"response_ids": [1, 2, 3]}, "3 token ids but 2 log-prob"),
         ({"response_ids": [1, 2**31]}, "do not fit"),
-        ({"response_ids": [1, 2**70]}, "not a sequence of numbers"),
+        ({"response_ids": [1, 2**70]}, "do not fit"),
+        ({"response_ids": [1, True]}, "not a sequence of numbers"),
+        ({"logprobs": [-0.5, False]}, "not a sequence of numbers"),
         ({"response_ids": [1.0, 2.0]}, "not a sequence of numbers"),
         ({"response_ids": ["1", "2"]}, "not a sequence of numbers"),
         ({"prompt_ids": [[1, 2]]}, "not a sequence of numbers"),

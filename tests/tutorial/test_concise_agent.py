@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -19,12 +20,12 @@ import pytest
 import yaml
 
 from gateway.config.load import parse_config
-from gateway.replay.report import Report, StepPoint
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
 from swarm.data import read_tasks
 from swarm.importer import SourceFolder
 from swarm.job import parse_job
+from tests.tutorial.conftest import report
 
 pytestmark = pytest.mark.slow
 
@@ -93,30 +94,25 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def app(server: Server, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
-    command = [sys.executable, str(FOLDER / "app.py"), *arguments]
-    return subprocess.run(command, env=env, input=typed, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_the_app_asks_one_question(server: Server) -> None:
-    done = app(server, QUESTION)
-    assert (done.returncode, done.stdout) == (0, "They are made once.\n")
+def test_the_app_asks_one_question_or_chats(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = SourceFolder(FOLDER).module("app")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(sys, "argv", ["app.py", QUESTION])
+    app.main()
+    assert capsys.readouterr().out == "They are made once.\n"
     assert server.bodies[0]["messages"][-1]["content"] == f"{QUESTION} Answer in one short sentence."
-
-
-def test_the_chat_remembers(server: Server) -> None:
-    done = app(server, typed=f"{QUESTION}\nSince when?\n\n")
-    assert done.stdout.count("They are made once.") == 2
-    assert [message["role"] for message in server.bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
-
-
-def test_an_error_is_one_line(server: Server) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{QUESTION}\nSince when?\n\n"))
+    monkeypatch.setattr(sys, "argv", ["app.py"])
+    app.main()
+    assert capsys.readouterr().out.count("They are made once.") == 2
+    assert [message["role"] for message in server.bodies[2]["messages"]] == ["system", "user", "assistant", "user"]
     server.status = 503
-    done = app(server, QUESTION)
-    assert done.returncode == 1
-    assert done.stderr.startswith("app: ")
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(sys, "argv", ["app.py", QUESTION])
+    with pytest.raises(SystemExit, match="app: "):
+        app.main()
 
 
 @contextlib.contextmanager
@@ -140,18 +136,6 @@ def test_as_many_users_as_asked_for_and_ctrl_c_waits_for_none(server: Server) ->
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert "interrupted" in out
-
-
-def test_a_number_of_users_out_of_range_is_one_line(server: Server) -> None:
-    with users(server, "--concurrency", "0") as process:
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert err == "mock_user_request: replay: concurrency: Input should be greater than or equal to 1\n"
-
-
-def test_the_app_knows_nothing_of_training() -> None:
-    source = (FOLDER / "app.py").read_text()
-    assert not any(word in source for word in ("import swarm", "from swarm", "gateway", "reward"))
 
 
 @pytest.mark.anyio
@@ -202,34 +186,10 @@ def demo() -> ModuleType:
     return SourceFolder(FOLDER).module("demo")
 
 
-def report(*rewards: float) -> Report:
-    steps = [StepPoint(step=n, reward_mean=reward) for n, reward in enumerate(rewards, 1)]
-    return Report(
-        label="x",
-        data="q",
-        target="app",
-        model="m",
-        seed=0,
-        concurrency=4,
-        seconds=1.0,
-        requests=1,
-        answered=1,
-        cancelled=0,
-        failures={},
-        latency=None,
-        steps=steps,
-    )
-
-
 def test_the_demos_sentence_has_the_six_numbers(demo: ModuleType) -> None:
-    text = demo.sentence(report(0.1, 0.1, 0.1, 0.5, 0.5, 0.5), report(0.2, 0.2, 0.2, 0.1, 0.1, 0.1))
+    text = demo.sentence(report("x", 0.1, 0.1, 0.1, 0.5, 0.5, 0.5), report("y", 0.2, 0.2, 0.2, 0.1, 0.1, 0.1))
     assert text == (
         "Mean reward went from 0.100 (first 3 of 6 steps) to 0.500 (last 3, +0.400) with the real rewards, "
         "and from 0.200 (first 3 of 6 steps) to 0.100 (last 3, -0.100) in the control."
     )
-    assert demo.sentence(report(0.1), None).endswith("no control was run.")
-
-
-def test_few_steps_are_not_compared_with_themselves(demo: ModuleType) -> None:
-    text = demo.sentence(report(0.1, 0.2, 0.3, 0.4, 0.5), None)
-    assert text.startswith("Mean reward went from 0.150 (first 2 of 5 steps) to 0.450 (last 2, +0.300) ")
+    assert demo.sentence(report("x", 0.1), None).endswith("no control was run.")

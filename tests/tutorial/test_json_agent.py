@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 from study.experiment import ExperimentError
-from study.held_out import HeldOutConfig, HeldOutScore
 
 from gateway.config.load import parse_config
 from reward_hooks import HookRunner, load_hooks
@@ -19,6 +18,7 @@ from swarm.errors import HookError
 from swarm.importer import SourceFolder
 from swarm.job import parse_job
 from swarm.types import Task
+from tests.tutorial.conftest import score
 
 pytest.importorskip("jsonschema")
 
@@ -80,20 +80,10 @@ def test_a_control_is_added_to_what_is_there_and_to_nothing_else(tmp_path: Path)
     script = SourceFolder(FOLDER).module("experiment")
     with pytest.raises(ExperimentError, match="run without --only-control first"):
         script.trained(tmp_path)
-    score = HeldOutScore(
-        label="base",
-        mean=0.3,
-        low=0.2,
-        high=0.4,
-        components={},
-        tokens=1.0,
-        config=HeldOutConfig(max_tokens=1),
-        prompts=[],
-        policy_versions=[0],
-    )
-    scores = [score, score.model_copy(update={"label": "control"})]
+    base = score("base")
+    scores = [base, score("control")]
     (tmp_path / script.REPORT_FILE).write_text(script.Result(runs=[], scores=scores).model_dump_json())
-    assert script.trained(tmp_path) == script.Result(runs=[], scores=[score])
+    assert script.trained(tmp_path) == script.Result(runs=[], scores=[base])
 
 
 def test_the_configuration_is_valid() -> None:

@@ -6,14 +6,78 @@ Invariant: token ids, log-probabilities, usage chunks and engine-side names reac
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypedDict, TypeVar
 
+from msgspec import Struct
+from msgspec.json import Decoder
+
+from adapters.dialects.jsons import decode
 from swarm.server.dataplane.requests import ChatCall
 
 Body = dict[str, Any]
 
 _REASONING = ("reasoning", "reasoning_content")
+
+
+class _Entry(Struct, gc=False):
+    """What the record needs of a token's entry; it is read like a dict, of which an answer would have thousands."""
+
+    logprob: Any = None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+class _Spelt(_Entry, gc=False):
+    token: Any = ""
+    bytes: Any = None
+
+
+EntryT = TypeVar("EntryT", bound=_Entry)
+
+
+class _LogProbs(TypedDict, Generic[EntryT], total=False):
+    content: list[EntryT] | None
+
+
+class _Choice(TypedDict, Generic[EntryT], total=False):
+    index: Any
+    message: Any
+    logprobs: _LogProbs[EntryT] | None
+    finish_reason: Any
+    stop_reason: Any
+    token_ids: Any
+    routed_experts: Any
+
+
+class _Answer(TypedDict, Generic[EntryT], total=False):
+    """vLLM's plain answer, with all its fields."""
+
+    id: Any
+    object: Any
+    created: Any
+    model: Any
+    choices: list[_Choice[EntryT]]
+    usage: Any
+    service_tier: Any
+    system_fingerprint: Any
+    prompt_token_ids: Any
+    prompt_logprobs: Any
+    prompt_text: Any
+    kv_transfer_params: Any
+    ec_transfer_params: Any
+    metrics: Any
+
+
+_ANSWER, _SPELT_ANSWER = Decoder(_Answer[_Entry]), Decoder(_Answer[_Spelt])
+
+
+def reader(call: ChatCall) -> Callable[[bytes], Any]:
+    """Reads vLLM's plain answer to ``call``, without what neither the record nor the caller needs of each token."""
+    if call.raw or call.wants.logprobs:
+        return decode
+    return (_SPELT_ANSWER if call.wants.pieces else _ANSWER).decode
 
 
 class Shaper:

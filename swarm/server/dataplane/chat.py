@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.errors import TokenTruthError, UpstreamError
-from swarm.server.dataplane.answers import Body, Shaper, as_chat
+from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader
 from swarm.server.dataplane.calls import CallOwner
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Placement
@@ -71,7 +71,7 @@ class ChatSession:
             recorder = Recorder(self.version(), call.samples)
             try:
                 async with self.placement.lease(call.samples) as base_url:
-                    answer = await self.upstream.post(base_url + call.path, call.body)
+                    answer = await self.upstream.post(base_url + call.path, call.body, reader(call))
                     choices: list[Body] = answer.get("choices") or []
                     aborted = any(choice.get("finish_reason") in (None, "abort") for choice in choices)
                     if aborted or len(choices) < call.samples:

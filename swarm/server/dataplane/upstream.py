@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
+
+from msgspec import MsgspecError
 
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
@@ -105,8 +107,8 @@ class Upstream:
     async def close(self) -> None:
         await self._http.close()
 
-    async def post(self, url: str, body: Body) -> Body:
-        """The JSON response to ``body``.
+    async def post(self, url: str, body: Body, read: Callable[[bytes], Any] = decode) -> Body:
+        """The JSON response to ``body``; what ``read`` cannot read is read as any JSON.
 
         Raises:
             UpstreamRefusalError: a 4xx.
@@ -118,7 +120,7 @@ class Upstream:
             raise _broken(exc) from exc
         if answer.status != 200:
             raise _failure(answer.status, answer.content, body)
-        return _object(answer.content)
+        return _object(answer.content, read)
 
     async def events(self, url: str, body: Body) -> AsyncGenerator[list[Body]]:
         """The chunks of the streamed response to ``body``, in lists of those that arrived together, until ``[DONE]``.
@@ -190,10 +192,13 @@ def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> RequestError | Non
     )
 
 
-def _object(content: bytes | str) -> Body:
+def _object(content: bytes | str, read: Callable[[Any], Any] = decode) -> Body:
     """The JSON object in ``content``; raises :class:`TransientError` for anything else."""
     try:
-        value: Any = decode(content)
+        try:
+            value = read(content)
+        except MsgspecError:
+            value = decode(content)
     except ValueError as exc:
         raise TransientError(f"vLLM sent something that is not JSON: {exc}") from exc
     if not isinstance(value, dict):

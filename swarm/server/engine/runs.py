@@ -132,8 +132,7 @@ class TrainingRun:
             self._stopped = False
             self._append_run()
         # only a checkpoint that this run must have written counts: one in the folder may be of an earlier run
-        save_freq = job.overrides.get("trainer.save_freq", job.save_freq)
-        if isinstance(save_freq, int) and 0 < save_freq <= max((step.step for step in self.steps), default=0):
+        if 0 < job.checkpoint_every <= max((step.step for step in self.steps), default=0):
             return job.model_copy(update={"resume": True})
         return job
 

@@ -31,7 +31,6 @@ from swarm.server.episodes.episode import (
     unknown_error,
 )
 from swarm.server.episodes.running import RunningEpisodes
-from swarm.server.journal.codec import is_of
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
 from swarm.tokens import ModelCall, Trajectory
@@ -356,8 +355,8 @@ class EpisodePool:
             event = EpisodeEvent.END_EVAL
         else:
             event = EpisodeEvent.END_UNTRAINABLE if trajectory is None else EpisodeEvent.END_TRAIN
-        # most episodes have one call, whose tokens are on disk already
-        one_call = trajectory is not None and len(episode.calls) == 1 and is_of(trajectory, episode.calls[0])
+        # most episodes have one call: its tokens are the trajectory's, and are on disk already
+        one_call = trajectory is not None and len(episode.calls) == 1
         self._free(
             episode,
             event,

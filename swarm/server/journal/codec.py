@@ -50,24 +50,8 @@ def finish_reason_of(data: bytes) -> str:
     return str(_load(data)[-1])
 
 
-def is_of(trajectory: Trajectory, call: ModelCall) -> bool:
-    """Whether the trajectory's tokens are those of this call and no others."""
-    if len(trajectory.timelines) != 1 or trajectory.num_calls != 1:
-        return False
-    timeline = trajectory.timelines[0]
-    return (
-        timeline.num_calls == 1
-        and np.array_equal(timeline.prompt_ids, call.prompt_ids)
-        and np.array_equal(timeline.response_ids, call.response_ids)
-        and np.array_equal(timeline.logprobs, call.logprobs)
-        and bool(timeline.response_mask.all())
-        and timeline.min_policy_version == call.min_policy_version
-        and timeline.max_policy_version == call.max_policy_version
-    )
-
-
 def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> bytes:
-    """The trajectory without its ``episode_uuid``, and without what a call holds that it :func:`is_of`."""
+    """The trajectory without its ``episode_uuid``, and ``without_tokens`` that are those of its one call."""
     timelines = (
         None
         if without_tokens

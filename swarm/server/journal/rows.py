@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from msgspec import Struct
+
 from swarm.protocol import EpisodeType
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, TrainBatch, Trajectory
@@ -20,8 +22,11 @@ from swarm.types import StepResult, WorkflowOutput
 EndedHow = Literal["ended", "aborted", "idle", "capped", "engine"]
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class _Row(Struct, frozen=True, gc=False):
+    """A row is made for each event of each episode: dataclasses would take longer."""
+
+
+class RunRow(_Row, frozen=True, gc=False):
     """A training run; once it is ``stopped`` or has done all steps, the next start begins another unless it resumes."""
 
     run_id: str
@@ -29,8 +34,7 @@ class RunRow:
     stopped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CountsRow:
+class CountsRow(_Row, frozen=True, gc=False):
     """How many episodes of a run were trained, dropped and quarantined so far."""
 
     run_id: str
@@ -39,8 +43,7 @@ class CountsRow:
     quarantined: int
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeRow:
+class EpisodeRow(_Row, frozen=True, gc=False):
     """An episode that was given to a client; ``group_uuid`` is empty unless it was claimed as part of a group."""
 
     episode_uuid: str
@@ -57,32 +60,28 @@ class EpisodeRow:
     run_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRow:
+class KeyRow(_Row, frozen=True, gc=False):
     """A further key of an episode, for a claim repeated after a restart: of the first key only the digest was left."""
 
     episode_uuid: str
     key_digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
+class CallRow(_Row, frozen=True, gc=False):
     """A completed sampling call of a claimed episode."""
 
     episode_uuid: str
     call: ModelCall
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineRow:
+class QuarantineRow(_Row, frozen=True, gc=False):
     """Why a claimed episode can never be trained."""
 
     episode_uuid: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndRow:
+class EndRow(_Row, frozen=True, gc=False):
     """The end of a claimed episode, and the state that it is in now.
 
     ``trajectory`` is set if it waits for a batch; otherwise ``drop_reason`` says why a train episode that ended with a
@@ -100,12 +99,11 @@ class EndRow:
     drop_reason: str = ""
     end_key: str = ""
     trajectory: Trajectory | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    metadata: Mapping[str, Any] = {}
     kept_call: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StateRow:
+class StateRow(_Row, frozen=True, gc=False):
     """A later state of ended episodes: in a batch, trained (at ``step``), or dropped (for ``reason``).
 
     ``cause`` is the kind of reason, for counters; it is not stored. ``None`` leaves a column as it is.
@@ -119,8 +117,7 @@ class StateRow:
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
+class GroupRow(_Row, frozen=True, gc=False):
     """``lost`` episodes of the incomplete group of ``task_id`` ended without a trajectory; 0: the group is gone.
 
     ``version`` is the policy version when the group began.
@@ -131,28 +128,24 @@ class GroupRow:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class AgreementRow:
+class AgreementRow(_Row, frozen=True, gc=False):
     """A client has no more episodes for the next batch."""
 
     client_uuid: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoAgreementsRow:
+class NoAgreementsRow(_Row, frozen=True, gc=False):
     """No client agrees any more: the next batch is agreed on anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(_Row, frozen=True, gc=False):
     """The batch that is out, and how often the trainer failed on it."""
 
     batch: TrainBatch
     attempts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(_Row, frozen=True, gc=False):
     """A completed training step of a run."""
 
     run_id: str

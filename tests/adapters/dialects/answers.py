@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from adapters.dialects.sse import SseDecoder
+
 HEAD = {"id": "chatcmpl-7", "created": 5, "model": "tiny"}
 USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": 3}}
 
@@ -74,6 +76,14 @@ def chunks(draw: st.DrawFn, message: dict[str, Any], finish: str, stop: int | st
     return [*({**HEAD, "choices": [choice]} for choice in choices), {**HEAD, "choices": [], "usage": USAGE}]
 
 
+def sent(data: bytes) -> list[dict[str, Any]]:
+    """The events in the bytes of a stream; each names itself by its ``type``."""
+    events = [json.loads(event) for event in SseDecoder().feed(data)]
+    names = [line for line in data.decode().split("\n") if line.startswith("event: ")]
+    assert names == [f"event: {event['type']}" for event in events]
+    return events
+
+
 _BROKEN = st.sampled_from(["", "{", '{"a', "[1]", "null", "NaN", '{"a": NaN}', '{"input": "x"}', '{"input": 3}'])
 
 
@@ -106,23 +116,38 @@ def streamed(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**HEAD, "choices": [choice]} for choice in choices]
 
 
-def joined(deltas: list[dict[str, Any]], free: str = "-") -> tuple[str, str, list[Any]]:
-    """The reasoning, the text and the calls that deltas, or a message, say; arguments by what they mean. Tools whose
-    name ends with ``free`` take free input."""
-    reasoning, text, calls = "", "", dict[int, list[Any]]()
+def whole(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client assembles from deltas."""
+    message: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
-        reasoning += delta.get("reasoning") or ""
-        text += delta.get("content") or ""
+        for name, value in delta.items():
+            if isinstance(value, str) and name != "role":
+                message[name] = (message.get(name) or "") + value
+            elif name != "tool_calls":
+                message[name] = value
         for place, call in enumerate(delta.get("tool_calls") or []):
-            function = call["function"]
-            known = calls.setdefault(call.get("index", place), [call.get("id"), function.get("name"), ""])
-            known[2] += function["arguments"]
-    for call in calls.values():
-        value = meant(call[2])
-        if call[1].endswith(free) and not isinstance(value.get("input"), str):
-            value = {"input": call[2]}
-        call[2] = {"input": value["input"]} if call[1].endswith(free) else value
-    return reasoning, text, list(calls.values())
+            index = call.get("index", place)
+            if index in calls:
+                calls[index]["function"]["arguments"] += call["function"]["arguments"]
+            else:
+                calls[index] = {**call, "function": {**call["function"]}}
+                calls[index].pop("index", None)
+    return message | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+def joined(deltas: list[dict[str, Any]], free: str = "-") -> tuple[str, str, list[Any]]:
+    """The reasoning, the text and the calls of deltas, or of a message, with parsed arguments. Tools whose name ends
+    with ``free`` take free input."""
+    message = whole(deltas)
+    calls: list[Any] = []
+    for call in message.get("tool_calls", []):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        value = meant(arguments)
+        if name.endswith(free):
+            value = {"input": value["input"] if isinstance(value.get("input"), str) else arguments}
+        calls.append([call["id"], name, value])
+    return message.get("reasoning") or "", message.get("content") or "", calls
 
 
 def meant(arguments: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects import Answer, ChatDialect
+from adapters.dialects.chat_answers import chunks_of, completion_of
 from swarm.errors import RequestError, UpstreamError
 from tests.adapters.dialects import answers
 
@@ -24,31 +26,10 @@ def answer(message: dict[str, Any], **more: Any) -> Answer:
     return Answer(**{"model": "tiny", "message": message, "finish_reason": "stop", "usage": USAGE, **more})
 
 
-def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+def joined(chunks: Iterable[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     """The message that a client assembles from the deltas of one choice."""
-    message: dict[str, Any] = {}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            if choice["index"] != index:
-                continue
-            for key, value in choice["delta"].items():
-                if key == "tool_calls":
-                    merge_tool_calls(message.setdefault(key, []), value)
-                elif isinstance(value, str) and key != "role":
-                    message[key] = message.get(key, "") + value
-                else:
-                    message[key] = value
-    return message
-
-
-def merge_tool_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
-    for delta in deltas:
-        position = delta["index"]
-        if position == len(calls):
-            calls.append(json.loads(json.dumps(delta)))
-            del calls[position]["index"]
-        else:
-            calls[position]["function"]["arguments"] += delta["function"]["arguments"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return answers.whole([choice["delta"] for choice in choices])
 
 
 def test_parse_keeps_unknown_fields_and_reads_the_known() -> None:
@@ -160,11 +141,6 @@ def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> 
         assert isinstance(json.loads(call["function"]["arguments"] or "{}") or {}, dict)
 
 
-def test_parse_missing_messages() -> None:
-    with pytest.raises(RequestError, match="messages: must be a list"):
-        CHAT.parse({"model": "tiny"})
-
-
 @pytest.mark.parametrize(("levels", "fits"), [(100, True), (101, False), (900, False)])
 def test_parse_bounds_the_nesting(levels: int, fits: bool) -> None:
     odd: Any = 1
@@ -208,7 +184,7 @@ def test_answer_refuses_what_is_no_completion(body: object) -> None:
 
 def test_completion_has_one_choice_per_answer_and_adds_their_tokens() -> None:
     first = answer({"role": "assistant", "content": "a"}, choice_extra={"stop_reason": None})
-    body = CHAT.completion([first, answer({"role": "assistant", "content": "b"})], "chatcmpl-1")
+    body = completion_of([first, answer({"role": "assistant", "content": "b"})], "chatcmpl-1")
     assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
     assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
     assert (body["id"], body["object"], body["model"]) == ("chatcmpl-1", "chat.completion", "tiny")
@@ -218,36 +194,24 @@ def test_completion_has_one_choice_per_answer_and_adds_their_tokens() -> None:
 @given(st.text(), st.text())
 def test_deltas_join_to_the_message(content: str, reasoning: str) -> None:
     message = {"role": "assistant", "content": content, "reasoning": reasoning, "annotations": [{"a": 1}]}
-    got = joined(list(CHAT.chunks([answer(message)], "id", include_usage=False)))
+    got = joined(list(chunks_of([answer(message)], "id", include_usage=False)))
     assert got.pop("reasoning", "") == reasoning
     assert got == {"role": "assistant", "content": content, "annotations": [{"a": 1}]}
 
 
-def test_content_is_split_into_natural_pieces() -> None:
+def test_a_stream_has_role_words_finish_reason_and_usage_in_order() -> None:
     message = {"role": "assistant", "content": "The capital of France\nis Paris."}
-    chunks = list(CHAT.chunks([answer(message)], "id", include_usage=False))
-    pieces = [c["choices"][0]["delta"].get("content") for c in chunks]
-    assert pieces == ["", "The", " capital", " of", " France", "\nis", " Paris.", None]
-
-
-def test_stream_begins_with_role_and_ends_with_finish_reason_and_usage() -> None:
-    last = {"swarm": {"reward": 0.5}}
-    chunks = list(
-        CHAT.chunks(
-            [answer({"role": "assistant", "content": "hi"}, finish_reason="length", choice_extra={"stop_reason": 2})],
-            "id",
-            include_usage=True,
-            last=last,
-        )
-    )
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    finish = chunks[-2]
-    assert finish["choices"][0]["finish_reason"] == "length"
-    assert finish["choices"][0]["stop_reason"] == 2
+    told = answer(message, finish_reason="length", choice_extra={"stop_reason": 2})
+    chunks = list(chunks_of([told], "id", include_usage=True, last={"swarm": {"reward": 0.5}}))
+    *pieces, finish, usage = chunks
+    assert pieces[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    words = [chunk["choices"][0]["delta"]["content"] for chunk in pieces[1:]]
+    assert words == ["The", " capital", " of", " France", "\nis", " Paris."]
+    assert (finish["choices"][0]["finish_reason"], finish["choices"][0]["stop_reason"]) == ("length", 2)
     assert finish["swarm"] == {"reward": 0.5}
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == USAGE
-    assert all(c["usage"] is None for c in chunks[:-1])
-    assert {c["id"] for c in chunks} == {"id"} and {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    assert (usage["choices"], usage["usage"]) == ([], USAGE)
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert {(chunk["id"], chunk["object"]) for chunk in chunks} == {("id", "chat.completion.chunk")}
 
 
 def test_tool_calls_stream_id_and_name_first_then_arguments() -> None:
@@ -256,14 +220,9 @@ def test_tool_calls_stream_id_and_name_first_then_arguments() -> None:
         for k in range(2)
     ]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
-    chunks = list(CHAT.chunks([answer(message, finish_reason="tool_calls")], "id", include_usage=False))
-    first = chunks[1]["choices"][0]["delta"]["tool_calls"][0]
-    assert first == {
-        "index": 0,
-        "id": "call_0",
-        "type": "function",
-        "function": {"name": "f0", "arguments": ""},
-    }
+    chunks = list(chunks_of([answer(message, finish_reason="tool_calls")], "id", include_usage=False))
+    (first,) = chunks[1]["choices"][0]["delta"]["tool_calls"]
+    assert first == {**calls[0], "index": 0, "function": {"name": "f0", "arguments": ""}}
     assert joined(chunks)["tool_calls"] == calls
 
 
@@ -271,7 +230,7 @@ def test_tool_calls_stream_id_and_name_first_then_arguments() -> None:
 def test_logprobs_stream_with_their_tokens(tokens: list[str]) -> None:
     logprobs = {"content": [{"token": token, "logprob": -0.1} for token in tokens]}
     chunks = list(
-        CHAT.chunks([answer({"role": "assistant", "content": "Paris"}, logprobs=logprobs)], "id", include_usage=False)
+        chunks_of([answer({"role": "assistant", "content": "Paris"}, logprobs=logprobs)], "id", include_usage=False)
     )
     assert joined(chunks)["content"] == "Paris"
     streamed = [entry for c in chunks for entry in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
@@ -280,6 +239,6 @@ def test_logprobs_stream_with_their_tokens(tokens: list[str]) -> None:
 
 def test_several_choices_stream_one_after_the_other() -> None:
     answers = [answer({"role": "assistant", "content": text}) for text in ("one", "two words")]
-    chunks = list(CHAT.chunks(answers, "id", include_usage=False, last={"swarm": {}}))
+    chunks = list(chunks_of(answers, "id", include_usage=False, last={"swarm": {}}))
     assert [joined(chunks, index)["content"] for index in (0, 1)] == ["one", "two words"]
     assert [index for index, chunk in enumerate(chunks) if "swarm" in chunk] == [len(chunks) - 1]

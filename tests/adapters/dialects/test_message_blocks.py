@@ -56,7 +56,14 @@ def test_results_of_tools_come_first_and_tell_of_failures() -> None:
 
 @pytest.mark.parametrize(
     ("given", "carried"),
-    [("{", {"INVALID_JSON": "{"}), ([1], {"INVALID_JSON": "[1]"}), (None, {}), ('{"a": 1}', {"a": 1})],
+    [
+        ("{", {"INVALID_JSON": "{"}),
+        ([1], {"INVALID_JSON": "[1]"}),
+        (None, {}),
+        ('{"a": 1}', {"a": 1}),
+        ({"a": "é"}, {"a": "é"}),
+        ({"a": "\ud800"}, {"INVALID_JSON": r'{"a": "\ud800"}'}),
+    ],
 )
 def test_arguments_that_a_client_could_not_read_are_taken_back(given: Any, carried: Any) -> None:
     (turn,) = said({**USE, "input": given}, role="assistant")

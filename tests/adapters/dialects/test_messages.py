@@ -20,7 +20,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from tests.adapters.dialects import answers
-from tests.adapters.dialects.answers import HEAD, chunks, completion, messages
+from tests.adapters.dialects.answers import HEAD, chunks, completion, messages, sent
 
 DIALECT = MessagesDialect()
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -220,9 +220,8 @@ def test_thinking_has_a_signature_without_which_clients_keep_it_to_themselves() 
 
 @given(answers.deltas())
 def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> None:
-    stream = DIALECT.events()
-    events = [event for chunk in answers.streamed(deltas) for event in stream.take(chunk)]
-    turn = assembled([*events, *stream.end()])
+    stream = DIALECT.stream({})
+    turn = assembled(sent(b"".join(map(stream.take, answers.streamed(deltas))) + stream.end()))
     (back,) = said(*turn["content"], role="assistant")
     assert answers.joined([back]) == answers.joined(deltas)
 
@@ -257,7 +256,11 @@ def test_stop_reasons(finish: str, stop: int | str | None, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "given"),
-    [("", {}), ('{"a": 1}', {"a": 1}), *((bad, {"INVALID_JSON": bad}) for bad in ('{"a', "[1]", '{"a": NaN}'))],
+    [
+        ("", {}),
+        ('{"a": 1}', {"a": 1}),
+        *((bad, {"INVALID_JSON": bad}) for bad in ('{"a', "[1]", '{"a": NaN}', r'{"a": "\ud800"}')),
+    ],
 )
 def test_a_forced_call_and_its_arguments(arguments: str, given: dict[str, Any]) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -308,14 +311,14 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
 def test_any_stream_says_the_plain_message(
     data: st.DataObject, message: dict[str, Any], finish: str, stop: int | str | None
 ) -> None:
-    stream = DIALECT.events()
-    events = [event for chunk in data.draw(chunks(message, finish, stop)) for event in stream.take(chunk)]
+    stream = DIALECT.stream({})
+    events = sent(b"".join(map(stream.take, data.draw(chunks(message, finish, stop)))))
     assert not {"message_delta", "message_stop"} & {event["type"] for event in events}
-    assert assembled([*events, *stream.end()]) == DIALECT.answer({}, completion(message, finish, stop))
+    assert assembled([*events, *sent(stream.end())]) == DIALECT.answer({}, completion(message, finish, stop))
 
 
 def test_a_stream_without_an_end_is_no_answer() -> None:
-    stream = DIALECT.events()
+    stream = DIALECT.stream({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
     with pytest.raises(UpstreamError, match="no end"):
         stream.end()
@@ -324,7 +327,7 @@ def test_a_stream_without_an_end_is_no_answer() -> None:
 def test_a_call_without_a_name_is_no_answer() -> None:
     delta = {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}
     with pytest.raises(UpstreamError, match="without an id or a name"):
-        DIALECT.events().take({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        DIALECT.stream({}).take({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
 @pytest.mark.parametrize(
@@ -344,4 +347,4 @@ def test_errors_have_anthropics_shape(exc: Any, kind: str) -> None:
     assert body["type"] == "error"
     assert (body["error"]["type"], body["error"]["message"]) == (kind, "x")
     assert body["error"]["param"] == exc.param
-    assert DIALECT.events().fail(exc) == [body]
+    assert sent(DIALECT.stream({}).fail(exc)) == [body]

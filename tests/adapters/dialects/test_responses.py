@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adapters.dialects import ResponsesDialect
 from swarm.errors import NotFoundError, RequestError, UpstreamError
 from tests.adapters.dialects import answers
-from tests.adapters.dialects.answers import HEAD, chunks, completion, messages
+from tests.adapters.dialects.answers import HEAD, chunks, completion, messages, sent
 
 DIALECT = ResponsesDialect()
 HI = {"role": "user", "content": "hi"}
@@ -233,7 +233,7 @@ def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], pa
 def test_outputs_of_other_tools_are_told_in_words(item: dict[str, Any], told: str) -> None:
     request = DIALECT.parse({"input": [HI, item]})
     assert [part["text"] for part in request.messages[0]["content"]] == ["hi", told]
-    assert request.left_out == (f"input.1: {item['type']} is told in words only",)
+    assert request.left_out == (f"input.1: {item['type']} is replaced by a text",)
 
 
 def test_an_image_among_late_instructions_is_carried() -> None:
@@ -337,9 +337,9 @@ def test_a_call_comes_out_as_the_request_names_its_tool() -> None:
 @given(answers.deltas(st.sampled_from(["look", "agents__look", "apply_patch", "agents__apply_patch"])))
 def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> None:
     request = {"input": "hi", "tools": [SPACE, TOOL, PATCH]}
-    stream = DIALECT.events(request)
-    events = [event for chunk in answers.streamed(deltas) for event in stream.take(chunk)]
-    (last,) = stream.end()
+    stream = DIALECT.stream(request)
+    events = sent(b"".join(map(stream.take, answers.streamed(deltas))))
+    (last,) = sent(stream.end())
     output = assembled([event for event in events if "output_index" in event])
     assert output == last["response"]["output"]
     back = parsed(HI, *output, HI)["messages"][1:-1]
@@ -413,10 +413,10 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @given(st.data(), messages(), st.sampled_from(["stop", "length", "tool_calls"]))
 def test_any_stream_says_the_plain_response(data: st.DataObject, message: dict[str, Any], finish: str) -> None:
     request = {"input": "hi", "temperature": 0.5}
-    stream = DIALECT.events(request)
-    events = [event for chunk in data.draw(chunks(message, finish)) for event in stream.take(chunk)]
+    stream = DIALECT.stream(request)
+    events = sent(b"".join(map(stream.take, data.draw(chunks(message, finish)))))
     created, in_progress, *middle = events
-    (last,) = stream.end()
+    (last,) = sent(stream.end())
     plain = DIALECT.answer(request, completion(message, finish))
     assert (created["type"], in_progress["type"]) == ("response.created", "response.in_progress")
     assert created["response"]["status"] == "in_progress" and created["response"]["output"] == []
@@ -426,11 +426,11 @@ def test_any_stream_says_the_plain_response(data: st.DataObject, message: dict[s
 
 
 def test_a_stream_that_fails_says_so() -> None:
-    stream = DIALECT.events({})
+    stream = DIALECT.stream({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
     with pytest.raises(UpstreamError, match="no end"):
         stream.end()
-    (event,) = stream.fail(UpstreamError("cut"))
+    (event,) = sent(stream.fail(UpstreamError("cut")))
     assert (event["type"], event["response"]["error"]["message"]) == ("response.failed", "cut")
     assert event["response"]["status"] == "failed"
     assert event["response"]["output"][0]["status"] == "incomplete"

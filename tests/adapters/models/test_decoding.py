@@ -23,7 +23,7 @@ def test_text_comes_back_with_and_without_special_tokens(tmp_path: Path) -> None
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ConfigError, match="gives no tokenizer"):
+    with pytest.raises(ConfigError, match="has no usable tokenizer"):
         decoder(str(tmp_path))
 
 
@@ -42,5 +42,5 @@ def test_a_tokenizer_that_cannot_be_loaded(
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
-    with pytest.raises(ConfigError, match=f"gives no tokenizer: {said} name another"):
+    with pytest.raises(ConfigError, match=f"has no usable tokenizer: {said} name another"):
         decoder(str(tmp_path))

@@ -60,6 +60,11 @@ def test_kl_coefficient_turns_the_kl_loss_on(tmp_path: Path, kl: float, used: bo
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (used, kl)
 
 
+@pytest.mark.parametrize("shared", ["auto", "off"])
+def test_the_worker_is_told_whether_to_share_prefixes(tmp_path: Path, shared: str) -> None:
+    assert compose(tmp_path, shared_prefixes=shared).actor_rollout_ref.shared_prefixes == shared
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_stale_tokens_are_weighed_and_no_batch_is_too_large(tmp_path: Path, device: str) -> None:
     verl = compose(tmp_path, device)

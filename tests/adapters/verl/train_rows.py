@@ -35,6 +35,7 @@ from verl.utils import tensordict_utils as tu
 from adapters.verl.config import verl_config
 from adapters.verl.fields import batch_rows
 from adapters.verl.trainer import SwarmTrainer
+from adapters.verl.tree import engine as tree_engine
 from adapters.verl.worker import SwarmCpuWorker
 from swarm.job import TrainJob
 from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
@@ -42,9 +43,10 @@ from tests.adapters.verl.compute_advantages import trainer_of
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ACTOR = "actor_rollout_ref.actor"
-#: a small one of each: fixed and packed micro-batches, a mean over tokens and one over rows
+#: a small one of each: fixed and packed micro-batches, a mean over tokens and one over rows, verl's rows and tries
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo"},
+    "rows": {"advantage": "grpo", "shared_prefixes": "off"},
     "dr_grpo": {"advantage": "dr_grpo"},
     "packed": {"advantage": "dr_grpo", "overrides": {f"{ACTOR}.use_dynamic_bsz": True}},
 }
@@ -126,14 +128,20 @@ def make_trainer(config: Any, workers: Workers) -> SwarmTrainer:
 
 
 def make_batch(shape: list[list[int]], seed: int) -> TrainBatch:
-    """Random rows: ``shape`` has for each group and each of its episodes the number of timelines."""
+    """Random rows: ``shape`` has for each group and each of its episodes the number of timelines.
+
+    Most rows of a group begin with its prompt.
+    """
     chance = random.Random(seed)
 
-    def timeline() -> Timeline:
+    def prompt() -> list[int]:
+        return [chance.randrange(300) for _ in range(chance.randint(1, 20))]
+
+    def timeline(common: list[int]) -> Timeline:
         length = chance.randint(1, 12)
         mask = [1, *(chance.choice([0, 1, 1]) for _ in range(length - 1))]
         return Timeline(
-            prompt_ids=[chance.randrange(300) for _ in range(chance.randint(1, 20))],
+            prompt_ids=prompt() if chance.random() < 0.2 else common + prompt() if chance.random() < 0.3 else common,
             response_ids=[chance.randrange(300) for _ in range(length)],
             response_mask=mask,
             logprobs=[-chance.uniform(4, 7) * bit for bit in mask],
@@ -152,13 +160,13 @@ def make_batch(shape: list[list[int]], seed: int) -> TrainBatch:
                         episode_uuid=f"{number}-{index}",
                         task_id=str(number),
                         reward=chance.random(),
-                        timelines=[timeline() for _ in range(count)],
+                        timelines=[timeline(common) for _ in range(count)],
                         num_calls=count,
                     )
                     for index, count in enumerate(group)
                 ],
             )
-            for number, group in enumerate(shape)
+            for number, (group, common) in enumerate((group, prompt()) for group in shape)
         ],
     )
 
@@ -180,7 +188,7 @@ def expected(reference: Any, rows: list[dict[str, Any]], scale: int | None) -> d
     return {name: grad / count for name, grad in gradients(reference).items()}
 
 
-def check(name: str, worker: SwarmCpuWorker, reference: Any, job: TrainJob, shape: list[list[int]], seed: int) -> int:
+def check(worker: SwarmCpuWorker, reference: Any, job: TrainJob, shape: list[list[int]], seed: int) -> int:
     """Train one batch and compare; how many rows were added.
 
     Raises:
@@ -220,11 +228,16 @@ def check(name: str, worker: SwarmCpuWorker, reference: Any, job: TrainJob, shap
         real = [key for key in together if not key.startswith("pad")]
         assert real, "an optimizer step on padding alone"
         trained.update(real)
-        scale = None if name == "grpo" else job.max_response_length
+        scale = None if job.advantage == "grpo" else job.max_response_length
         wanted = expected(reference, [store.rows[key] for key in real], scale)
         for parameter, grad in wanted.items():
             torch.testing.assert_close(found[parameter], grad, rtol=2e-3, atol=1e-6 + 2e-4 * float(grad.abs().max()))
     assert trained == Counter({key: job.ppo_epochs for key in keys})
+    tokens = job.ppo_epochs * sum(len(store.rows[key]["input_ids"]) for key in order)
+    assert metrics["swarm/tokens"] == tokens >= metrics["swarm/unique_tokens"]
+    assert (metrics["swarm/prefix_seconds_saved"] > 0) == (job.shared_prefixes == "auto")
+    if job.shared_prefixes == "off":
+        assert metrics["swarm/unique_tokens"] == tokens
     return added
 
 
@@ -238,6 +251,8 @@ def main() -> None:
     workers = {name: make_worker(verl_config(job, job.model, run_dir, "cpu")) for name, job in jobs.items()}
     reference = AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.float32)
     done: Counter[str] = Counter()
+    # the rows of so small a model are estimated to cost less, but tries are to be trained too
+    tree_engine.part_cost = lambda shape, part: 1e-6
 
     # the ranks must draw the same examples, and a failure of one ends them all
     @settings(
@@ -259,7 +274,7 @@ def main() -> None:
         sizes = {"batch_size": minis * 2, "mini_batch_num": minis, "ppo_epochs": epochs}
         more = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro}
         job = jobs[name].model_copy(update=sizes | {"overrides": jobs[name].overrides | more})
-        added = check(name, workers[name], reference, job, shape, seed)
+        added = check(workers[name], reference, job, shape, seed)
         done.update(examples=1, padded=added > 0)
 
     examples()

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
-
-from tests.standins.swarm import completion
-
-Scripted = Callable[[dict[str, Any], int], Awaitable[Response]]
+from tests.standins.swarm import Answer, said
 
 LOOK = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-def saying(text: str | None, **message: Any) -> Scripted:
+def saying(text: str | None, **message: Any) -> Answer:
     """Every sample says ``text``; ``message`` are further fields of it, ``finish_reason`` among them."""
-
-    async def answer(body: dict[str, Any], number: int) -> Response:
-        return JSONResponse(completion(text, **message))
-
-    return answer
+    return lambda *_: said(text, **message)
 
 
-def calling(*cities: str) -> Scripted:
+def calling(*cities: str) -> Answer:
     """Every sample thinks, then looks up ``cities``."""
     calls = [
         {"id": f"call-{k}", "type": "function", "function": {"name": "look", "arguments": f'{{"city": "{city}"}}'}}

@@ -11,17 +11,15 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from gateway.api.exchange import Exchange, Rendering
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
-from tests import sdks
-from tests.gateway.conftest import OpenGateway
-from tests.standins.swarm import Swarm, completion, error
-from tests.standins.vllm import listening
+from tests.gateway.api.conftest import calling, saying
+from tests.gateway.conftest import OpenGateway, serving
+from tests.standins.swarm import Swarm, completion, error, hanging, once, said
 
 pytestmark = pytest.mark.anyio
 
@@ -42,11 +40,7 @@ async def test_a_waiting_stream_is_kept_alive_in_its_dialect(
 ) -> None:
     go = asyncio.Event()
 
-    async def waits(body: dict[str, Any], number: int) -> Response:
-        await go.wait()
-        return JSONResponse(completion("late"))
-
-    swarm.answer = waits
+    swarm.answer = once(go, lambda *_: said("late"))
     async with (
         open_gateway(keepalive_seconds=0.05) as http,
         http.stream("POST", path, json={**ASKS[path], "stream": True}) as response,
@@ -67,11 +61,7 @@ async def test_an_error_before_the_headers_has_its_status_and_after_them_is_an_e
 ) -> None:
     go = asyncio.Event()
 
-    async def fails(body: dict[str, Any], number: int) -> Response:
-        await go.wait()
-        return error(500, "boom")
-
-    swarm.answer = fails
+    swarm.answer = once(go, lambda *_: error(500, "boom"))
     body = {**ASKS[path], "stream": True}
     async with open_gateway(keepalive_seconds=0.05) as http, http.stream("POST", path, json=body) as response:
         parts = response.aiter_text()
@@ -92,11 +82,7 @@ async def test_an_error_before_the_headers_has_its_status_and_after_them_is_an_e
 async def test_who_leaves_cancels_what_is_sampled_for_him(
     swarm: Swarm, open_gateway: OpenGateway, path: str, streamed: bool
 ) -> None:
-    async def hangs(body: dict[str, Any], number: int) -> Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    swarm.answer = hangs
+    swarm.answer = hanging
     async with open_gateway() as http:
         asking = asyncio.create_task(http.post(path, json={**ASKS[path], "stream": streamed}))
         await swarm.until(lambda: swarm.sampling == 4)
@@ -105,26 +91,19 @@ async def test_who_leaves_cancels_what_is_sampled_for_him(
         assert (await http.get("/status")).json()["in_flight"] == 0
 
 
-async def test_pings_before_the_message_do_not_disturb_anthropics_sdk(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    waited = 0
-
-    async def waits(body: dict[str, Any], number: int) -> Response:
-        nonlocal waited
-        waited += 1
-        await asyncio.wait({asyncio.create_task(pinged.wait())})
-        return JSONResponse(completion("late"))
-
-    pinged = asyncio.Event()
-    swarm.answer = waits
-    async with (
-        open_gateway(keepalive_seconds=0.05) as http,
-        sdks.anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as claude,
-        claude.messages.stream(model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]) as stream,
-    ):
-        # the headers are here, so the first ping is
-        pinged.set()
-        assert (await stream.get_final_message()).content[0].to_dict()["text"] == "late"
-    assert waited == 4
+async def test_a_response_goes_on_from_the_one_before(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+    ask: dict[str, Any] = {"tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}]}
+    swarm.answer = calling("Rome")
+    first = (await gateway.post("/v1/responses", json={"input": "hi", **ask})).json()
+    (call,) = [item for item in first["output"] if item["type"] == "function_call"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    swarm.answer = saying("It is.")
+    asked = {"input": [result], "previous_response_id": first["id"], **ask}
+    second = (await gateway.post("/v1/responses", json=asked)).json()
+    assert second["previous_response_id"] == first["id"]
+    assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
+    await gateway.post("/v1/responses", json={"input": "and?", "previous_response_id": second["id"]})
+    assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
 
 
 # ---------------------------------------------------------------------- the exchange alone
@@ -164,7 +143,7 @@ async def test_what_is_live_goes_out_chunk_by_chunk(dialect: Dialect) -> None:
         yield chunk("", "stop")
 
     delivery = Delivery(dialect, Live(chunks()))
-    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with serving(delivery.app) as http:
         go[0].set()
         async with http.stream("POST", "/") as response:
             parts, seen = response.aiter_text(), ""
@@ -185,7 +164,7 @@ async def test_a_live_answer_that_breaks_off_is_told_in_the_dialect(dialect: Dia
         raise UpstreamError("cut")
 
     delivery = Delivery(dialect, Live(chunks()))
-    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with serving(delivery.app) as http:
         told = (await http.post("/")).text
         await delivery.closed.wait()
     assert "piece" in told and "cut" in told
@@ -201,7 +180,7 @@ async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialec
         yield {}
 
     delivery = Delivery(dialect, Live(chunks()))
-    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with serving(delivery.app) as http:
         response = await http.post("/")
         await delivery.closed.wait()
     assert response.status_code == 500
@@ -214,7 +193,7 @@ async def test_a_plain_answer_has_its_length_and_is_closed() -> None:
         yield {}
 
     delivery = Delivery(ChatDialect(), Decided(completion("hi"), none, {"x-swarm-trained": "true"}), streamed=False)
-    async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with serving(delivery.app) as http:
         response = await http.post("/")
         await delivery.closed.wait()
     assert response.json() == completion("hi")
@@ -230,7 +209,7 @@ async def test_an_upstreams_bytes_are_not_touched() -> None:
     relayed = Relayed(418, {"content-type": "application/x-odd", "retry-after": "7"}, parts())
     for streamed in (False, True):
         delivery = Delivery(MessagesDialect(), replace(relayed, body=parts()), streamed)
-        async with listening(delivery.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        async with serving(delivery.app) as http:
             response = await http.post("/")
         assert (response.status_code, response.content) == (418, b"\x00\xffodd")
         assert (response.headers["content-type"], response.headers["retry-after"]) == ("application/x-odd", "7")

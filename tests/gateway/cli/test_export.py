@@ -22,14 +22,18 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def export(run_dir: Path, *arguments: str, out: str = "x.jsonl") -> str:
+    command = ["swarm", "export", "--run-dir", str(run_dir), "--out", str(run_dir / out), *arguments]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
 def test_export_says_what_it_wrote(run_dir: Path) -> None:
+    shown = export(run_dir, "--state", "waiting")
+    assert "x.jsonl: 1 episodes, 1 timelines, 3 response tokens" in shown
     out = run_dir / "x.jsonl"
-    command = ["swarm", "export", "--run-dir", str(run_dir), "--out", str(out), "--state", "waiting"]
-    shown = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert shown.exit_code == 0
-    assert "x.jsonl: 1 episodes, 1 timelines, 3 response tokens" in shown.output
-    as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
-    assert json.loads(as_json.stdout) == {
+    assert json.loads(export(run_dir, "--state", "waiting", "--json")) == {
         "path": str(out),
         "rows": 1,
         "timelines": 1,
@@ -38,24 +42,12 @@ def test_export_says_what_it_wrote(run_dir: Path) -> None:
         "groups": None,
         "left_out": None,
     }
+    assert json.loads(export(run_dir, "--json", out="x.parquet"))["rows"] == 0, "trained episodes are the default"
 
 
-def test_trained_episodes_are_the_default(run_dir: Path) -> None:
-    out = run_dir / "x.parquet"
-    done = CliRunner().invoke(app, ["swarm", "export", "--run-dir", str(run_dir), "-o", str(out), "--json"])
-    assert json.loads(done.stdout)["rows"] == 0
-
-
-def test_a_tokenizer_without_groups_is_a_mistake(run_dir: Path) -> None:
-    command = ["swarm", "export", "--run-dir", str(run_dir), "-o", str(run_dir / "x.jsonl"), "--tokenizer", "tiny"]
-    with pytest.raises(ConfigError, match="goes with --groups"):
-        CliRunner().invoke(app, command, catch_exceptions=False)
-
-
-def test_an_unknown_run_is_named(run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="no run nope"):
-        CliRunner().invoke(
-            app,
-            ["swarm", "export", "--run-dir", str(run_dir), "--out", str(run_dir / "x.jsonl"), "--run", "nope"],
-            catch_exceptions=False,
-        )
+@pytest.mark.parametrize(
+    ("option", "value", "message"), [("--tokenizer", "tiny", "goes with --groups"), ("--run", "nope", "no run nope")]
+)
+def test_mistakes_are_named(run_dir: Path, option: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        export(run_dir, option, value)

@@ -27,10 +27,14 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return code if isinstance(code, int) else 0
 
 
-def test_building_the_commands_imports_nothing_slow() -> None:
-    probe = "import sys, gateway.cli.root; print(sorted({'rich', 'pydantic', 'httpx', 'yaml'} & set(sys.modules)))"
+def test_building_the_commands_imports_nothing_slow_and_only_the_monitor_draws() -> None:
+    slow, drawing = {"rich", "pydantic", "aiohttp", "textual", "yaml"}, {"textual", "torch"}
+    probe = (
+        f"import sys, gateway.cli.root; print(sorted({slow} & set(sys.modules)))\n"
+        f"import gateway.cli.status, gateway.tui.client; print(sorted({drawing} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["[]", "[]"]
 
 
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,14 +48,12 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     [
         (["up", "no-such-file.yaml"], "cannot read the config no-such-file.yaml"),
         (["serve", "--hooks", "no/such/folder"], "no/such/folder"),
-        (["serve"], "hooks"),
         (["swarm", "start", "--host", "0.0.0.0"], "token"),
         (["swarm", "engine", "start", "no-such-job.yaml"], "cannot read the job"),
         (["swarm", "status", "--url", "ftp://x"], "server_url"),
         (["models", "pull", "no-such-model"], "known: smollm2-135m"),
         (["replay", "--data", "x.jsonl", "--base-url", "nonsense"], "must look like http"),
         (["replay", "--data", "x.jsonl", "--time-limit", "0"], "time_limit: Input should be greater than 0"),
-        (["replay", "--data", "x.jsonl", "--concurrency", "2000"], "concurrency: Input should be less than"),
         (["replay", "--data", "x.jsonl", "--until-step", "3"], "needs --swarm-url"),
         (["replay", "--data", "none.jsonl", "--model", "m"], "there is no file none.jsonl"),
         (["replay", "--data", "x.jsonl", "--compare", "none"], "cannot read the report none"),
@@ -89,19 +91,26 @@ def test_a_wrong_up_file_names_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_option_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("replay", monkeypatch=monkeypatch) == 2
-
-
-def test_an_error_of_the_machine_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code", "err"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/report.json"),
+            2,
+            "swarm-gateway: [Errno 28] No space left on device: '/x/report.json'\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_of_the_machine_and_interrupts_have_no_traceback(
+    error: BaseException, code: int, err: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "/x/report.json")
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
-    monkeypatch.setattr(type(app), "__call__", full)
-    assert run("models", "list", monkeypatch=monkeypatch) == 2
-    assert capsys.readouterr().err == "swarm-gateway: [Errno 28] No space left on device: '/x/report.json'\n"
+    monkeypatch.setattr(type(app), "__call__", fail)
+    assert run("models", "list", monkeypatch=monkeypatch) == code
+    assert capsys.readouterr().err == err
 
 
 def test_hooks_are_found_in_the_working_directory(tmp_path: Path) -> None:
@@ -113,17 +122,6 @@ def test_hooks_are_found_in_the_working_directory(tmp_path: Path) -> None:
     assert "it was found" in done.stderr
 
 
-def test_an_interrupt_is_exit_code_130_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(type(app), "__call__", interrupted)
-    assert run("models", "list", monkeypatch=monkeypatch) == 130
-    assert "Traceback" not in capsys.readouterr().err
-
-
 def test_models_list_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,18 +131,14 @@ def test_models_list_as_json(
     assert (row["name"], row["cached"], row["licence"]) == ("smollm2-135m", False, "Apache-2.0")
 
 
-def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_version(installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def version(name: str) -> str:
+        if not installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.2.3"
+
+    monkeypatch.setattr("importlib.metadata.version", version)
     assert run("--version", monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out == "swarm-gateway 1.2.3\n"
-
-
-def test_a_checkout_that_is_not_installed_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", missing)
-    assert run("--version", monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out == "swarm-gateway (a checkout that is not installed)\n"
+    shown = "1.2.3" if installed else "(a checkout that is not installed)"
+    assert capsys.readouterr().out == f"swarm-gateway {shown}\n"

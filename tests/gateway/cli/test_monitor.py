@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -60,11 +58,3 @@ async def test_the_token_comes_from_the_environment(
     monkeypatch.setenv("SWARM_TOKEN", overrides["token"])
     result, told = await run("--swarm-url", url)
     assert (result.exit_code, told["swarm_servers"][0]["trouble"]) == (0, None)
-
-
-@pytest.mark.slow
-def test_only_this_command_imports_what_draws() -> None:
-    imported = "gateway.cli.root, gateway.cli.status, gateway.tui.client"
-    probe = f"import sys, {imported}; print(sorted({{'textual', 'torch'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"

@@ -27,23 +27,20 @@ def project(folder: Path, text: str) -> Path:
 
 
 def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
-    path = project(tmp_path, "job: {model: tiny}\nswarm: {run_dir: runs/a}\ngateway: {hooks: hooks}")
-    plan = read_plan(path)
+    text = "job: {model: tiny}\nswarm: {run_dir: runs/a, port: 1, boot_timeout: 50}\ngateway: {hooks: hooks}"
+    plan = read_plan(project(tmp_path, text))
     assert (plan.job.model, plan.job.model_name) == (str(tmp_path / "tiny"), "tiny")
     assert plan.run_dir == tmp_path / "runs" / "a"
     assert plan.swarm_section["run_dir"] == str(tmp_path / "runs" / "a")
     assert plan.gateway_section == {"hooks": str(tmp_path / "hooks")}
+    assert plan.addresses == (("127.0.0.1", 1), ("127.0.0.1", 8000))
+    assert plan.boot_timeout > 50, "the server gives up a boot before we do"
 
 
 def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
-    plan = read_plan(project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}"))
-    assert plan.run_dir.is_relative_to(tmp_path)
-    assert plan.token is None
-
-
-def test_the_processes_of_one_up_know_each_other_by_a_token_of_their_own(tmp_path: Path) -> None:
     path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
     first, second = read_plan(path), read_plan(path)
+    assert first.run_dir.is_relative_to(tmp_path)
     assert first.token is None
     assert first.private_token != second.private_token and len(first.private_token) >= 43
     assert first.private_token not in repr(first)
@@ -54,11 +51,6 @@ def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path)
     (tmp_path / "hooks" / "on_compute_relative_reward.py").write_text("def on_compute(\n")
     with pytest.raises(ConfigError, match=r"on_compute_relative_reward\.py"):
         read_plan(path)
-
-
-def test_the_server_gives_up_a_boot_before_we_do(tmp_path: Path) -> None:
-    plan = read_plan(project(tmp_path, "job: {model: tiny}\nswarm: {boot_timeout: 50}\ngateway: {hooks: hooks}"))
-    assert plan.boot_timeout > 50
 
 
 def test_the_token_comes_from_the_environment_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +78,3 @@ def test_hooks_may_be_a_module_beside_the_file(tmp_path: Path, monkeypatch: pyte
     plan = read_plan(project(tmp_path, "job: {model: tiny}\ngateway: {hooks: 'rewards_of_a_test:hooks'}"))
     assert plan.gateway_section == {"hooks": "rewards_of_a_test:hooks"}
     assert plan.module_folder == tmp_path
-
-
-def test_the_ports_to_check_are_those_of_both_servers(tmp_path: Path) -> None:
-    text = "job: {model: tiny}\nswarm: {port: 1}\ngateway: {hooks: hooks, host: localhost}"
-    assert read_plan(project(tmp_path, text)).addresses == (("127.0.0.1", 1), ("localhost", 8000))

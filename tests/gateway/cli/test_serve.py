@@ -1,17 +1,25 @@
-"""``serve --check``: everything that can be wrong with a configuration, without serving."""
+"""``serve --check``, and what every server process has: its log, and an end with its parent."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import uvicorn
 from typer.testing import CliRunner, Result
+from uvicorn.config import LOGGING_CONFIG
 
 from gateway.cli.root import app
+from gateway.cli.serve import log_to_stderr
 from swarm.errors import ConfigError
 from tests.gateway.conftest import write_hooks
 from tests.swarm.http.certificates import make_certificate
@@ -67,43 +75,46 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(config: Path, old: str, new: 
     assert json.loads(as_json.stdout) == {"ok": False, "error": result.exception.message}
 
 
-CODE = """
-import logging, uvicorn
-from gateway.cli.serve import log_to_stderr
-log_to_stderr()
-uvicorn.Config(None, log_level="warning")
-for name in ("swarm.server.engine.controller", "uvicorn.error", "httpx"):
-    logging.getLogger(name).info("news")
-    logging.getLogger(name).warning("trouble")
-"""
+@contextmanager
+def logged(form: Literal["text", "json"]) -> Generator[list[str]]:
+    """Loggers as in a server; the lines that are logged in the block."""
+    names = ("gateway", "swarm", "reward_hooks", "adapters", "uvicorn", "uvicorn.error", "uvicorn.access")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(logger.level, logger.handlers, logger.propagate) for logger in loggers]
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, io.StringIO() as stderr:
+        patch.setattr(sys, "stderr", stderr)
+        patch.setattr(logging.root, "handlers", [])
+        patch.setitem(LOGGING_CONFIG["formatters"], "default", {})
+        log_to_stderr(form)
+        # a server of uvicorn installs handlers of its own
+        uvicorn.Config(None, log_level="warning")  # type: ignore[arg-type]
+        yield lines
+        lines += stderr.getvalue().splitlines()
+    for logger, (level, logger.handlers, logger.propagate) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 def test_servers_log_with_time_level_and_name() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, check=True)
+    with logged("text") as lines:
+        for name in ("swarm.server.engine.controller", "uvicorn.error", "aiohttp"):
+            logging.getLogger(name).info("news")
+            logging.getLogger(name).warning("trouble")
     # the first two words are the date and the time
-    assert [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()] == [
+    assert [line.split(maxsplit=2)[2] for line in lines] == [
         "INFO swarm.server.engine.controller: news",
         "WARNING swarm.server.engine.controller: trouble",
         "WARNING uvicorn.error: trouble",
-        "WARNING httpx: trouble",
+        "WARNING aiohttp: trouble",
     ]
-    assert all(line[:2] == "20" for line in done.stderr.splitlines())
-
-
-AS_JSON = """
-import logging, uvicorn
-from gateway.cli.serve import log_to_stderr
-log_to_stderr("json")
-uvicorn.Config(None, log_level="warning")
-for name in ("gateway.x", "uvicorn.error"):
-    logging.getLogger(name).warning("trouble: %s", ValueError("what a user said"))
-"""
+    assert all(line[:2] == "20" for line in lines)
 
 
 def test_servers_log_objects_without_what_users_say() -> None:
-    done = subprocess.run([sys.executable, "-c", AS_JSON], capture_output=True, text=True, timeout=60, check=True)
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [
+    with logged("json") as lines:
+        for name in ("gateway.x", "uvicorn.error"):
+            logging.getLogger(name).warning("trouble: %s", ValueError("what a user said"))
+    assert [(one["level"], one["logger"], one["message"]) for one in map(json.loads, lines)] == [
         ("warning", "gateway.x", "trouble: ValueError"),
         ("warning", "uvicorn.error", "trouble: ValueError"),
     ]

@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from gateway.cli.up import EventPrinter
+from gateway.cli.up import event_printer
 
 STEP = {"step": 3, "batch_id": "b", "metrics": {"swarm/reward_mean": 0.4123}, "seconds": 9.81}
 
 
 def printed(capsys: pytest.CaptureFixture[str], as_json: bool, *events: tuple[str, dict[str, object]]) -> str:
-    with EventPrinter(as_json) as on_event:
+    with event_printer(as_json) as on_event:
         for kind, values in events:
             on_event(kind, values)
     return capsys.readouterr().out
@@ -29,7 +29,9 @@ def test_people_get_the_address_to_point_their_app_at(capsys: pytest.CaptureFixt
         ("listening", {"name": "gateway", "url": "http://127.0.0.1:8000", "log": "/x/gateway.log"}),
         ("ready", {"model": "tiny", "seconds": 61.0}),
         ("step", STEP),
+        ("warning", {"message": "steps are lost"}),
     )
+    assert "WARNING: steps are lost" in out
     assert "http://127.0.0.1:8000/v1 (model tiny)" in out
     assert "step    3  reward 0.412  9.8 s" in out
 

@@ -26,7 +26,10 @@ def file(tmp_path: Path) -> KeyFile:
 
 
 @pytest.fixture
-async def http(swarm: Swarm, open_gateway: OpenGateway, file: KeyFile) -> AsyncIterator[httpx.AsyncClient]:
+async def http(
+    open_gateway: OpenGateway, file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    monkeypatch.setattr("gateway.keys.ring.POLL_SECONDS", 0.01)
     async with open_gateway(keys_file=file.path) as http:
         yield http
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,7 +36,7 @@ def accepts(keys: KeyRing, key: bytes) -> bool:
 
 @pytest.fixture
 def file(tmp_path: Path) -> KeyFile:
-    return KeyFile(tmp_path / "keys.json")
+    return KeyFile(tmp_path / "folder" / "keys.json")
 
 
 @pytest.mark.parametrize("held", ["right", f"sha256:{DIGEST}", f"sha256:{DIGEST.upper()}"])
@@ -62,17 +63,33 @@ def test_a_ring_without_keys_is_open_to_everyone_as_the_operator() -> None:
     assert keys.open and keys.holder(b"").admin and keys.holder(b"anything").admin
 
 
-def test_the_ring_holds_no_key_in_clear(file: KeyFile) -> None:
-    _, text = file.create("app")
-    assert "hush" not in repr(vars(ring(api_keys=["hush"])))
-    assert text not in repr(vars(ring(keys_file=file.path))) and text not in file.path.read_text()
-
-
-def test_a_virtual_key_says_what_it_opens(file: KeyFile) -> None:
-    key, text = file.create("app", routes=["b", "a"], max_in_flight=3, admin=True)
-    holder = ring(keys_file=file.path).holder(text.encode())
+def test_a_virtual_key_says_what_it_opens_and_is_kept_as_a_digest(file: KeyFile) -> None:
+    assert file.read() == [] and file.last_used() == {}
+    key, text = file.create("app", routes=["b", "a", "b"], max_in_flight=3, requests_per_minute=5, admin=True)
+    [kept] = file.read()
+    assert kept == key and (kept.routes, kept.requests_per_minute) == (["a", "b"], 5)
+    secret = text.removeprefix(f"sk-swarm-{key.id}-")
+    assert len(secret) == 32 and secret not in file.path.read_text()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    keys = ring(keys_file=file.path, api_keys=["hush"])
+    assert text not in repr(vars(keys)) and "hush" not in repr(vars(keys))
+    holder = keys.holder(text.encode())
     assert (holder.caller.key_id, holder.caller.routes) == (key.id, frozenset({"a", "b"}))
     assert (holder.caller.max_in_flight, holder.caller.label, holder.admin) == (3, "app", True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label": ""}, "label"),
+        ({"label": "a", "requests_per_minute": 0}, "requests_per_minute"),
+        ({"label": "a", "lifetime": timedelta(days=999_999_999)}, "calendar"),
+    ],
+)
+def test_wrong_values_are_one_line_and_write_nothing(file: KeyFile, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        file.create(**settings)
+    assert file.read() == []
 
 
 @pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: text + "x", lambda text: text.swapcase()])
@@ -100,6 +117,7 @@ def test_a_file_of_keys_is_never_an_open_ring(file: KeyFile, caplog: pytest.LogC
 
 
 def test_a_damaged_file_stops_the_start(file: KeyFile) -> None:
+    file.path.parent.mkdir()
     file.path.write_text("{")
     file.path.chmod(0o600)
     with pytest.raises(ConfigError, match=r"keys\.json"):

@@ -89,17 +89,6 @@ async def test_requests_that_wait_for_their_key_leave_the_queue_of_the_route_to_
     await users.all_leave()
 
 
-async def test_more_than_may_wait_are_told_when_to_come_back() -> None:
-    users, to = Users(Admission()), route(max_in_flight=1, max_queued=1)
-    for name in ("a", "b", "c"):
-        await users.come(name, to, ANN)
-    [(name, error)] = users.refused
-    assert (name, error.status, error.should_retry) == ("c", 429, True)
-    load = users.admission.load("route")
-    assert (load.in_flight, load.queued, load.refused) == (1, 1, 1)
-    await users.all_leave()
-
-
 async def test_the_estimate_follows_how_long_requests_take(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("gateway.limits.admission.time.monotonic", lambda: now)
@@ -135,16 +124,6 @@ async def test_a_keys_own_bound_holds_on_all_routes_and_blocks_nobody_else() -> 
     assert users.served == ["n1", "b"]
     await users.leave("n1")
     assert users.served == ["n1", "b", "n2"]
-    await users.all_leave()
-
-
-async def test_whoever_hangs_up_while_waiting_gives_way() -> None:
-    users, to = Users(Admission()), route(max_in_flight=1)
-    for name in ("a", "b", "c"):
-        await users.come(name, to, ANN)
-    await users.hang_up("b")
-    await users.leave("a")
-    assert users.served == ["a", "c"]
     await users.all_leave()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -87,6 +89,10 @@ class Work:
         return decided(str(number))
 
 
+class Chunk(dict[str, Any]):
+    """Something that a weak reference can point to."""
+
+
 class Streaming(Work):
     """Produces streams of ``parts``; ``sent`` lets the parts after the first go."""
 
@@ -96,6 +102,7 @@ class Streaming(Work):
         self.sent = asyncio.Event()
         self.closed = 0
         self.read = 0
+        self.chunks: list[weakref.ref[Chunk]] = []
 
     async def __call__(self) -> Outcome:
         self.began += 1
@@ -105,7 +112,10 @@ class Streaming(Work):
         try:
             for number in range(self.parts):
                 self.read += 1
-                yield {"n": number}
+                chunk = Chunk(n=number)
+                self.chunks.append(weakref.ref(chunk))
+                yield chunk
+                del chunk
                 await self.sent.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -199,6 +209,21 @@ async def test_what_was_answered_is_forgotten(retries: RetryDedup, monkeypatch: 
     await taken(retries.run(first(), ROUTE, work))
     await asyncio.sleep(0)
     assert await taken(retries.run(retry(), ROUTE, work)) == "1"
+
+
+async def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_other_request_comes(
+    retries: RetryDedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.limits.retry_dedup._REMEMBERED_SECONDS", 0.01)
+    work = Streaming()
+    work.sent.set()
+    outcome = await retries.run(first(), ROUTE, work)
+    assert await everything(outcome) == [0, 1, 2]
+    del outcome
+    async with asyncio.timeout(20):
+        while any(chunk() is not None for chunk in work.chunks):
+            gc.collect()
+            await asyncio.sleep(0.005)
 
 
 async def test_the_memory_is_bounded(retries: RetryDedup) -> None:
@@ -310,6 +335,31 @@ async def test_a_stream_is_followed_from_its_beginning(retries: RetryDedup) -> N
     assert (rest, whole, work.began, work.closed) == ([1, 2], [0, 1, 2], 1, 1)
     assert await everything(await retries.run(retry(2), ROUTE, work)) == [0, 1, 2]
     assert work.began == 1
+
+
+@pytest.mark.parametrize(("parts", "began"), [(3, 1), (4, 2)])
+async def test_a_long_stream_goes_on_but_is_not_joined(
+    retries: RetryDedup, monkeypatch: pytest.MonkeyPatch, parts: int, began: int
+) -> None:
+    monkeypatch.setattr("gateway.limits.retry_dedup._MOST_PARTS", 4)
+    work = Streaming(parts)
+    work.sent.set()
+    for asked in (first(), retry()):
+        assert await everything(await retries.run(asked, ROUTE, work)) == list(range(parts))
+    assert work.began == began
+
+
+async def test_a_stream_that_grows_too_long_is_joined_no_more_while_it_runs(
+    retries: RetryDedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.limits.retry_dedup._MOST_PARTS", 1)
+    work = Streaming()
+    one = await retries.run(first(), ROUTE, work)
+    assert isinstance(one, Live) and await anext(one.chunks) == {"n": 0}
+    two = await retries.run(retry(), ROUTE, work)
+    work.sent.set()
+    assert await everything(one) == [1, 2]
+    assert (await everything(two), work.began) == ([0, 1, 2], 2)
 
 
 async def test_the_last_to_leave_a_stream_cancels_it(retries: RetryDedup) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.observability.logs import JsonFormatter, TextFormatter
-from gateway.observability.metrics import Metrics
-from gateway.observability.request import RequestRecord, recording
+from gateway.observability.request import Metrics, RequestRecord, recording
 from swarm.errors import HookError, UnavailableError
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

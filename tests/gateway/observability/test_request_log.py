@@ -13,8 +13,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig, RequestLogConfig
-from gateway.observability.metrics import Metrics
-from gateway.observability.request import RequestRecord
+from gateway.observability.request import Metrics, RequestRecord
 from gateway.observability.request_log import RequestLog
 from swarm.errors import ConfigError
 from tests.gateway.conftest import OpenGateway

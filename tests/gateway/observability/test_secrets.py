@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from starlette.responses import Response
 
-from gateway.observability import tracing
 from gateway.observability.logs import JsonFormatter
-from tests.gateway.conftest import REWARD, OpenGateway
-from tests.gateway.observability.streams import streamed
+from tests.gateway.conftest import CHAT, REWARD, OpenGateway
+from tests.gateway.observability.conftest import Exported
 from tests.standins.swarm import Swarm, error
 
 pytestmark = pytest.mark.anyio
 
-CHAT = "/v1/chat/completions"
 PROMPT = "tell nobody that the butler did it"
 KEY = "sk-app-0123456789abcdef"
 #: what is sent with every request, and what the gateway itself holds
@@ -59,21 +55,16 @@ async def test_nothing_tells(
     logged: io.StringIO,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    exported: Exported,
     case: str,
 ) -> None:
-    spans = InMemorySpanExporter()
-    monkeypatch.setattr(tracing, "make_exporter", lambda config: spans)
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}]}
     content: bytes | None = None
     match case:
         case "engine" | "refused":
-
-            async def quotes(body: dict[str, Any], number: int) -> Response:
-                return error(500 if case == "engine" else 400, f"invalid value {body['messages']}")
-
-            swarm.answer = quotes
+            code = 500 if case == "engine" else 400
+            swarm.answer = lambda body, _: error(code, f"invalid value {body['messages']}")
         case "stream":
-            swarm.answer = streamed
             body |= {"stream": True}
         case "malformed":
             content = f'{{"messages": "{PROMPT}'.encode()
@@ -104,8 +95,9 @@ async def test_nothing_tells(
         metrics = (await http.get("/metrics", headers=SECRETS)).text
         status = (await http.get("/status", headers=SECRETS)).text
     assert answer.status_code == {"engine": 502, "refused": 400, "malformed": 400, "defect": 500}.get(case, 200)
-    lines, traced = logged.getvalue(), "".join(span.to_json() for span in spans.get_finished_spans())
+    lines, traced = logged.getvalue(), exported.json()
     assert "gateway.access" in lines and "POST request" in traced and "gateway_requests_total" in metrics
+    assert ('"HookError"' in traced) == (case == "hook")
     for place, text in (("log", lines), ("spans", traced), ("metrics", metrics), ("status", status)):
         assert PROMPT not in text, place
     requests = log.read_text()

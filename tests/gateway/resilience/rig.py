@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,10 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from benchmarks.processes import ROOT
 from benchmarks.wire import Connection, ask_json
@@ -32,7 +27,8 @@ from tests.gateway.resilience.watching import GatewayProcess, gateway_process
 from tests.kill.harness import kill
 from tests.kill.invariants import lines
 from tests.standins import engine
-from tests.standins.swarm import completion
+from tests.standins.swarm import said, streamed
+from tests.standins.upstream import CHAT, Upstream
 from tests.standins.vllm import listening
 
 #: Eight groups run at a time: of 16 users some wait for a claim.
@@ -56,25 +52,11 @@ async def on_compute_relative_reward(task, candidates, context):
 """
 
 
-class PlainUpstream:
-    """An upstream that answers at once; counts."""
-
-    def __init__(self) -> None:
-        self.answered = 0
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
-
-    async def _chat(self, request: Request) -> Response:
-        body = await request.json()
-        self.answered += 1
-        if not body.get("stream"):
-            return JSONResponse(completion("from the upstream"))
-        head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-        chunks = [
-            {**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": "hi"}, "finish_reason": None}]},
-            {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
-        ]
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-        return StreamingResponse(iter([*events, "data: [DONE]\n\n"]), media_type="text/event-stream")
+def plain_upstream() -> Upstream:
+    """An upstream that answers at once, plain or streamed."""
+    upstream = Upstream()
+    upstream.answers[CHAT] = lambda body: streamed("hi") if body.get("stream") else said("from the upstream")
+    return upstream
 
 
 @dataclass
@@ -83,7 +65,7 @@ class Rig:
 
     folder: Path
     port: int
-    plain: PlainUpstream = field(default_factory=PlainUpstream)
+    plain: Upstream = field(default_factory=plain_upstream)
     _server: asyncio.subprocess.Process | None = None
     _gateway: GatewayProcess | None = None
     _resting_tasks: int = 0

@@ -113,9 +113,9 @@ async def crashes(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any
         rig.kill_engine()
         # who was on the way to the upstream before says nothing of the crash
         await rig.offline()
-        answered = rig.plain.answered
+        answered = len(rig.plain.got)
         # without a word about what was sampled when it died, everybody goes on by the upstream
-        await until(lambda: rig.plain.answered >= answered + users, 60, "the upstream is not asked")
+        await until(lambda: len(rig.plain.got) >= answered + users, 60, "the upstream is not asked")
 
     return {"crashes": wanted, **await _troubled(rig, crash, wanted, seed, users)}
 
@@ -139,7 +139,7 @@ async def _troubled(
         fallbacks = (await rig.stats())["fallbacks"]
     return {
         **seen.report(),
-        "by_upstream": rig.plain.answered,
+        "by_upstream": len(rig.plain.got),
         "fallbacks": fallbacks,
         "leaks": leaks,
         "seconds": round(time.monotonic() - began, 1),

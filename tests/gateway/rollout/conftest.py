@@ -12,7 +12,7 @@ import pytest
 
 from adapters.dialects import ChatDialect
 from gateway.config.route import RouteSettings
-from gateway.rollout.swarm import Swarm, Training
+from gateway.rollout.server import Swarm, Training
 from gateway.stats import Stats
 from gateway.types import Caller, Decided, Incoming, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks

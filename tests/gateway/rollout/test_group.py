@@ -1,4 +1,4 @@
-"""A group on the real swarm server comes to its end whatever its hook says, and its user has the answer."""
+"""A group on the real swarm server comes to its end whatever its hook says, and is counted; its user has the answer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 
 from gateway.rollout import group
 from gateway.rollout.policy import Policy
+from gateway.rollout.server import Swarm
+from gateway.stats import DropReason, Stats
 from reward_hooks import Candidate, HookContext, Reward
-from swarm.types import Task
-from tests.gateway.rollout.conftest import Judge, OpenRoute, at_rest
+from swarm.types import Task, WorkflowOutput
+from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, at_rest
 from tests.gateway.rollout.test_best import answer
 from tests.swarm.server import conftest as server
 
@@ -52,3 +54,14 @@ async def test_an_end_that_fails_is_not_the_users(
         assert (await answer(route, Policy())).headers["x-swarm-drop-reason"] == "sample_failed"
         await at_rest(rig, route)
         assert dict(route.stats.dropped) == {"sample_failed": 1}
+
+
+async def test_what_cannot_be_sent_is_given_back_and_counted(rig: server.Rig, caplog: pytest.LogCaptureFixture) -> None:
+    stats = Stats()
+    async with Swarm(str(rig.client.base_url), "") as swarm:
+        group = await swarm.client.claim_group(JOB.num_repeat, 5.0)
+        outputs = {one: WorkflowOutput(reward=1.0, metadata={"odd": "\ud800"}) for one in group.episode_uuids}
+        assert await swarm.submitter.submit("t", outputs, 30.0, stats) is DropReason.REFUSED
+        assert (stats.trained, dict(stats.dropped)) == (0, {"submission_refused": 1})
+        assert rig.controller.pool.information().running_episodes == 0
+    assert "PydanticSerializationError" in caplog.text

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from adapters.dialects import Answer
 from gateway.background import Background
 from gateway.config.route import RouteSettings
-from gateway.rollout import group
-from gateway.rollout.best import best
-from gateway.rollout.claims import Serving
+from gateway.rollout import group, server
+from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.sampling import EpisodeLostError, Sample
+from gateway.rollout.server import Serving, Training
 from gateway.rollout.submission import Why
-from gateway.rollout.swarm import Training
 from gateway.stats import Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
@@ -193,8 +192,6 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
                 elif asked.done() and not asked.cancelled() and asked.exception() is None and reading is None:
                     reading = asyncio.create_task(_read(asked.result()))
                 await turn()
-                if what == "lost":
-                    await asyncio.sleep(0.11)
             if not asked.done():
                 async with asyncio.timeout(5):
                     while not asked.done():
@@ -212,7 +209,7 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
         return world
 
     # turns of the event loop are all the time there is
-    with patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0):
+    with patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0), patch.object(server, "_RETRY_FIRST", 0.0):
         world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
     assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.rollout import group
-from gateway.rollout.best import best
+from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.sessions.conversation import Closing
+from gateway.sessions.open_groups import Closing
 from gateway.types import Decided, Live
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
 from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk

@@ -61,8 +61,6 @@ async def test_it_opens_on_failures_and_closes_when_a_probe_is_answered(breaker:
     with pytest.raises(UnavailableError) as refused, breaker.call():
         raise AssertionError
     assert (refused.value.code, refused.value.retry_after) == ("upstream_unavailable", 1.0)
-    await probe.answer(False)
-    assert not breaker.admits
     await probe.answer(True)
     assert breaker.state is BreakerState.CLOSED
     fail(breaker, 4)
@@ -72,8 +70,43 @@ async def test_it_opens_on_failures_and_closes_when_a_probe_is_answered(breaker:
 async def test_a_probe_is_no_request(breaker: Breaker, probe: Probe) -> None:
     fail(breaker, 5)
     answer = await probe.begun.get()
-    assert breaker.state is BreakerState.HALF_OPEN and not breaker.admits
+    assert breaker.state is BreakerState.OPEN and not breaker.admits
     answer.set_result(True)
+
+
+@pytest.mark.parametrize("well", [True, False])
+async def test_after_a_failed_probe_one_request_may_try(breaker: Breaker, probe: Probe, well: bool) -> None:
+    """An upstream may answer requests although it fails at the probe's address."""
+    fail(breaker, 5)
+    await probe.answer(False)
+    assert breaker.state is BreakerState.HALF_OPEN
+    with breaker.call() as trial:
+        assert not breaker.admits, "one at a time"
+        trial.failed = not well
+    assert breaker.state is (BreakerState.CLOSED if well else BreakerState.OPEN)
+    if not well:
+        await probe.answer(True)
+        assert breaker.state is BreakerState.CLOSED
+    fail(breaker, 4)
+    assert breaker.admits, "what was before counts no more"
+
+
+async def test_a_probe_that_raises_is_a_failed_one() -> None:
+    begun = asyncio.Queue[int]()
+
+    async def broken() -> bool:
+        begun.put_nowait(1)
+        raise RuntimeError("a defect of the probe")
+
+    breaker = Breaker("the upstream", broken, pause=0.001)
+    fail(breaker, 5)
+    async with asyncio.timeout(10):
+        await begun.get()
+        await begun.get()
+    with breaker.call():
+        pass
+    assert breaker.state is BreakerState.CLOSED
+    await breaker.close()
 
 
 @pytest.mark.parametrize("failed", [True, False])

@@ -6,26 +6,17 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import yaml
-from starlette.responses import JSONResponse, Response
 
 from gateway.app import create_app
 from gateway.config.load import load_config
-from tests.gateway.conftest import write_hooks
-from tests.standins.swarm import Swarm, completion
-from tests.standins.vllm import listening
+from tests.gateway.conftest import ask, serving, write_hooks
+from tests.standins.swarm import Swarm, by_number, once
 
 pytestmark = pytest.mark.anyio
-CHAT = "/v1/chat/completions"
 WRONG = ["swarm_url: [", "hooks: nowhere", "misspelt: 1", "num_repeat: -1"]
-
-
-def asking(model: str) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Config:
@@ -43,29 +34,21 @@ async def test_a_wrong_configuration_leaves_the_old_one_while_requests_run(swarm
     config, go = Config(tmp_path, swarm), asyncio.Event()
     config.write("old")
 
-    async def waits(body: dict[str, Any], number: int) -> Response:
-        await go.wait()
-        return JSONResponse(completion("word"))
-
-    swarm.answer = waits
+    swarm.answer = once(go, by_number)
     app = create_app(load_config(config.path), lambda: load_config(config.path))
-    async with (
-        listening(app) as url,
-        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
-        asyncio.TaskGroup() as group,
-    ):
-        before = group.create_task(http.post(CHAT, json=asking("old")))
+    async with serving(app) as http, asyncio.TaskGroup() as group:
+        before = group.create_task(ask(http, model="old"))
         await swarm.until(lambda: swarm.sampling)
         for wrong in WRONG:
             config.path.write_text(wrong)
             refused = await http.post("/admin/reload")
             assert refused.status_code == 400, refused.text
-        during = group.create_task(http.post(CHAT, json=asking("old")))
+        during = group.create_task(ask(http, model="old"))
         await swarm.until(lambda: len(swarm.calls) == 2)
         config.write("new")
         assert (await http.post("/admin/reload")).status_code == 200
-        after = group.create_task(http.post(CHAT, json=asking("new")))
-        assert (await http.post(CHAT, json=asking("old"))).status_code == 404
+        after = group.create_task(ask(http, model="new"))
+        assert (await ask(http, model="old")).status_code == 404
         go.set()
         assert [(await one).status_code for one in (before, during, after)] == [200] * 3
 
@@ -75,20 +58,17 @@ async def test_a_hangup_reads_the_file_again(swarm: Swarm, tmp_path: Path) -> No
     config = Config(tmp_path, swarm)
     config.write("old")
     app = create_app(load_config(config.path), lambda: load_config(config.path))
-    async with (
-        listening(app) as url,
-        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
-    ):
-        assert (await http.post(CHAT, json=asking("old"))).status_code == 200
+    async with serving(app) as http:
+        assert (await ask(http, model="old")).status_code == 200
         config.path.write_text(WRONG[0])
         os.kill(os.getpid(), signal.SIGHUP)
-        assert (await http.post(CHAT, json=asking("old"))).status_code == 200
+        assert (await ask(http, model="old")).status_code == 200
         config.write("new")
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(60):
-            while (await http.post(CHAT, json=asking("new"))).status_code != 200:
+            while (await ask(http, model="new")).status_code != 200:
                 pass
-        assert (await http.post(CHAT, json=asking("old"))).status_code == 404
+        assert (await ask(http, model="old")).status_code == 404
 
 
 async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_the_old(
@@ -104,13 +84,10 @@ async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_t
     )
     (folder / "worth.py").write_text("def of(text):\n    return +len(text)\n")
     app = create_app(load_config(config.path), lambda: load_config(config.path))
-    async with (
-        listening(app) as url,
-        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http,
-    ):
+    async with serving(app) as http:
 
         async def best() -> str:
-            return (await http.post(CHAT, json=asking("m"))).json()["choices"][0]["message"]["content"]
+            return (await ask(http, model="m")).json()["choices"][0]["message"]["content"]
 
         longest = await best()
         (folder / "worth.py").write_text("def of(text:\n    return -len(text)\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,18 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.config.load import parse_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from tests.gateway.conftest import REWARD, write_hooks
-from tests.standins.swarm import Swarm, completion
+from tests.gateway.conftest import BODY, CHAT, REWARD, serving, write_hooks
+from tests.standins.swarm import Swarm
+from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
-CHAT = "/v1/chat/completions"
 #: Shorter answers are better.
 BRIEF = REWARD.replace("[len(", "[1 - len(")
 
@@ -39,18 +35,17 @@ class Team:
     folder: Path
     planner: Swarm
     coder: Swarm
-    upstream_url: str
-    asked: list[Any]
+    upstream: Upstream
 
     def routes(self) -> list[dict[str, Any]]:
         return [
             {"name": "planner", "models": ["planner", "gpt-4o"], "swarm_url": self.planner.url},
             {"name": "coder", "swarm_url": self.coder.url, "hooks": str(write_hooks(self.folder / "brief", BRIEF))},
-            {"name": "other", "swarm_url": None, "upstream": {"base_url": f"{self.upstream_url}/v1"}},
+            {"name": "other", "swarm_url": None, "upstream": {"base_url": self.upstream.url}},
         ]
 
-    def gateway(self, **settings: Any) -> Starlette:
-        """An app with these three routes, or those of ``settings``."""
+    def gateway(self, **settings: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        """One with these three routes, or those of ``settings``."""
         config = {
             "hooks": str(write_hooks(self.folder / "hooks")),
             "acknowledge_seconds": 5.0,
@@ -58,7 +53,12 @@ class Team:
             "routes": self.routes(),
             **settings,
         }
-        return create_app(parse_config(yaml.safe_dump(config), folder=self.folder))
+        return serving(create_app(parse_config(yaml.safe_dump(config), folder=self.folder)))
+
+    @property
+    def asked(self) -> tuple[int, int, int]:
+        """How many groups and requests the three got."""
+        return len(self.planner.ends), len(self.coder.ends), len(self.upstream.got)
 
 
 @pytest.fixture
@@ -70,111 +70,72 @@ def nobody() -> Iterator[str]:
 
 
 @pytest.fixture
-async def team(tmp_path: Path) -> AsyncIterator[Team]:
-    asked: list[Any] = []
-
-    async def chat(request: Request) -> Response:
-        asked.append((await request.json()).get("model"))
-        return JSONResponse(completion("from the upstream"))
-
-    async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "big", "object": "model"}]})
-
-    upstream = Starlette(
-        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models, methods=["GET"])]
-    )
-    async with AsyncExitStack() as stack:
-        swarms: list[Swarm] = []
-        for model in ("plan-1", "code-1"):
-            swarm = Swarm(num_repeat=2)
-            swarm.job = TrainJob(model=model, num_repeat=2, batch_size=2)
-            swarm.url = await stack.enter_async_context(listening(swarm.app))
-            swarms.append(swarm)
-        yield Team(tmp_path, *swarms, await stack.enter_async_context(listening(upstream)), asked)
+async def team(tmp_path: Path, upstream: Upstream) -> AsyncIterator[Team]:
+    planner, coder = Swarm(num_repeat=2), Swarm(num_repeat=2)
+    for swarm, model in ((planner, "plan-1"), (coder, "code-1")):
+        swarm.job = TrainJob(model=model, num_repeat=2, batch_size=2)
+    async with listening(planner.app) as planner.url, listening(coder.app) as coder.url:
+        yield Team(tmp_path, planner, coder, upstream)
 
 
-async def ask(app: Starlette, model: str | None) -> httpx.Response:
-    async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-        return await asked_for(http, model)
-
-
-async def asked_for(http: httpx.AsyncClient, model: str | None) -> httpx.Response:
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+async def ask(http: httpx.AsyncClient, model: str | None) -> httpx.Response:
+    body: dict[str, Any] = {"messages": BODY["messages"]}
     return await http.post(CHAT, json=body if model is None else {**body, "model": model})
 
 
-@pytest.mark.parametrize("model", ["planner", "gpt-4o"])
-async def test_a_name_of_a_route_leads_to_its_swarm_server(team: Team, model: str) -> None:
-    answer = await ask(team.gateway(), model)
-    # what the top says of all routes holds here: the longer answer is the better one
-    assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "word word")
-    assert [end["workflow_output"]["reward"] for end in team.planner.ends[0]["ends"]] == [0.1, 0.2]
-    assert not team.coder.claims and not team.asked
+async def test_a_name_leads_to_its_route(team: Team) -> None:
+    async with team.gateway() as http:
+        # the hook of the top holds here: the longer answer is the better one
+        for number, model in enumerate(("planner", "gpt-4o"), start=1):
+            answer = await ask(http, model)
+            assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "word word")
+            assert team.asked == (number, 0, 0)
+        assert [end["workflow_output"]["reward"] for end in team.planner.ends[0]["ends"]] == [0.1, 0.2]
+        # without names a route has its own and that of the model it serves; its own hook judges
+        for number, model in enumerate(("coder", "code-1"), start=1):
+            answer = await ask(http, model)
+            assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "word")
+            assert team.asked == (2, number, 0)
+        answer = await ask(http, "other")
+        assert (answer.status_code, answer.headers["x-swarm-trained"]) == (200, "false")
+        for model in ("plan-1", "unheard-of", None):
+            answer = await ask(http, model)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+            for name in ("planner", "gpt-4o", "coder", "other"):
+                assert f"`{name}`" in answer.json()["error"]["message"]
+    assert team.asked == (2, 2, 1)
 
 
-@pytest.mark.parametrize("model", ["coder", "code-1"])
-async def test_without_names_a_route_has_its_own_and_that_of_the_model_it_serves(team: Team, model: str) -> None:
-    answer = await ask(team.gateway(), model)
-    # its own hook judges
-    assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "word")
-    assert len(team.coder.ends) == 1
-    assert not team.planner.claims and not team.asked
+async def test_the_default_route_takes_what_has_no_other(team: Team) -> None:
+    async with team.gateway(default_route="other") as http:
+        for model in ("unheard-of", None):
+            assert (await ask(http, model)).status_code == 200
+        listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
+    assert [got.body.get("model") for got in team.upstream.got] == ["unheard-of", None]
+    assert sorted(listed) == ["big", "code-1", "coder", "gpt-4o", "other", "planner"]
 
 
-async def test_a_plain_upstream_is_a_route_like_any_other(team: Team) -> None:
-    answer = await ask(team.gateway(), "other")
-    assert (answer.status_code, answer.headers["x-swarm-trained"], team.asked) == (200, "false", ["other"])
-    assert not team.planner.claims and not team.coder.claims
-
-
-@pytest.mark.parametrize("model", ["plan-1", "unheard-of", None])
-async def test_what_has_no_route_is_refused_with_the_names_there_are(team: Team, model: str | None) -> None:
-    answer = await ask(team.gateway(), model)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
-    for name in ("planner", "gpt-4o", "coder", "other"):
-        assert f"`{name}`" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("model", ["unheard-of", None])
-async def test_the_default_route_takes_what_has_no_other(team: Team, model: str | None) -> None:
-    answer = await ask(team.gateway(default_route="other"), model)
-    assert (answer.status_code, team.asked) == (200, [model])
-
-
-@pytest.mark.parametrize("model", ["unheard-of", "plan-1", None])
-async def test_the_only_route_may_be_the_default_too(team: Team, model: str | None) -> None:
-    answer = await ask(team.gateway(routes=[], swarm_url=team.planner.url, default_route="default"), model)
-    assert (answer.status_code, len(team.planner.ends)) == (200, 1)
-    assert {body["model"] for body in team.planner.bodies} == {"plan-1"}
+async def test_the_only_route_may_be_the_default_too(team: Team) -> None:
+    async with team.gateway(routes=[], swarm_url=team.planner.url, default_route="default") as http:
+        for model in ("unheard-of", "plan-1", None):
+            assert (await ask(http, model)).status_code == 200
+    assert {body["model"] for body in team.planner.bodies} == {"plan-1"} and team.asked == (3, 0, 0)
 
 
 async def test_aliases_are_names_of_the_default_route(team: Team) -> None:
-    answer = await ask(team.gateway(default_route="coder", model_aliases=["o1"]), "o1")
-    assert (answer.status_code, len(team.coder.ends)) == (200, 1)
-
-
-async def test_models_are_listed_with_those_of_an_upstream_that_takes_the_rest(team: Team) -> None:
-    async with (
-        listening(team.gateway(default_route="other")) as url,
-        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http,
-    ):
-        listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
-    assert sorted(listed) == ["big", "code-1", "coder", "gpt-4o", "other", "planner"]
+    async with team.gateway(default_route="coder", model_aliases=["o1"]) as http:
+        assert (await ask(http, "o1")).status_code == 200
+    assert team.asked == (0, 1, 0)
 
 
 async def test_a_key_opens_its_routes_alone(team: Team) -> None:
     file = KeyFile(team.folder / "keys.json")
     _, key = file.create("app", routes=["coder"])
-    app = team.gateway(keys_file=str(file.path))
-    async with (
-        listening(app) as url,
-        httpx.AsyncClient(
-            base_url=url, timeout=60, trust_env=False, headers={"authorization": f"Bearer {key}"}
-        ) as http,
-    ):
-        refused = await asked_for(http, "planner")
+    async with team.gateway(keys_file=str(file.path)) as http:
+        http.headers["authorization"] = f"Bearer {key}"
+        refused = await ask(http, "planner")
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_allowed")
-        assert (await asked_for(http, "coder")).status_code == 200
+        assert (await ask(http, "coder")).status_code == 200
         listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
     assert listed == ["code-1", "coder"] and not team.planner.claims
 
@@ -182,21 +143,19 @@ async def test_a_key_opens_its_routes_alone(team: Team) -> None:
 async def test_one_swarm_server_that_is_away_leaves_the_others_alone(team: Team, nobody: str) -> None:
     routes = team.routes()
     routes[0]["swarm_url"] = nobody
-    async with (
-        listening(team.gateway(routes=routes)) as url,
-        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http,
-    ):
-        away = await asked_for(http, "planner")
+    async with team.gateway(routes=routes) as http:
+        away = await ask(http, "planner")
         assert (away.status_code, away.json()["error"]["code"]) == (503, "server_unreachable")
         assert "retry-after" in away.headers
-        assert (await asked_for(http, "coder")).status_code == 200
+        assert (await ask(http, "coder")).status_code == 200
         told = (await http.get("/status")).json()["routes"]
     assert (told["planner"]["errors"], told["coder"]["errors"]) == ({"server_unreachable": 1}, {})
 
 
 async def test_a_name_that_a_silent_server_may_serve_is_not_said_to_be_unknown(team: Team, nobody: str) -> None:
     routes = [{"name": "one", "swarm_url": nobody}, {"name": "two", "swarm_url": f"{nobody}/"}]
-    answer = await ask(team.gateway(routes=routes), "plan-1")
+    async with team.gateway(routes=routes) as http:
+        answer = await ask(http, "plan-1")
     assert (answer.status_code, nobody in answer.json()["error"]["message"]) == (503, True)
 
 

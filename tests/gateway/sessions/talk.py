@@ -109,12 +109,18 @@ def ask(sessions: Sessions, to: Talks, messages: Messages, **request: Any) -> Se
 
 
 def say(
-    sessions: Sessions, to: Talks, messages: Messages, answer: str, reward: float | None = 0.5, **request: Any
+    sessions: Sessions,
+    to: Talks,
+    messages: Messages,
+    answer: str,
+    reward: float | None = 0.5,
+    completion_id: str = "",
+    **request: Any,
 ) -> SessionLink:
     """One request and its answer; the messages grow by both."""
     link = ask(sessions, to, messages, **request)
     message = assistant(answer)
-    link.delivered(f"chatcmpl-{next(_NUMBERS)}", message, reward)
+    link.delivered(completion_id or f"chatcmpl-{next(_NUMBERS)}", message, reward)
     messages.append(message)
     return link
 

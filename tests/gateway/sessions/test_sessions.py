@@ -130,6 +130,12 @@ def shown(link: Any, turn: int = -1) -> dict[str, float]:
     return feedback.signals if feedback is not None else {}
 
 
+def observed_of(sessions: Sessions, completion_id: str) -> dict[str, float]:
+    turn = sessions.turn(completion_id, "app")
+    assert turn is not None
+    return turn.observed
+
+
 async def test_the_user_goes_on(sessions: Sessions) -> None:
     to, talk = route(), [user("hi")]
     say(sessions, to, talk, "Hello.")
@@ -137,35 +143,42 @@ async def test_the_user_goes_on(sessions: Sessions) -> None:
     assert shown(ask(sessions, to, talk)) == {"continued": 1.0}
 
 
-async def test_the_user_asks_anew(sessions: Sessions) -> None:
+@pytest.mark.parametrize(
+    ("then", "observed"),
+    [
+        ("tell me about big cats", {"regenerated": 1.0}),
+        ("tell me about small cats", {"edited": pytest.approx(0.8)}),
+        # an application asks for a title beside
+        ("Write a title of five words for this conversation.", {}),
+    ],
+)
+async def test_another_question_in_place_of_the_last(sessions: Sessions, then: str, observed: dict[str, float]) -> None:
     to, talk = route(), [user("hi")]
     say(sessions, to, talk, "Hello.")
-    talk.append(user("tell me about cats"))
-    first = say(sessions, to, list(talk), "Cats bark.")
-    again = say(sessions, to, list(talk), "Cats purr.")
+    first = say(sessions, to, [*talk, user("tell me about big cats")], "Tigers.", completion_id="chatcmpl-first")
+    again = say(sessions, to, [*talk, user(then)], "Lions.")
     # the answer that was asked for anew is none of the turns before its successor
     assert texts(first) == texts(again) == ["Hello."]
-    turn = first._turn  # pyright: ignore[reportPrivateUsage]
-    assert turn is not None and turn.observed == {"regenerated": 1.0}
+    assert observed_of(sessions, "chatcmpl-first") == observed
 
 
-async def test_the_user_changes_the_question(sessions: Sessions) -> None:
-    to, talk = route(), [user("hi")]
-    say(sessions, to, talk, "Hello.")
-    first = say(sessions, to, [*talk, user("tell me about big cats")], "Tigers.")
-    ask(sessions, to, [*talk, user("tell me about small cats")])
-    turn = first._turn  # pyright: ignore[reportPrivateUsage]
-    assert turn is not None and turn.observed == {"edited": pytest.approx(0.8)}
+async def test_the_user_goes_back_and_leaves_later_answers(sessions: Sessions) -> None:
+    to, start = route(), [user("hi")]
+    say(sessions, to, start, "Hello.")
+    path = [*start, user("about cats")]
+    say(sessions, to, path, "Cats purr.")
+    say(sessions, to, [*path, user("more")], "They sleep.", completion_id="chatcmpl-left")
+    ask(sessions, to, [*start, user("about cats")])
+    assert observed_of(sessions, "chatcmpl-left") == {"abandoned": 1.0}
 
 
-async def test_another_request_beside_it_is_no_edit(sessions: Sessions) -> None:
-    """An application asks for a title of the conversation."""
-    to, talk = route(), [user("hi")]
-    say(sessions, to, talk, "Hello.")
-    first = say(sessions, to, [*talk, user("tell me about big cats")], "Tigers.")
-    ask(sessions, to, [*talk, user("Write a title of five words for this conversation.")])
-    turn = first._turn  # pyright: ignore[reportPrivateUsage]
-    assert turn is not None and turn.observed == {}
+@pytest.mark.parametrize(("named", "observed"), [({}, {}), ({"user": "u1"}, {"regenerated": 1.0})], ids=str)
+async def test_a_first_question_asked_twice_says_nothing_unless_it_is_one_user(
+    sessions: Sessions, named: dict[str, str], observed: dict[str, float]
+) -> None:
+    say(sessions, route(), [user("hi")], "Hello.", completion_id="chatcmpl-first", **named)
+    ask(sessions, route(), [user("hi")], **named)
+    assert observed_of(sessions, "chatcmpl-first") == observed
 
 
 async def test_the_user_changes_the_answer(sessions: Sessions) -> None:
@@ -192,28 +205,6 @@ async def test_the_user_repeats_the_question(sessions: Sessions) -> None:
     say(sessions, to, talk, "Paris.")
     talk.append(user("yes"))
     assert "repeated" not in shown(ask(sessions, to, talk))
-
-
-async def test_the_user_goes_back_and_leaves_later_answers(sessions: Sessions) -> None:
-    to, start = route(), [user("hi")]
-    say(sessions, to, start, "Hello.")
-    path = [*start, user("about cats")]
-    say(sessions, to, path, "Cats purr.")
-    path.append(user("more"))
-    left = say(sessions, to, path, "They sleep.")
-    ask(sessions, to, [*start, user("about cats")])
-    turn = left._turn  # pyright: ignore[reportPrivateUsage]
-    assert turn is not None and turn.observed == {"abandoned": 1.0}
-
-
-async def test_a_first_question_asked_twice_says_nothing_unless_it_is_one_user(sessions: Sessions) -> None:
-    to = route()
-    nobody = say(sessions, to, [user("hi")], "Hello.")
-    ask(sessions, to, [user("hi")])
-    somebody = say(sessions, to, [user("hi")], "Hello.", user="u1")
-    ask(sessions, to, [user("hi")], user="u1")
-    seen = [link._turn.observed for link in (nobody, somebody) if link._turn]  # pyright: ignore[reportPrivateUsage]
-    assert seen == [{}, {"regenerated": 1.0}]
 
 
 async def test_a_user_who_hangs_up_has_abandoned_the_answer(sessions: Sessions) -> None:
@@ -424,9 +415,9 @@ async def test_a_conversation_is_kept_in_the_size_of_its_last_request(sessions: 
     to = route()
     tools = [{"type": "function", "function": {"name": "t", "description": "x" * 10_000}}]
     talk: Messages = []
-    for number in range(30):
-        talk.append(user(f"{number} " + "word " * 200))
-        say(sessions, to, talk, "answer " * 100, tools=tools)
+    for number in range(15):
+        talk.append(user(f"{number} " + "word " * 100))
+        say(sessions, to, talk, "answer " * 50, tools=tools)
     last = len(incoming(talk, tools=tools).raw)
     assert last <= sessions.as_dict()["bytes"] + 5_000 and sessions.as_dict()["bytes"] < 1.5 * last
 

@@ -1,11 +1,16 @@
-"""The monitor's screen, in front of a real swarm server."""
+"""The monitor's screen, in front of real servers."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import Response
 from textual.app import App, ComposeResult
 
 from gateway.app import create_app as create_gateway
@@ -15,10 +20,12 @@ from gateway.tui.widgets import Grid
 from swarm.protocol import PushVerboseLogRequest
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
+from swarm.server.run import serve
 from swarm.states import EngineState
 from swarm.types import StepResult
-from tests.gateway.conftest import write_hooks
+from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.gateway.tui.conftest import watching
+from tests.standins.swarm import Swarm, error
 from tests.standins.vllm import listening, plain
 from tests.swarm.server import conftest as server
 
@@ -38,16 +45,29 @@ def url(rig: server.Rig) -> str:
     return str(rig.client.base_url)
 
 
-async def test_what_a_rolling_server_does_is_shown(rig: server.Rig) -> None:
+async def test_a_rolling_server_its_help_its_log_and_a_pause(rig: server.Rig) -> None:
+    line = PushVerboseLogRequest(tag="vllm", message="first \x1b]0;owned\x07 [bold]line[/bold]")
+    await rig.post("/push_verbose_log", **line.model_dump())
     await finish(rig, "task-one", 1.0)
     running = await rig.claim("somebody", throttle_policy={"current_task_id": "task-two"})
     async with watching([url(rig)]) as screen:
         await screen.shows("● ROLLING", "task-one", "somebody", "task-two", "1 to come", running.uuid[-8:])
         await screen.shows("0/2 tasks (0%) for step 1; 1 begun, 1 episodes wait", "1 of 4 slots run", "as of ")
+        await screen.press("l")
+        text = await screen.shows("[vllm] first \N{REPLACEMENT CHARACTER}]0;owned", "[bold]line[/bold]")
+        assert "\x1b" not in text
         await screen.press("question_mark")
-        await screen.shows("Help (Escape closes)", "leave", "WEIGHT_SYNCING")
+        await screen.shows("Help (Escape closes)", "leave", "◆ WEIGHT_SYNCING")
         await screen.press("escape")
         await screen.until(lambda text: "Help (Escape closes)" not in text)
+        await screen.press("p")
+        await screen.shows("PAUSED for", "p goes on")
+        poller = screen.app.pollers[0]
+        rig.controller.offline("behind the pause")
+        await screen.until(lambda _: poller.status.engine.engine_status is EngineState.OFFLINE)
+        assert "● ROLLING" in screen.text and "behind the pause" not in screen.text
+        await screen.press("p")
+        await screen.shows("○ OFFLINE", "behind the pause")
 
 
 async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: server.Rig) -> None:
@@ -79,15 +99,6 @@ async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: serve
         await screen.shows("○ OFFLINE", "CUDA out of memory", "| RuntimeError: out of memory")
 
 
-async def test_a_pushed_line_stays_and_commands_no_terminal(rig: server.Rig) -> None:
-    line = PushVerboseLogRequest(tag="vllm", message="first \x1b]0;owned\x07 [bold]line[/bold]")
-    await rig.post("/push_verbose_log", **line.model_dump())
-    async with watching([url(rig)]) as screen:
-        await screen.press("l")
-        text = await screen.shows("[vllm] first \N{REPLACEMENT CHARACTER}]0;owned", "[bold]line[/bold]")
-        assert "\x1b" not in text
-
-
 async def test_episodes_are_sorted_and_chosen(rig: server.Rig) -> None:
     first = await rig.claim("zeta")
     rig.vllm.script.append(plain([1]))
@@ -112,31 +123,6 @@ async def test_episodes_are_sorted_and_chosen(rig: server.Rig) -> None:
         await screen.press("slash", *"qp", "escape")
         await screen.shows("by client", first.uuid[-8:])
         assert screen.app.is_running and "PAUSED" not in screen.text
-
-
-async def test_an_engine_that_boots_again_still_tells_what_it_died_of(rig: server.Rig, tmp_path: Path) -> None:
-    rig.controller.died("killed by SIGKILL")
-    rig.controller.offline("killed by SIGKILL")
-    rig.controller.boot()
-    gateway = create_gateway(GatewayConfig(swarm_url=url(rig), hooks=str(write_hooks(tmp_path / "hooks"))))
-    async with listening(gateway) as second, watching([url(rig)], [second]) as screen:
-        await screen.press("2")
-        await screen.shows("◔ BOOTING", "died   killed by SIGKILL (1 in a row without a step)")
-        await screen.press("3")
-        await screen.shows("engine BOOTING", "died   killed by SIGKILL (1 in a row without a step)")
-
-
-async def test_paused_is_what_is_shown_and_not_what_is_asked(rig: server.Rig) -> None:
-    async with watching([url(rig)]) as screen:
-        await screen.shows("● ROLLING")
-        await screen.press("p")
-        await screen.shows("PAUSED for", "p goes on")
-        asked = screen.app.pollers[0]
-        rig.controller.offline("behind the pause")
-        await screen.until(lambda _: asked.status.engine.engine_status is EngineState.OFFLINE)
-        assert "● ROLLING" in screen.text and "behind the pause" not in screen.text
-        await screen.press("p")
-        await screen.shows("○ OFFLINE", "behind the pause")
 
 
 async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: Path) -> None:
@@ -171,7 +157,114 @@ async def test_a_table_stays_where_it_is_scrolled_to() -> None:
         assert grid.row_count == 50 and grid.scroll_offset.y == 7
 
 
-@pytest.mark.parametrize("size", [(80, 24), (60, 16), (200, 60), (30, 8)])
+@asynccontextmanager
+async def swarm_server(run_dir: Path, port: int = 0) -> AsyncGenerator[str]:
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(ServerConfig(port=port, run_dir=run_dir), on_ready=url.set_result))
+    try:
+        await asyncio.wait({task, url}, return_when=asyncio.FIRST_COMPLETED)
+        yield url.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_path: Path) -> None:
+    async with swarm_server(tmp_path) as url:
+        watch = watching([url])
+        screen = await watch.__aenter__()
+        try:
+            await screen.shows("the swarm server answers", "○ OFFLINE")
+        except BaseException:
+            await watch.__aexit__(None, None, None)
+            raise
+    try:
+        await screen.shows("the swarm server does not answer", "! AWAY", "the data below is", "○ OFFLINE")
+        await screen.says(f"no swarm server answers at {url}")
+        await screen.until(lambda _: screen.app.pollers[0].failures >= 3)
+        async with swarm_server(tmp_path, int(url.rpartition(":")[2])):
+            await screen.press("r")
+            await screen.shows("the swarm server answers", "○ OFFLINE", "answers again, after")
+            await screen.until(lambda text: "! AWAY" not in text)
+    finally:
+        await watch.__aexit__(None, None, None)
+
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+CHAT = "/v1/chat/completions"
+REWARD = """
+def on_compute_relative_reward(task, candidates, context):
+    if "fail" in str(task.init_messages):
+        raise ValueError("no")
+    return [len(candidate.text.split()) for candidate in candidates]
+"""
+
+
+async def test_a_gateway_its_groups_its_queue_and_its_failures(open_gateway: OpenGateway, swarm: Swarm) -> None:
+    async with (
+        open_gateway(reward=REWARD, max_in_flight=1) as http,
+        watching([], [str(http.base_url)]) as screen,
+    ):
+        await screen.shows("● engine ROLLING", "policy version 7, model tiny", "0 requests", "nothing has failed")
+        assert (await http.post(CHAT, json=BODY)).status_code == 200
+        await screen.shows("1 requests", "1 trained, 100% of those submitted informative", "3 delivered")
+        await screen.shows("9 wasted (75% of all: the price of the fan-out)")
+        rows = ["100%", "75%", "│ default "]
+        await screen.until(lambda text: any(all(word in row for word in rows) for row in text.splitlines()))
+        await http.post(CHAT, json=BODY, headers={"x-swarm-policy": "nonsense"})
+        await screen.shows("1 errors", "errors that callers got, by code", "1 callers got the error")
+        await http.post(CHAT, json=BODY | {"messages": [{"role": "user", "content": "fail"}]})
+        await screen.shows("1 dropped", "reward_hook_failed", "hooks without a result, by code")
+
+        held = asyncio.Event()
+
+        async def hold(body: dict[str, Any], number: int) -> Response:
+            await held.wait()
+            return error(500, "held")
+
+        swarm.answer = hold
+        asking = [asyncio.create_task(http.post(CHAT, json={**BODY, "user": str(number)})) for number in range(3)]
+        await screen.shows("3 in flight", "2 queued")
+        held.set()
+        await asyncio.gather(*asking)
+        await screen.shows("0 in flight, 0 queued")
+        await swarm.set_state(EngineState.OFFLINE)
+        await screen.shows("○ engine OFFLINE")
+
+
+async def test_a_breaker_that_opens(nobody: str) -> None:
+    config = GatewayConfig(swarm_url=None, upstream={"base_url": f"{nobody}/v1"}, hooks=None)
+    async with listening(create_gateway(config)) as gateway, watching([], [gateway]) as screen:
+        await screen.shows("no swarm server", "closed")
+        async with httpx.AsyncClient(base_url=gateway, timeout=30, trust_env=False, verify=False) as http:
+            for _ in range(6):
+                assert (await http.post(CHAT, json=BODY)).status_code in (502, 503)
+        await screen.shows("breaker of route default's upstream is")
+        await screen.until(lambda text: "! open" in text or "! half_open" in text)
+
+
+async def test_a_gateway_and_its_swarm_server_in_a_small_terminal(rig: server.Rig, tmp_path: Path) -> None:
+    rig.controller.died("killed by SIGKILL")
+    rig.controller.offline("killed by SIGKILL")
+    rig.controller.boot()
+    gateway = create_gateway(GatewayConfig(swarm_url=url(rig), hooks=str(write_hooks(tmp_path / "hooks"))))
+    async with listening(gateway) as second, watching([url(rig)], [second], size=(80, 24)) as screen:
+        await screen.shows("2 of 2 servers answer")
+        await screen.press("2")
+        await screen.shows("◔ BOOTING", "died   killed by SIGKILL (1 in a row without a step)")
+        await screen.press("3")
+        await screen.shows("engine BOOTING", "died   killed by SIGKILL (1 in a row without a step)", "Routes (g)")
+        for key, words in (("f", "nothing has failed"), ("l", "nothing has happened yet"), ("g", "default")):
+            await screen.press(key)
+            await screen.shows(words)
+        await screen.press("tab")
+        await screen.shows("Swarm servers (w)", url(rig).removeprefix("http://").rstrip("/"))
+        await screen.press("shift+tab")
+        await screen.shows("Routes (g)")
+        assert all(len(line) <= 80 for line in screen.text.splitlines())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 8)])
 async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> None:
     await finish(rig, "a task with a name that is longer than any column has room for " * 3, 1.0)
     await rig.claim("a client with a long name, 日本語" * 5)

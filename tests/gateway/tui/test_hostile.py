@@ -115,46 +115,6 @@ async def test_no_field_of_a_status_reaches_the_terminal_as_a_command() -> None:
         assert any("\N{REPLACEMENT CHARACTER}]0;x" in text for text in texts[2:])
 
 
-@pytest.mark.parametrize("status", [200, 404, 500, 503])
-async def test_json_without_an_end_is_trouble(status: int) -> None:
-    async with listening(saying("[" * 200_000, status)) as url, watching([url], [url], keys=[SECRET]) as screen:
-        await screen.shows("0 of 2 servers answer", "! failing" if status >= 500 else "! nonsense")
-        assert screen.app.is_running
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        '"requests": 1' + "0" * 400,
-        '"in_flight": 1, "groups": {"trained": 1' + "0" * 400 + ', "dropped": {}, "uninformative": 0}',
-    ],
-)
-async def test_numbers_that_cannot_be_shown_are_trouble_and_no_end(changed: str) -> None:
-    body = json.dumps(GATEWAY)[:-1] + f", {changed}}}"
-    async with listening(saying(body)) as url, watching([], [url]) as screen:
-        await screen.shows("! NONSENSE", "OverflowError")
-        await screen.says("check --gateway-url")
-        assert screen.app.pollers[0].status is None
-
-
-@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-async def test_a_moment_that_no_clock_has_is_shown_as_it_is_told(moment: str) -> None:
-    body = json.dumps(GATEWAY | {"swarms": [{"url": "http://x", "down_since": moment}]})
-    async with listening(saying(body)) as url, watching([], [url]) as screen:
-        await screen.press("w")
-        await screen.shows("the gateway answers", f"! {moment[:8]}")
-
-
-async def test_times_without_an_end_and_lines_from_no_time() -> None:
-    log = [{"timestamp": 1e300, "message": "from the end of time"}]
-    step = {"step": 1, "batch_id": "b", "metrics": {"swarm/reward_mean": 1.5e308}, "seconds": 1e308}
-    steps = [step, step | {"step": 2, "batch_id": "c", "metrics": {"swarm/reward_mean": -1.5e308}}]
-    body = json.dumps(ROLLING | {"log": log, "steps": steps, "waiting_claims": 1})[:-1]
-    body += ', "engine_seconds": 1e999, "longest_wait_seconds": 1e999}'
-    async with listening(saying(body)) as url, watching([url]) as screen:
-        await screen.shows("● ROLLING for - ", "the longest for -", "--:--:-- [log] from the end of time")
-
-
 async def test_what_a_question_raises_is_its_servers_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     def view(status: GatewayStatus, per_second: float) -> None:
         raise ZeroDivisionError("nobody thought of this")
@@ -181,3 +141,30 @@ async def test_a_defect_is_told_without_the_values_of_variables(
         await app.run_async(headless=True)
     told = "".join(capsys.readouterr())
     assert app.return_code == 1 and "a defect of ours" in told and SECRET not in told
+
+
+async def test_numbers_that_cannot_be_shown_are_trouble() -> None:
+    body = json.dumps(GATEWAY)[:-1] + ', "requests": 1' + "0" * 400 + "}"
+    async with listening(saying(body)) as url, watching([], [url]) as screen:
+        await screen.shows("! NONSENSE", "OverflowError")
+        await screen.says("check --gateway-url")
+        assert screen.app.pollers[0].status is None
+
+
+async def test_moments_that_no_clock_has() -> None:
+    moments = ["0001-01-01T00:00:00", "0001-01-02T00:00:00+14:00", "9999-12-31T23:59:59-14:00"]
+    gateway = GATEWAY | {"swarms": [{"url": "http://x", "down_since": moment} for moment in moments]}
+    log = [{"timestamp": 1e300, "message": "from the end of time"}]
+    step = {"step": 1, "batch_id": "b", "metrics": {"swarm/reward_mean": 1.5e308}, "seconds": 1e308}
+    steps = [step, step | {"step": 2, "batch_id": "c", "metrics": {"swarm/reward_mean": -1.5e308}}]
+    swarm = json.dumps(ROLLING | {"log": log, "steps": steps, "waiting_claims": 1})[:-1]
+    swarm += ', "engine_seconds": 1e999, "longest_wait_seconds": 1e999}'
+    async with (
+        listening(saying(json.dumps(gateway))) as one,
+        listening(saying(swarm)) as other,
+        watching([other], [one]) as screen,
+    ):
+        await screen.press("2")
+        await screen.shows("● ROLLING for - ", "the longest for -", "--:--:-- [log] from the end of time")
+        await screen.press("3", "w")
+        await screen.shows(*(f"! {moment[:8]}" for moment in moments))

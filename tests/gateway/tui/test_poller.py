@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,50 +14,15 @@ from gateway.tui.client import STEPS, Reason
 from gateway.tui.poller import FEW_STEPS, MonitorLog, StepHistory, SwarmPoller
 from gateway.tui.targets import make_targets
 from swarm.protocol import LogEntry
-from swarm.server.config import ServerConfig
-from swarm.server.run import serve
 from swarm.states import EngineState
 from swarm.types import StepResult
-from tests.gateway.tui.conftest import DEADLINE, watching
+from tests.gateway.tui.conftest import DEADLINE
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
 
 overrides = server.overrides
 rig = server.rig
-
-
-@asynccontextmanager
-async def swarm_server(run_dir: Path, port: int = 0) -> AsyncGenerator[str]:
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(ServerConfig(port=port, run_dir=run_dir), on_ready=url.set_result))
-    try:
-        await asyncio.wait({task, url}, return_when=asyncio.FIRST_COMPLETED)
-        yield url.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_path: Path) -> None:
-    async with swarm_server(tmp_path) as url:
-        watch = watching([url])
-        screen = await watch.__aenter__()
-        try:
-            await screen.shows("the swarm server answers", "○ OFFLINE")
-        except BaseException:
-            await watch.__aexit__(None, None, None)
-            raise
-    try:
-        await screen.shows("the swarm server does not answer", "! AWAY", "the data below is", "○ OFFLINE")
-        await screen.says(f"no swarm server answers at {url}")
-        await screen.until(lambda _: screen.app.pollers[0].failures >= 3)
-        async with swarm_server(tmp_path, int(url.rpartition(":")[2])):
-            await screen.press("r")
-            await screen.shows("the swarm server answers", "○ OFFLINE", "answers again, after")
-            await screen.until(lambda text: "! AWAY" not in text)
-    finally:
-        await watch.__aexit__(None, None, None)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from swarm.protocol import (
     ServerStatus,
 )
 from swarm.states import EngineState
+from swarm.types import StepResult
 
 POOL = PoolInformation(
     batch_size=4,
@@ -137,6 +138,19 @@ def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:
     assert tasks.note == "1 complete, 3 begun; a batch takes 4"
     assert [row.cells[0] for row in tasks.rows] == ["two", "one", "new", "whole"]
     assert list(tasks.rows[0].cells[2:]) == ["1", "6 to come"]
+
+
+def test_curves_are_of_the_metrics_that_the_steps_have() -> None:
+    steps = [
+        StepResult(step=n, batch_id=str(n), metrics={"swarm/reward_mean": value}, seconds=2.0)
+        for n, value in enumerate((0.1, 0.9, 1e308, 0.5), 1)
+    ]
+    rows = view(status(), steps, [6.0, 12.0]).tables["curves"].rows
+    assert [tuple(row.cells) for row in rows] == [
+        ("reward", "0.5", "0.1", "0.9", "▁█▅"),
+        ("seconds/step", "2", "2", "2", "▁▁▁▁"),
+        ("episodes/min", "12", "6", "12", "▁█"),
+    ]
 
 
 def test_losses_are_counted_under_their_titles() -> None:

@@ -128,12 +128,14 @@ async def test_the_runner_keeps_the_judges_reason(scripted: ScriptedJudge, open_
     assert caught.value.code == "judge_refused"
 
 
-async def test_calls_are_capped(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
-    judge = open_judge("pointwise", endpoint={"max_calls": 3})
-    await judge.on_compute_relative_reward(TASK, answers(3, 4), context())
-    with pytest.raises(HookError, match="all 3 calls of max_calls") as caught:
-        await judge.on_compute_relative_reward(TASK, answers(5, 6), context())
-    assert caught.value.code == "judge_budget"
+async def test_calls_are_capped_over_all_judges_of_a_client(scripted: ScriptedJudge) -> None:
+    client = JudgeClient(Endpoint.model_validate({**scripted.endpoint, "max_calls": 3}))
+    settings = {"endpoint": scripted.endpoint}
+    pointwise = make_judge({"kind": "pointwise", **settings}, client)
+    await pointwise.on_compute_relative_reward(TASK, answers(3, 4), context())
+    error = await failing(make_judge({"kind": "pairwise", **settings}, client))
+    await client.aclose()
+    assert (error.code, "all 3 calls of max_calls" in error.message) == ("judge_budget", True)
     assert len(scripted.bodies) <= 3
 
 
@@ -152,19 +154,26 @@ async def test_money_is_capped_before_it_is_spent(scripted: ScriptedJudge, open_
     assert spent.cost <= 0.02
 
 
-async def test_what_is_not_stated_costs_the_most_it_can(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
-    body = completion('{"explanation": "", "scores": [{"criterion": "quality", "score": 4}]}')
-    scripted.replies = [JSONResponse({**body, "usage": None})]
-    judge = open_judge("pointwise", endpoint={"output_price": 1.0}, max_tokens=1000)
-    await judge.on_compute_relative_reward(TASK, answers(4), context())
-    assert judge.client.spent.cost == pytest.approx(1000e-6)
+async def test_a_call_costs_its_usage_or_the_most_it_can_or_nothing(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    def judge() -> Any:
+        return open_judge("listwise", orders=1, endpoint={"output_price": 1.0, "attempts": 1}, max_tokens=1000)
 
-
-async def test_a_call_that_was_refused_costs_nothing(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    refused, silent, hanging = judge(), judge(), judge()
     scripted.replies = [refusal(401)]
-    judge = open_judge("pointwise", endpoint={"output_price": 1.0})
-    await failing(judge)
-    assert judge.client.spent.cost < 30e-6  # at most the other answer's call, which was made beside it
+    await failing(refused)
+    assert refused.client.spent.cost == 0
+    scripted.replies = [JSONResponse({**completion('{"verdicts": [{"answer": 1, "score": 4}]}'), "usage": None})]
+    await silent.on_compute_relative_reward(TASK, answers(4), context())
+    assert silent.client.spent.cost == pytest.approx(1000e-6)
+    released = asyncio.Event()
+    scripted.hold = lambda: _wait(released)
+    try:
+        await failing(hanging, seconds=0.2)
+    finally:
+        released.set()
+    assert hanging.client.spent.cost == pytest.approx(1000e-6)
 
 
 async def test_the_same_question_is_asked_once(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
@@ -173,13 +182,10 @@ async def test_the_same_question_is_asked_once(scripted: ScriptedJudge, open_jud
     again = await judge.on_compute_relative_reward(TASK, answers(1, 2), context("another"))
     assert first == again
     assert (len(scripted.bodies), judge.client.spent.cache_hits) == (2, 2)
-
-
-async def test_the_cache_is_bounded(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
-    judge = open_judge("pointwise", endpoint={"cache_entries": 1})
+    bounded = open_judge("pointwise", endpoint={"cache_entries": 1})
     for quality in (1, 2, 1):
-        await judge.on_compute_relative_reward(TASK, answers(quality), context())
-    assert len(scripted.bodies) == 3
+        await bounded.on_compute_relative_reward(TASK, answers(quality), context())
+    assert len(scripted.bodies) == 2 + 3
 
 
 async def test_what_the_server_refuses_is_left_out_from_then_on(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
@@ -204,15 +210,6 @@ async def test_the_key_comes_from_the_environment(
     assert (scripted.bodies[0]["model"], scripted.bodies[0]["seed"]) == ("judge", 5)
     # vLLM refuses a body that is not called JSON
     assert all(one["content-type"] == "application/json" for one in scripted.headers)
-
-
-async def test_judges_of_one_client_share_its_caps(scripted: ScriptedJudge) -> None:
-    client = JudgeClient(Endpoint.model_validate({**scripted.endpoint, "max_calls": 1}))
-    settings = {"endpoint": scripted.endpoint}
-    await make_judge({"kind": "listwise", **settings}, client).on_compute_relative_reward(TASK, answers(1), context())
-    error = await failing(make_judge({"kind": "pairwise", **settings}, client))
-    await client.aclose()
-    assert error.code == "judge_budget"
 
 
 async def test_meters_count_what_is_spent_inside(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
@@ -276,14 +273,3 @@ parts:
     score = await runner.score(TASK, [*answers(2, 8), answer("nothing", 2)], context())
     assert score.values == pytest.approx([2 / 9, 8 / 9, 0.0])
     assert score.rewards[1].components["listwise.score"] == pytest.approx(8 / 9)
-
-
-async def test_a_call_that_is_given_up_is_paid_for(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
-    released = asyncio.Event()
-    scripted.hold = lambda: _wait(released)
-    judge = open_judge("listwise", orders=1, endpoint={"output_price": 1.0}, max_tokens=1000)
-    try:
-        await failing(judge, seconds=0.2)
-    finally:
-        released.set()
-    assert judge.client.spent.cost == pytest.approx(1000e-6)

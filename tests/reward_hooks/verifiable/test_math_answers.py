@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,26 +21,25 @@ needs_math_verify = pytest.mark.skipif(
 )
 
 
-@needs_math_verify
-def test_equal_expressions_are_equal_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the worker is ours, whatever packages there are where the gateway is started
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "reward_hooks").mkdir()
-    (tmp_path / "reward_hooks/__init__.py").write_text("raise SystemExit('imported from the working directory')")
+@pytest.fixture(scope="module")
+def hook(tmp_path_factory: pytest.TempPathFactory) -> Math:
+    """Its worker is started in a folder with a package of our name, which it must not import."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "reward_hooks").mkdir()
+    (folder / "reward_hooks/__init__.py").write_text("raise SystemExit('imported from the working directory')")
     hook = Math()
+    with contextlib.chdir(folder):
+        assert values(hook, ["1"], answered("1")) == [1]
+    return hook
+
+
+@needs_math_verify
+def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
     texts = ["It is $\\frac{1}{2}$.", "so 0.5", "2/4", "\\boxed{\\frac{2}{4}}", "50", "no idea", "9^9^9^9^9^9", ""]
     assert values(hook, texts, answered("\\frac{1}{2}")) == [1, 1, 1, 1, 0, 0, 0, 0]
     assert values(hook, ["1,000", "1000.0", "100"], answered([1000, "7"])) == [1, 1, 0]
-    with pytest.raises(HookError) as caught:
-        values(hook, ["1"], answered("no mathematics at all"))
-    assert caught.value.code == "bad_reference"
     with pytest.raises(HookError, match="metadata"):
         values(hook, ["1"], answered(None))
-
-
-@pytest.fixture(scope="module")
-def hook() -> Math:
-    return Math()
 
 
 @needs_math_verify
@@ -98,7 +97,7 @@ def test_mathematics_is_read_as_people_write_it(hook: Math, reference: str, righ
 
 @needs_math_verify
 @pytest.mark.parametrize("reference", ["no mathematics at all", "Paris", "so it is"])
-def test_what_is_no_mathematics_is_no_reference(hook: Math, reference: str) -> None:
+def test_a_reference_must_be_mathematics(hook: Math, reference: str) -> None:
     with pytest.raises(HookError) as caught:
         values(hook, ["1"], answered(reference))
     assert caught.value.code == "bad_reference"

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from swarm.client import AsyncSwarmClient
-from swarm.errors import RequestError, UnavailableError
+from swarm.errors import UnavailableError
 from swarm.protocol import NO_EPISODES, POST_ROLLING
 from swarm.states import EngineState
-from swarm.types import WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_sync import engine, not_yet
@@ -43,15 +42,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_a_group_is_claimed_as_one(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.script("/claim_group", group("a", "b"))
-    episodes = await client.claim_group(2, 3.0, discard_episode_timeout=9)
-    assert [one.base_url for one in episodes] == [f"{server.url}/episodes/{uuid}/v1" for uuid in "ab"]
-    [body] = server.bodies("/claim_group")
-    assert (body["count"], body["discard_episode_timeout"], body["client_uuid"]) == (2, 9, "me")
-    assert 0 < body["wait_seconds"] <= 3
-
-
 async def test_a_claim_without_patience_tries_once(server: ScriptedServer, client: AsyncSwarmClient) -> None:
     server.script("/claim_group", not_yet(POST_ROLLING))
     with pytest.raises(UnavailableError, match="could not claim 4 episodes within 0 s") as caught:
@@ -68,29 +58,6 @@ async def test_why_a_claim_failed_is_asked_when_the_phrase_is_unknown(
     with pytest.raises(UnavailableError) as caught:
         await client.claim_group(1)
     assert caught.value.code == "engine_booting"
-
-
-async def test_too_many_episodes_are_refused_at_once(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.script("/claim_group", Answer({"error": {"message": "only 8 slots", "param": "count"}}, 400))
-    with pytest.raises(RequestError, match="only 8 slots") as caught:
-        await client.claim_group(9, 60.0)
-    assert caught.value.param == "count"
-
-
-async def test_no_server_is_told_within_the_wait(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.stop()
-    with pytest.raises(UnavailableError) as caught:
-        await client.claim_group(1, 0.05)
-    assert caught.value.code == "server_unreachable"
-
-
-async def test_a_group_end_is_repeated_after_a_lost_reply(server: ScriptedServer, client: AsyncSwarmClient) -> None:
-    server.script("/end_group", DROP, {"success": True})
-    outputs = {"a": WorkflowOutput(reward=1.0), "b": WorkflowOutput(reward=0.0)}
-    assert await client.end_group("t", outputs) == ""
-    first, second = server.bodies("/end_group")
-    assert first == second
-    assert [(end["episode_uuid"], end["workflow_output"]["reward"]) for end in first["ends"]] == [("a", 1), ("b", 0)]
 
 
 async def test_many_are_aborted_and_nothing_is_raised(

@@ -51,6 +51,8 @@ def test_code_goes_as_a_zip(server: ScriptedServer, client: SwarmClient, folder:
     assert (given, read) == (b"PK", b"PK2")
     assert zipfile.ZipFile(io.BytesIO(packed)).read("train.py") == b"print('new')\n"
     assert {one.headers["content-type"] for one in server.requests} == {"application/zip"}
+    with pytest.raises(ConfigError, match="cannot read the code archive"):
+        client.sync_train_code(folder / "nowhere.zip")
 
 
 def test_code_for_a_running_engine_is_refused_unless_it_may_restart(
@@ -78,25 +80,11 @@ def test_an_engine_that_did_not_run_is_not_started_with_new_code(
     assert [one.path for one in server.requests] == ["/status", "/sync_train_code"]
 
 
-def test_an_archive_that_is_missing_is_told(client: SwarmClient, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the code archive"):
-        client.sync_train_code(tmp_path / "nowhere.zip")
-    with pytest.raises(ConfigError, match="no folder"):
-        client.sync_train_code_from_dir(tmp_path / "nowhere")
-
-
 def test_an_agreement_that_does_not_count_is_no_error(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/agree_sync_weight", {"success": True}, {"success": False, "failure_reason": "nothing to train"})
     assert client.agree_sync_weight().success
     assert client.agree_sync_weight().failure_reason == "nothing to train"
     assert server.bodies("/agree_sync_weight") == [{"client_uuid": "me"}] * 2
-
-
-def test_the_buffer_lists_running_episodes(server: ScriptedServer, client: SwarmClient) -> None:
-    row = {"episode_uuid": "e1", "episode_status": "claimed", "zmq_listen_result_addr": "", "llm_call_count": 3}
-    server.script("/get_episode_buffer", {"buffer": [row]})
-    [episode] = client.get_episode_buffer()
-    assert (episode.episode_uuid, episode.llm_call_count) == ("e1", 3)
 
 
 def test_the_batch_is_printed(server: ScriptedServer, client: SwarmClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,10 +134,3 @@ def test_several_engines_start_at_once_and_a_failure_names_its_server() -> None:
         assert "no memory" in str(error)
         assert error.__notes__ == [f"this is the swarm server {bad.url}"]
     assert "/stop_engine" not in {one.path for one in good.requests}
-
-
-def test_several_engines_that_roll_are_no_news() -> None:
-    with scripted(ROLLING) as one, scripted(ROLLING) as other:
-        with SwarmClient(one.url) as first, SwarmClient(other.url) as second:
-            SwarmClient.async_and_start_multi_engine([(first, JOB), (second, JOB)])
-        SwarmClient.async_and_start_multi_engine([])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from swarm.client import SwarmClient
-from swarm.errors import ConflictError, RequestError
+from swarm.errors import RequestError
 from swarm.protocol import NO_EPISODES
 from swarm.types import WorkflowOutput
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
@@ -55,17 +53,6 @@ def test_a_group_end_has_one_key_in_any_order(server: ScriptedServer, client: Sw
     client.end_group(TASK, other | one)
     first, second = keys(server, "/end_group")
     assert first == second
-
-
-@pytest.mark.parametrize(
-    "code", ["episode_timed_out", "episode_expired", "episode_aborted", "episode_deleted", "episode_ended"]
-)
-def test_a_late_end_tells_the_servers_code(server: ScriptedServer, client: SwarmClient, code: str) -> None:
-    late: dict[str, Any] = {"error": {"message": "it was idle for 240 s", "code": code}}
-    server.script("/end_episode", Answer(late, 409))
-    with pytest.raises(ConflictError, match="idle for 240 s") as caught:
-        client.end_episode(TASK, "e1", OUTPUT)
-    assert caught.value.code == code
 
 
 def test_a_task_without_id_is_refused_at_once(server: ScriptedServer, client: SwarmClient) -> None:

@@ -89,17 +89,6 @@ def test_a_claim_that_may_have_been_granted_is_withdrawn(server: ScriptedServer)
     assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [lost]
 
 
-def test_a_claim_that_nobody_heard_is_not_withdrawn(server: ScriptedServer) -> None:
-    server.stop()
-    with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client:
-        with pytest.raises(UnavailableError):
-            client.claim_group(2, 0.0)
-        server.start()
-        server.script("/claim_group", group("a", "b"))
-        client.claim_group(2, 5.0)
-    assert [one.path for one in server.requests] == ["/claim_group"]
-
-
 def test_much_that_is_owed_does_not_hold_a_claim_up(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/abort_episode", {"success": True})
     server.script("/claim_group", group("c"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -11,12 +12,13 @@ import threading
 
 import pytest
 
-from swarm.client import SwarmClient, ThrottleSchedule
+from swarm.client import EpisodeEndpoint, SwarmClient, ThrottleSchedule, auto_train_with_dataset
+from swarm.client.portal import in_thread
 from swarm.errors import StateError
-from swarm.types import WorkflowOutput
+from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
-from tests.swarm.client.test_sync import claimed, engine
+from tests.swarm.client.test_sync import JOB, claimed, engine
 from tests.swarm.client.test_watching import PATIENCE, ROLLING, SYNCING, Calls, at, loops
 
 FORGETFUL = """
@@ -117,3 +119,41 @@ def test_code_on_the_loop_cannot_wait_for_the_loop(server: ScriptedServer, clien
     server.script("/get_engine_status", engine(ROLLING))
     with pytest.raises(StateError, match="own event loop"):
         client.begin_episode(throttle_policy=ThrottleSchedule(lambda _: client.get_global_step()))
+
+
+def test_ctrl_c_waits_for_the_agents_that_run(server: ScriptedServer) -> None:
+    server.script("/status", {**at(1, 0), "job": JOB.model_dump(mode="json")})
+    server.script("/claim_episode", claimed())
+    for path in ("/end_episode", "/abort_episode", "/withdraw_claim"):
+        server.script(path, {"success": True})
+    finished: list[str] = []
+
+    def agent(task: Task, _: EpisodeEndpoint) -> WorkflowOutput:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(0.1)  # the interrupt arrives meanwhile
+        finished.append(task.task_id)
+        return WorkflowOutput(reward=1.0)
+
+    with SwarmClient(server.url, policy=QUICK) as client:
+        with pytest.raises(KeyboardInterrupt):
+            auto_train_with_dataset([Task(task_id="t")], client, agent, num_repeat=1, progress=False)
+        assert finished == ["t"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("abandon", [False, True])
+async def test_a_cancelled_call_waits_for_its_thread_unless_it_may_be_abandoned(abandon: bool) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+
+    call = asyncio.create_task(in_thread(work, abandon=abandon)())
+    assert await asyncio.to_thread(began.wait, PATIENCE)
+    call.cancel()
+    done, _ = await asyncio.wait([call], timeout=PATIENCE if abandon else 0.05)
+    assert bool(done) is abandon
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call

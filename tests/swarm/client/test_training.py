@@ -18,7 +18,7 @@ from swarm.client import (
     auto_train_with_dataset,
     auto_train_with_dataset_async,
 )
-from swarm.errors import ConfigError, ConflictError, UnavailableError
+from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.types import Task, WorkflowOutput
@@ -110,12 +110,6 @@ async def test_claims_that_wait_when_the_last_step_is_done_are_given_up(rolling:
     assert (report.finished, report.failed, report.last_step) == (0, 0, 100)
 
 
-async def test_nothing_begins_when_all_steps_are_done(rolling: ScriptedServer, train: Train) -> None:
-    rolling.script("/status", at(100))
-    assert (await train(TASKS, reward)).finished == 0
-    assert rolling.bodies("/claim_episode") == []
-
-
 async def test_an_agent_that_fails_at_times_is_counted(rolling: ScriptedServer, train: Train) -> None:
     def agent(task: Task) -> WorkflowOutput:
         if task.task_id == "b":
@@ -156,12 +150,6 @@ async def test_what_can_be_read_only_once_has_one_epoch(rolling: ScriptedServer,
 async def test_a_server_without_a_job_is_told(rolling: ScriptedServer, train: Train) -> None:
     rolling.script("/status", at(0, job=None))
     with pytest.raises(ConflictError, match="no job"):
-        await train(TASKS, reward)
-
-
-async def test_a_server_that_is_away_is_told(server: ScriptedServer, train: Train) -> None:
-    server.stop()
-    with pytest.raises(UnavailableError):
         await train(TASKS, reward)
 
 

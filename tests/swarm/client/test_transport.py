@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,65 +15,8 @@ from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_sync import claimed
 
-BODY = b'{"engine_status": "ENGINE.ROLLING"}'
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(BODY)
 #: A call that fails twice waits this long, which no test here does.
 SLOW = RetryPolicy(attempts=3, base=1000.0, cap=1000.0, total=5000.0)
-
-
-class KeptAlive:
-    """Keeps its first connection alive for one answer, then breaks it under the second request, as a server does that
-    was killed while the connection idled; from then on it answers every request."""
-
-    def __init__(self) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.connections = 0
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listening.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            self.connections += 1
-            with connection:
-                answered = 0
-                while connection.recv(65536):
-                    if self.connections == 1 and answered == 1:
-                        break
-                    connection.sendall(HEAD + BODY)
-                    answered += 1
-
-
-@pytest.fixture
-def kept_alive() -> Iterator[KeptAlive]:
-    server = KeptAlive()
-    yield server
-    server.close()
-
-
-def test_a_connection_that_broke_is_replaced_at_once(kept_alive: KeptAlive) -> None:
-    with SwarmClient(kept_alive.url, policy=SLOW) as client:
-        for _ in range(3):
-            client.get_engine_status()
-    assert kept_alive.connections == 2
-
-
-def test_even_a_policy_of_one_try_bears_a_broken_connection(kept_alive: KeptAlive) -> None:
-    with SwarmClient(kept_alive.url, policy=RetryPolicy(attempts=1)) as client:
-        for _ in range(2):
-            client.get_engine_status()
 
 
 def test_only_the_first_repetition_is_at_once(server: ScriptedServer) -> None:
@@ -121,15 +63,6 @@ def test_an_answer_that_trickles_in_is_bounded() -> None:
         finally:
             over.set()
         serving.result(30)
-
-
-def test_a_closed_client_says_so(server: ScriptedServer) -> None:
-    client = SwarmClient(server.url)
-    client.close()
-    client.close()
-    with pytest.raises(StateError, match="closed"):
-        client.get_engine_status()
-    assert server.requests == []
 
 
 def test_a_close_ends_what_waits_between_its_polls(server: ScriptedServer) -> None:

@@ -146,7 +146,8 @@ def test_a_status_is_watched_inside_a_block(server: ScriptedServer, client: Swar
 
 @pytest.mark.anyio
 async def test_async_callbacks_are_awaited(server: ScriptedServer, anyio_backend: str) -> None:
-    server.script("/status", at(1, 0), at(2, 1, SYNCING), at(5, 3, SYNCING), at(5, 3, SYNCING))
+    both_added = threading.Event()
+    server.script("/status", at(1, 0), Answer(at(2, 1, SYNCING), wait=both_added), at(5, 3, SYNCING), at(5, 3, SYNCING))
     called = asyncio.Semaphore(0)
     plain = Calls()
 
@@ -157,6 +158,7 @@ async def test_async_callbacks_are_awaited(server: ScriptedServer, anyio_backend
     async with AsyncSwarmClient(server.url, policy=QUICK) as client:
         await client.add_entering_weight_sync_callback(plain)
         await client.add_entering_weight_sync_callback(callback)
+        both_added.set()
         async with asyncio.timeout(PATIENCE):
             for _ in range(3):
                 await called.acquire()

@@ -108,10 +108,6 @@ def test_any_error_body_is_quoted(body: Any, said: str) -> None:
     assert said in wire.error_of(wire.STOP_ENGINE, reply(body, 400)).message
 
 
-def test_a_wrong_token_says_where_it_comes_from() -> None:
-    assert "SWARM_TOKEN" in wire.error_of(wire.STATUS, reply({}, 401)).message
-
-
 def test_what_a_token_may_not_is_not_blamed_on_its_absence() -> None:
     body = {"error": {"message": "code sync is off", "code": "code_sync_disabled"}}
     assert "SWARM_TOKEN" not in wire.error_of(wire.STATUS, reply(body, 403)).message
@@ -133,13 +129,3 @@ def test_a_token_that_no_header_takes_is_refused_at_once(token: str) -> None:
     with pytest.raises(ConfigError, match="SWARM_TOKEN") as caught:
         SwarmClient("http://x", token)
     assert token not in caught.value.message
-
-
-def test_retry_after_is_kept() -> None:
-    assert wire.error_of(wire.STATUS, reply({}, 503, retry_after="9")).retry_after == 9.0
-
-
-def test_success_false_is_a_conflict_and_a_note_on_success_is_not() -> None:
-    with pytest.raises(ConflictError, match="/stop_engine: because"):
-        wire.read_answer(wire.STOP_ENGINE, reply({"success": False, "error": "because"}))
-    assert wire.read_answer(wire.STOP_ENGINE, reply({"success": True, "error": "note"})).error == "note"

@@ -87,35 +87,6 @@ async def test_a_request_arrives_as_it_was_given(http: HttpClient) -> None:
             assert came.get_nowait()[0] == line
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nContent-Length: 5\r\n\r\nhello",
-        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
-        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nConnection: close\r\n\r\nhello",
-        b"HTTP/1.0 201 Created\r\nX-Said: yes\r\n\r\nhello",
-        b"HTTP/1.1 103 Early Hints\r\nx-said: no\r\n\r\n"
-        b"HTTP/1.1 201 Created\r\nX-Said: yes\r\nContent-Length: 5\r\n\r\nhello",
-    ],
-)
-async def test_an_answer_of_any_framing_is_read_whole(http: HttpClient, answer: bytes) -> None:
-    async with serving(saying(answer)) as url:
-        whole = await http.post(url, b"", {})
-    assert (whole.status, whole.headers.get("x-said"), whole.content) == (201, "yes", b"hello")
-
-
-async def test_answers_without_a_body_leave_the_connection_to_the_next(http: HttpClient) -> None:
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asked(reader)
-        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-        await asked(reader)
-        writer.write(OK)
-
-    async with serving(handle) as url:
-        assert (await http.post(url, b"x", {})).content == b""
-        assert (await http.post(url, b"x", {})).content == b"ok"
-
-
 async def test_parts_come_as_they_are_sent(http: HttpClient) -> None:
     seen = asyncio.Event()
 
@@ -206,28 +177,6 @@ async def test_who_leaves_an_answer_or_is_cancelled_ends_the_call_there(http: Ht
         await gone.acquire()
 
 
-async def test_a_reader_that_is_slow_holds_the_server_up_and_loses_nothing(http: HttpClient) -> None:
-    piece, count = b"x" * 1024 * 1024, 8
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(2):
-            await asked(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (len(piece) * count))
-            for _ in range(count):
-                writer.write(piece)
-                await writer.drain()
-
-    async with serving(handle) as url:
-        async with http.posted(url, b"", {}) as answer:
-            size = 0
-            async for part in answer.parts():
-                size += len(part)
-                await asyncio.sleep(0)
-        assert size == len(piece) * count
-        # over the same connection
-        assert len((await http.post(url, b"", {})).content) == size
-
-
 async def test_an_idle_connection_is_closed_in_time() -> None:
     closed = asyncio.Event()
 
@@ -296,14 +245,6 @@ async def test_closing_makes_no_whole_answer_of_half_a_one(http: HttpClient, who
         await http.close()
         with pytest.raises(ConnectionBrokenError):
             await rest
-
-
-async def test_what_a_server_says_unasked_makes_its_connection_useless() -> None:
-    http = HttpClient(keepalive=60)
-    async with serving(saying(OK + OK, OK)) as url:
-        for _ in range(2):
-            assert (await http.post(url, b"", {})).content == b"ok"
-    await http.close()
 
 
 @pytest.mark.parametrize(

@@ -137,14 +137,14 @@ async def test_malformed_frames_and_messages_before_hello_are_dropped(link: Engi
 
 
 async def test_silent_role_is_reported_once() -> None:
-    async with EngineLink(TOKEN, heartbeat_timeout=0.3) as link:
+    async with EngineLink(TOKEN, heartbeat_timeout=0.2) as link:
         with EngineEnd("rollout", link.address, TOKEN, heartbeat_interval=60.0):
             await hello(link)
             with pytest.raises(LinkError, match=r"rollout has been silent for 0\.\d s"):
                 await receive(link)
             assert link.roles == frozenset()
             with pytest.raises(TimeoutError):
-                await receive(link, seconds=0.5)
+                await receive(link, seconds=0.3)
 
 
 async def test_heartbeats_keep_a_role_alive() -> None:
@@ -157,13 +157,13 @@ async def test_heartbeats_keep_a_role_alive() -> None:
 
 
 async def test_silence_after_finished_is_no_error() -> None:
-    async with EngineLink(TOKEN, heartbeat_timeout=0.2) as link:
+    async with EngineLink(TOKEN, heartbeat_timeout=0.1) as link:
         with EngineEnd("driver", link.address, TOKEN) as driver:
             await hello(link)
             driver.send(Finished())
         assert await receive(link) == ("driver", Finished())
         with pytest.raises(TimeoutError):
-            await receive(link, seconds=0.6)
+            await receive(link, seconds=0.3)
 
 
 async def test_close_delivers_what_was_sent(link: EngineLink) -> None:

@@ -26,26 +26,6 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_who_asks_late_is_told_at_once_and_who_was_forgotten_never() -> None:
-    once, told = Once(), list[str]()
-
-    def first() -> None:
-        told.append("first")
-
-    def second() -> None:
-        told.append("second")
-
-    once.tell(first)
-    once.tell(second)
-    once.forget(second)
-    assert told == [] and not once.happened
-    once.happen()
-    once.happen()
-    assert told == ["first"] and once.happened
-    once.tell(second)
-    assert told == ["first", "second"]
-
-
 def test_all_are_told_though_one_fails_and_none_that_is_forgotten_meanwhile() -> None:
     once, told = Once(), list[str]()
 
@@ -89,13 +69,6 @@ async def test_a_block_ends_with_the_first_error_and_cleans_up_before() -> None:
     await asyncio.wait_for(task, 20)
     assert events == ["cleaned up", "one", "went on"]
     assert task.cancelling() == 0
-
-
-async def test_what_ends_by_itself_is_not_interrupted_later() -> None:
-    with Interruptible() as block:
-        await turns()
-    block.interrupt(StopError())
-    await turns()
 
 
 async def test_an_error_of_the_block_itself_stands() -> None:
@@ -158,30 +131,6 @@ async def test_blocks_within_each_other_end_with_their_own_errors() -> None:
     assert seen == ["inner", "outer"]
 
 
-async def test_both_at_once_end_the_outer_block() -> None:
-    outer, inner = Interruptible(), Interruptible()
-
-    async def work() -> None:
-        with outer, inner:
-            await forever()
-
-    task = asyncio.create_task(work())
-    await turns(1)
-    inner.interrupt(StopError("inner"))
-    outer.interrupt(StopError("outer"))
-    with pytest.raises(StopError, match="outer"):
-        await asyncio.wait_for(task, 20)
-
-
-async def test_a_task_that_interrupts_itself_hears_of_it_within_its_block_or_never() -> None:
-    with Interruptible() as block:
-        block.interrupt(StopError())
-    await turns()
-    with pytest.raises(StopError), Interruptible() as block:
-        block.interrupt(StopError())
-        await asyncio.wait_for(forever(), 20)
-
-
 def messages(*kinds: str) -> Callable[[], Awaitable[Any]]:
     """ASGI's receive, which has nothing more to say after these."""
     left = [{"type": kind} for kind in kinds]
@@ -207,20 +156,38 @@ async def test_work_ends_with_its_caller() -> None:
     assert cancelled.is_set()
 
 
-async def test_work_whose_caller_stays_is_done_and_leaves_nothing_behind() -> None:
-    async def work() -> int:
-        await turns()
-        return 7
-
-    before = asyncio.all_tasks()
-    assert await until_gone(messages("http.request"), work()) == 7
-    await turns()
-    assert asyncio.all_tasks() == before
-
-
 async def test_what_is_wrong_with_the_connection_ends_the_work() -> None:
     async def receive() -> Any:
         raise OSError("broken")
 
     with pytest.raises(OSError, match="broken"):
         await asyncio.wait_for(until_gone(receive, forever()), 20)
+
+
+def test_who_asks_late_is_told_at_once_and_who_was_forgotten_never() -> None:
+    once, told = Once(), list[str]()
+
+    def first() -> None:
+        told.append("first")
+
+    def second() -> None:
+        told.append("second")
+
+    once.tell(first)
+    once.tell(second)
+    once.forget(second)
+    assert told == [] and not once.happened
+    once.happen()
+    once.happen()
+    assert told == ["first"] and once.happened
+    once.tell(second)
+    assert told == ["first", "second"]
+
+
+async def test_a_task_that_interrupts_itself_hears_of_it_within_its_block_or_never() -> None:
+    with Interruptible() as block:
+        block.interrupt(StopError())
+    await turns()
+    with pytest.raises(StopError), Interruptible() as block:
+        block.interrupt(StopError())
+        await asyncio.wait_for(forever(), 20)

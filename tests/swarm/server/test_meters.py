@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from swarm.server.journal.rows import (
-    BatchRow,
     CallRow,
     EndedHow,
     EndRow,
-    EpisodeRow,
-    QuarantineRow,
-    StateRow,
-    StepRow,
 )
-from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Rate, Reasons
+from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
-from swarm.types import StepResult
+from swarm.tokens import ModelCall, Timeline, Trajectory
 
 
 class Clock:
@@ -54,35 +48,6 @@ def ended(how: EndedHow = "ended", drop_reason: str = "", one: Trajectory | None
     return EndRow("e", "c", EpisodeState.DELETED, how, 0.0, drop_reason=drop_reason, trajectory=one)
 
 
-def test_each_record_is_counted_once() -> None:
-    meters = Meters(Clock())
-    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1, 0, 1])] * 2)])
-    for record in (
-        EpisodeRow("e", "c", "train", b"", 1.0, 1.0, 0.0),
-        CallRow("e", call(3)),
-        QuarantineRow("e", "3 token ids, 2 log-probabilities"),
-        QuarantineRow("f", "4 token ids, 1 log-probabilities"),
-        ended(one=trajectory([1])),
-        ended(),
-        ended(drop_reason="quarantined: 3 token ids"),
-        ended(drop_reason="no completed LLM call was recorded"),
-        ended("idle"),
-        StateRow(["a", "b"], EpisodeState.DROPPED, reason="sampled more than 1 weight syncs", cause="stale"),
-        BatchRow(batch),
-        StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0)),
-    ):
-        meters.observe(record)
-    value = meters.registry.get_sample_value
-    assert value("swarm_claimed_episodes_total", {"type": "train"}) == 1
-    assert value("swarm_tokens_total", {"kind": "sampled"}) == 3
-    assert meters.outcomes == {"trainable": 1, "eval": 1, "untrainable": 2, "idle": 1}
-    assert meters.quarantined.counts() == {"N token ids, N log-probabilities": 2}
-    assert meters.dropped.counts() == {"stale": 2, "no completed LLM call was recorded": 1}
-    assert value("swarm_trained_episodes_total") == 2
-    assert value("swarm_tokens_total", {"kind": "trained"}) == 4
-    assert value("swarm_step_seconds_sum") == 3.0
-
-
 def test_what_its_client_gave_up_is_counted_by_the_kind_of_its_reason() -> None:
     meters = Meters(Clock())
     for reason in (
@@ -114,15 +79,6 @@ def test_what_was_given_up_before_it_sampled_is_not_dropped() -> None:
     assert (meters.outcomes, meters.dropped.counts()) == ({"aborted": 1}, {})
 
 
-def test_a_batch_that_is_trained_twice_counts_once() -> None:
-    meters = Meters(Clock())
-    meters.observe(BatchRow(TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[trajectory([1])])])))
-    step = StepRow("r", StepResult(step=1, batch_id="b", metrics={}, seconds=3.0))
-    meters.observe(step)
-    meters.observe(step)
-    assert meters.registry.get_sample_value("swarm_tokens_total", {"kind": "trained"}) == 1
-
-
 def test_rates_are_means_over_the_window() -> None:
     clock = Clock()
     meters = Meters(clock)
@@ -136,14 +92,6 @@ def test_rates_are_means_over_the_window() -> None:
     assert meters.rates().episodes_per_minute == 10.0
     clock.now += 2
     assert meters.rates().episodes_per_minute == 0.0
-
-
-def test_a_rate_forgets_as_it_is_fed() -> None:
-    rate = Rate()
-    for second in range(1000):
-        rate.add(1, float(second))
-        rate.add(1, second + 0.5)
-    assert rate.sum(999.5) == 120
 
 
 def test_reasons_are_bounded() -> None:

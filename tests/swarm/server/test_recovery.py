@@ -61,13 +61,6 @@ def test_a_journal_whose_job_cannot_be_read() -> None:
         Controller(CONFIG).open(MemoryJournal(Recovered(run_id="r", job_yaml=job_yaml)))
 
 
-def test_a_new_journal() -> None:
-    controller = Controller(CONFIG)
-    controller.open(MemoryJournal())
-    assert not controller.has_job
-    assert controller.engine_status().engine_status_detail == "no training job yet"
-
-
 @pytest.mark.anyio
 async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")

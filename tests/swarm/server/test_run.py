@@ -36,12 +36,6 @@ async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_beyond_loopback_without_a_token(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="without a token"):
-        await serve(ServerConfig(host="0.0.0.0", port=0, run_dir=tmp_path))
-
-
-@pytest.mark.anyio
 async def test_a_run_folder_of_another_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal.open(tmp_path / JOURNAL_NAME)
     try:

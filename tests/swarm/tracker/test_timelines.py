@@ -54,11 +54,6 @@ def test_next_turn_extends_with_masked_tokens_in_between() -> None:
     assert (timeline.min_policy_version, timeline.max_policy_version, timeline.num_calls) == (4, 6, 2)
 
 
-def test_order_of_recording_does_not_matter_for_merging() -> None:
-    first, second = call([1], [2]), call([1, 2, 7], [3])
-    assert [full(t) for t in merge_calls([second, first])] == [[1, 2, 7, 3]]
-
-
 def test_drifted_prefix_starts_a_new_timeline() -> None:
     # the app re-rendered its history: one token of the first answer came back different
     timelines = merge_calls([call([1], [2, 3]), call([1, 2, 4, 8], [5])])
@@ -70,20 +65,6 @@ def test_two_branches_train_the_shared_answer_once() -> None:
     timelines = merge_calls([call([1], [2]), call([1, 2, 7], [3]), call([1, 2, 8], [4])])
     assert [full(t) for t in timelines] == [[1, 2, 7, 3], [1, 2, 8, 4]]
     assert [t.response_mask.tolist() for t in timelines] == [[1, 0, 1], [1]]
-
-
-def test_the_longest_matching_timeline_is_extended() -> None:
-    timelines = merge_calls([call([1], [2]), call([1, 2], [3]), call([1, 2, 3, 9], [4])])
-    assert [full(t) for t in timelines] == [[1, 2, 3, 9, 4]]
-    # [2] re-sampled after a longer history is another timeline; the third call extends the longer one
-    timelines = merge_calls([call([1], [2, 3]), call([1, 2], [3, 4]), call([1, 2, 3, 4, 9], [5])])
-    assert [full(t) for t in timelines] == [[1, 2, 3], [1, 2, 3, 4, 9, 5]]
-
-
-def test_resampled_prefix_is_absorbed() -> None:
-    (timeline,) = merge_calls([call([1], [2]), call([1], [2, 3]), call([1], [2, 3])])
-    assert full(timeline) == [1, 2, 3]
-    assert timeline.num_calls == 3
 
 
 def test_calls_without_tokens_add_nothing() -> None:

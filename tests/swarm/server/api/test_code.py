@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
-from swarm.sync.limits import ArchiveLimits
 from tests.standins.vllm import listening as serving
 from tests.swarm.sync.making import zipped
 
@@ -131,8 +129,8 @@ async def test_only_while_the_engine_is_offline(
 async def test_archives_that_are_refused(tmp_path: Path, archive: bytes) -> None:
     async with client_of(app_of(tmp_path)) as client:
         for content, headers, status, said in (
-            (b"no zip", ZIP, 400, "no zip"),
-            (b"", ZIP, 400, "no zip"),
+            (b"not a zip", ZIP, 400, "not a zip"),
+            (b"", ZIP, 400, "not a zip"),
             (archive[:-1], ZIP, 400, "cut off"),
             (archive, {"content-type": "application/json"}, 415, "application/zip"),
             (archive, {"content-type": "text/plain"}, 415, "application/zip"),
@@ -144,37 +142,6 @@ async def test_archives_that_are_refused(tmp_path: Path, archive: bytes) -> None
             assert answer.headers["x-should-retry"] == "false"
         assert (await client.post("/status", content=archive, headers=ZIP)).status_code == 415
     assert Snapshots(tmp_path / "run").selected() is None
-
-
-async def test_a_body_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while True:
-            sent += 1000
-            yield bytes(1000)
-
-    small = ArchiveLimits(max_archive_bytes=10_000)
-    monkeypatch.setattr("swarm.server.engine.snapshots.ArchiveLimits", lambda: small)
-    app = app_of(tmp_path)
-    scope = {"type": "http", "method": "POST", "path": "/sync_train_code", "query_string": b"", "root_path": ""}
-    headers = [(b"content-type", b"application/zip"), (b"transfer-encoding", b"chunked"), (b"host", b"127.0.0.1")]
-    chunks = endless()
-    answered: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": await anext(chunks), "more_body": True}
-
-    async def send(message: Any) -> None:
-        answered.append(message)
-
-    await app({**scope, "headers": headers, "client": ("127.0.0.1", 1)}, receive, send)
-    assert answered[0]["status"] == 413
-    assert sent == 11_000
-    async with client_of(app) as client:
-        answer = await client.post("/sync_train_code", content=bytes(20_000), headers=ZIP)
-        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
 
 
 async def test_a_full_disk_is_said(tmp_path: Path, archive: bytes) -> None:

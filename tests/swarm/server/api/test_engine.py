@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -79,23 +78,6 @@ async def test_status_of_a_server_without_a_job(client: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"content-type": "text/plain"}, 415),
-        ({"content-type": "application/json", "origin": "https://evil.example"}, 403),
-        ({"content-type": "application/json", "host": "evil.example"}, 421),
-    ],
-)
-async def test_a_web_page_cannot_configure_the_engine(
-    client: httpx.AsyncClient, headers: dict[str, str], status: int
-) -> None:
-    body = json.dumps({"yaml_as_string": dump_job(JOB)}).encode()
-    response = await client.post("/sync_train_config", content=body, headers=headers)
-    assert response.status_code == status
-    assert (await client.get("/status")).json()["job"] is None
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("model: tiny\nbatch_sise: 4", "batch_sise"),
@@ -120,22 +102,6 @@ async def test_a_model_that_went_away_before_the_start(client: httpx.AsyncClient
     assert response.status_code == 400
     assert str(model) in response.json()["error"]["message"]
     assert controller_of(client).state is EngineState.OFFLINE
-
-
-async def test_bodies_that_are_no_requests(client: httpx.AsyncClient) -> None:
-    for content, status, code in (
-        (b"{", 400, "malformed_json"),
-        (b"[]", 400, "malformed_json"),
-        (b"{}", 400, "invalid_request"),
-        (b"x" * 5000, 413, "payload_too_large"),
-    ):
-        response = await client.post(
-            "/sync_train_config", content=content, headers={"content-type": "application/json"}
-        )
-        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-        assert response.headers["x-request-id"]
-    assert (await client.get("/no_such_route")).json()["error"]["code"] == "route_not_found"
-    assert (await client.get("/start_engine")).status_code == 405
 
 
 async def test_status_waits_for_a_state(client: httpx.AsyncClient) -> None:

@@ -6,7 +6,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.types import StepResult
-from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig, ready
 
 pytestmark = pytest.mark.anyio
@@ -65,17 +64,6 @@ async def test_a_step_from_claim_to_record(rig: Rig) -> None:
     assert found["swarm_requests_total", requests] == 5
     chat = "/episodes/{episode_uuid}/v1/chat/completions"
     assert found["swarm_request_seconds_count", (("route", chat),)] == 4
-
-
-async def test_quarantine_is_counted_by_its_reason(rig: Rig) -> None:
-    rig.vllm.script.append(plain([1, 2], logprobs=None))
-    episode = await rig.claim()
-    await episode.chat()
-    await episode.end()
-    found = await scrape(rig)
-    (reason,) = [labels for name, labels in found if name == "swarm_quarantined_episodes_total"]
-    assert found["swarm_quarantined_episodes_total", reason] == 1
-    assert found["swarm_episodes_total", (("outcome", "untrainable"),)] == 1
 
 
 async def test_neither_callers_nor_tasks_add_time_series(rig: Rig) -> None:

@@ -16,14 +16,10 @@ from tests.swarm.server.conftest import Rig
 pytestmark = pytest.mark.anyio
 
 
-async def document(rig: Rig) -> dict[str, Any]:
+async def test_every_route_is_in_the_document_with_what_it_takes_and_needs(rig: Rig) -> None:
     answer = await rig.client.get("/openapi.json")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    return answer.json()
-
-
-async def test_every_route_is_in_the_document_which_holds_together(rig: Rig) -> None:
-    whole = await document(rig)
+    whole: dict[str, Any] = answer.json()
     assert whole["openapi"].startswith("3.1")
     schemas = whole["components"]["schemas"]
     for reference in set(references(whole)):
@@ -41,14 +37,11 @@ async def test_every_route_is_in_the_document_which_holds_together(rig: Rig) -> 
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     assert all("200" in operation["responses"] for operation in operations)
 
-
-async def test_what_a_route_takes_and_needs_is_documented(rig: Rig) -> None:
-    whole = await document(rig)
     claim = whole["paths"]["/claim_episode"]["post"]
     assert claim["requestBody"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/ClaimEpisodeRequest"
     }
-    schema = whole["components"]["schemas"]["ClaimEpisodeRequest"]
+    schema = schemas["ClaimEpisodeRequest"]
     assert set(schema["properties"]) == set(ClaimEpisodeRequest.model_fields)
     assert schema["properties"]["wait_seconds"]["maximum"] == 60
     assert claim["security"] == [{"token": ["claim"]}, {}]

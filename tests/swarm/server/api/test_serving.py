@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from msgspec import structs
 
-from swarm.credentials import TokenFile
 from swarm.states import EngineState
 from tests.standins.vllm import ENGINE_MODEL, completion_chunk, role_chunk, status, streamed, token_chunk, usage_chunk
 from tests.swarm.server.conftest import JOB, Rig, ready
@@ -157,18 +155,3 @@ async def test_who_leaves_is_cancelled_in_the_engine(rig: Rig, path: str, body: 
     async with asyncio.timeout(10):
         await rig.vllm.cancelled.wait()
     assert rig.vllm.cancellations[0] - left < 10
-
-
-async def test_it_takes_a_token_that_may_claim(rig: Rig, tmp_path: Path) -> None:
-    store = TokenFile(tmp_path)
-    keys = {scope: store.create(scope, [scope]) for scope in ("claim", "read")}
-
-    async def asked(path: str, key: str) -> int:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        return (await rig.client.post(path, json=BODY, headers=headers)).status_code
-
-    async with asyncio.timeout(10):
-        while await asked(CHAT, keys["read"]) != 403:
-            pass
-    for path in (CHAT, "/v1/completions", "/tokenize"):
-        assert [await asked(path, key) for key in ("", keys["read"], keys["claim"])] == [401, 403, 200]

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from swarm.credentials import TokenFile
+from swarm.errors import ForbiddenError
+from swarm.server.api.episodes import ClientNames
+from swarm.server.auth.ring import Caller
 from swarm.server.auth.scopes import ControlRoute
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
@@ -40,15 +43,6 @@ async def test_no_route_tells_the_ids_of_others(rig: Rig, tmp_path: Path, scope:
             for episode in (running, finished):
                 assert episode.uuid not in answer.text, path
                 assert episode.key not in answer.text, path
-
-
-async def test_what_is_told_of_ids_tells_episodes_apart(rig: Rig, tmp_path: Path) -> None:
-    theirs = [await rig.claim("theirs") for _ in range(4)]
-    await become(rig, tmp_path, "read")
-    told = {one["episode_uuid"] for one in (await rig.client.get("/status")).json()["running"]}
-    assert told == {episode.uuid[-8:] for episode in theirs} and len(told) == 4
-    pool = (await rig.client.get("/get_current_batch_rollout_pool_information")).json()
-    assert set(pool["running_episode_details"]) == told
 
 
 async def test_a_guess_ends_nothing(rig: Rig, tmp_path: Path) -> None:
@@ -101,3 +95,13 @@ async def test_a_rotated_token_keeps_its_clients(rig: Rig, tmp_path: Path) -> No
     TokenFile(tmp_path).revoke("other")
     await become(rig, tmp_path, "claim")
     assert (await rig.post("/can_continue_episode", client_uuid="mine", episode_uuid=own.uuid))["can_continue"]
+
+
+async def test_the_memory_of_names_is_bounded(overrides: dict[str, Any]) -> None:
+    ann, bob = (Caller(name, frozenset({"claim"})) for name in ("ann", "bob"))
+    names = ClientNames(limit=2)
+    for name in ("1", "2", "3"):
+        names.check(ann, name)
+    names.check(bob, "1")
+    with pytest.raises(ForbiddenError):
+        names.check(bob, "3")

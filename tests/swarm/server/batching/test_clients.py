@@ -37,42 +37,6 @@ def test_a_call_in_flight_keeps_its_client_active(clients: Clients, clock: Clock
     assert not clients.others_train("b")
 
 
-def test_all_agree_waits_for_the_active_that_take_part_only(clients: Clients, clock: Clock) -> None:
-    assert not clients.all_agreed
-    clients.take_part("a")
-    clients.take_part("b")
-    clients.seen("claims", train=True)
-    clients.agree("a")
-    clients.agree("a")
-    assert (clients.any_agreed, clients.all_agreed) == (True, False)
-    clock.now += 99
-    clients.seen("a", train=True)
-    assert not clients.all_agreed
-    clock.now += 1
-    assert clients.all_agreed
-    clients.seen("b", train=True)
-    assert not clients.all_agreed, "it is back"
-    clients.agree("b")
-    assert clients.all_agreed
-    clients.end_agreements()
-    assert (clients.any_agreed, clients.all_agreed) == (False, False)
-    clients.agree("b")
-    assert clients.all_agreed, "who takes part is counted anew"
-    clients.take_part("a")
-    assert not clients.all_agreed
-
-
-def test_an_agreement_outlives_its_client(clients: Clients, clock: Clock) -> None:
-    clients.agree("a")
-    clock.now += 100
-    assert not clients.is_active("a")
-    assert (clients.any_agreed, clients.all_agreed) == (True, True)
-    clients.seen("a", train=True)
-    assert clients.all_agreed
-    clients.take_part("b")
-    assert not clients.all_agreed
-
-
 def test_others_train(clients: Clients, clock: Clock) -> None:
     clients.seen("a", train=True)
     clients.seen("b", train=False)
@@ -103,31 +67,12 @@ def test_the_longest_unseen_are_forgotten(clients: Clients, clock: Clock) -> Non
     assert [client.dropped for _, client in clients.rows()] == [0, 0, 1]
 
 
-def test_an_active_client_that_agreed_is_forgotten_whole(clients: Clients) -> None:
-    for name in ("a", "b", "c"):
-        clients.take_part(name)
-        clients.agree(name)
-    clients.agree("d")
-    assert clients.all_agreed
-    clients.take_part("a")
-    assert not clients.all_agreed
-
-
 def test_a_client_that_is_forgotten_is_not_waited_for(clients: Clients) -> None:
     for name in ("a", "b", "c"):
         clients.take_part(name)
     for name in ("b", "c", "d"):
         clients.agree(name)
     assert clients.all_agreed
-
-
-def test_clients_with_calls_in_flight_are_never_forgotten(clients: Clients) -> None:
-    for name in ("a", "b", "c", "d"):
-        clients.begin_call(name, train=True)
-    assert len(clients.rows()) == 4
-    for name in ("a", "b", "c", "d"):
-        clients.end_call(name, train=True)
-    assert {client.in_flight for _, client in clients.rows()} == {0}
 
 
 def test_the_clock_stands_still_while_the_engine_does_not_roll(clock: Clock) -> None:

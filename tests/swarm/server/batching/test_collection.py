@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.job import CollectionMethod
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.batching.collection import Collection
-from swarm.server.journal.rows import BatchRow
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 THIRD = SwarmThrottlePolicy(ratio=0.5, current_task_id="more")
@@ -81,72 +79,6 @@ def test_time_in_which_the_engine_does_not_roll_does_not_count(clock: Clock) -> 
     assert collection.ready
 
 
-def test_an_agreement_needs_a_method_that_asks_for_it(clock: Clock) -> None:
-    assert "finish_enough_tasks" in Collection(job(), 100.0, clock).agree("me")
-    collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
-    run(collection, "me", "a", "a")
-    assert collection.agree("me") == ""
-    assert collection.ready and not collection.in_vain
-
-
-@pytest.mark.parametrize("collects", ["any_client_agree_sync_weight", "all_clients_agree_sync_weight"])
-def test_an_agreement_waits_for_something_to_train_while_one_runs(collects: CollectionMethod, clock: Clock) -> None:
-    collection = Collection(job(collection=collects), 100.0, clock)
-    run(collection, "me", "a")
-    collection.claimed("other", "train")
-    assert collection.agree("me") == ""
-    assert not (collection.ready or collection.in_vain)
-    collection.released("other", "train", "", "ended")
-    collection.add("other", trajectory("a"))
-    assert collection.ready == (collects == "any_client_agree_sync_weight")
-    collection.agree("other")
-    assert collection.ready and not collection.in_vain
-
-
-def test_an_agreement_with_nothing_to_train_and_nothing_running_is_in_vain(clock: Clock) -> None:
-    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
-    run(collection, "me", "a")
-    run(collection, "other", "b")
-    collection.claimed("other", "train")
-    collection.agree("me")
-    assert not collection.in_vain, "the other client may do it"
-    collection.agree("other")
-    assert not collection.in_vain, "the episode that runs may do it"
-    collection.released("other", "train", "", "aborted")
-    assert collection.in_vain
-    collection.end_agreements()
-    assert not (collection.ready or collection.in_vain)
-    assert collection.episodes == 2, "what waits goes on waiting"
-
-
-def test_evaluation_takes_part_in_no_batch(clock: Clock) -> None:
-    collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
-    run(collection, "me", "a", "a")
-    for how in ("ended", "aborted"):
-        collection.claimed("eval", "eval")
-        collection.released("eval", "eval", "", how)
-    collection.claimed("begins", "train")
-    collection.agree("me")
-    assert collection.ready
-    assert {row.client_uuid for row in collection.rows() if row.takes_part} == {"me"}
-    collection.released("begins", "train", "", "aborted")
-    assert not collection.ready, "it takes part from its first end or abort on"
-
-
-def test_an_agreement_holds_for_one_batch_however_often_it_is_sent(clock: Clock) -> None:
-    collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
-    run(collection, "me", "a", "a")
-    collection.agree("me")
-    batch = collection.take()
-    run(collection, "me", "b", "b")
-    collection.agree("me")
-    collection.give_back()
-    assert collection.take() is batch
-    collection.confirm(batch.batch_id)
-    assert collection.ready, "the agreement was about the next batch"
-    assert [group.task_id for group in collection.take().groups] == ["b"]
-
-
 def test_a_batch_that_is_decided_stays_ready_though_another_client_turns_up(clock: Clock) -> None:
     collection = Collection(job(collection="all_clients_agree_sync_weight"), 100.0, clock)
     run(collection, "me", "a", "a")
@@ -173,17 +105,3 @@ def test_a_batch_that_is_sent_again_decides_nothing_about_the_next(clock: Clock)
     assert not collection.ready, "nobody has agreed yet"
     collection.agree("me")
     assert collection.ready
-
-
-def test_clients_are_known_again_after_a_restart_but_not_active(clock: Clock) -> None:
-    before = Collection(job(batch_size=1), 100.0, clock)
-    run(before, "me", "a", "a", "b")
-    batch = before.take()
-    after = Collection(job(batch_size=1), 100.0, clock)
-    waiting = [("me", trajectory("b", "b1"))]
-    assert after.restore(waiting, BatchRow(batch, attempts=1)) == []
-    (row,) = after.rows()
-    assert (row.client_uuid, row.active, row.waiting) == ("me", False, 1)
-    assert after.outstanding is batch
-    assert [member.trajectory.episode_uuid for group in after.waiting() for member in group.members] == ["b1"]
-    assert after.take() is batch

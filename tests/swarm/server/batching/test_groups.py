@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import StateError
 from swarm.server.batching.groups import Dropped, GroupStore
 from swarm.server.batching.shares import Shares
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
@@ -26,56 +25,6 @@ def batch_tasks(groups: GroupStore) -> list[tuple[str, int]]:
     batch = groups.take()
     assert groups.confirm(batch.batch_id) is not None
     return [(group.task_id, len(group.trajectories)) for group in batch.groups]
-
-
-def test_a_batch_is_the_first_complete_groups_and_the_rest_stays() -> None:
-    groups = store()
-    fill(groups, "a", "b", "c", "c", "b")
-    assert groups.ready()
-    assert groups.tasks() == {"c": 2, "b": 2, "a": 1}
-    fill(groups, "d", "d")
-    assert batch_tasks(groups) == [("c", 2), ("b", 2)]
-    assert not groups.ready()
-    assert groups.tasks() == {"d": 2, "a": 1}
-    fill(groups, "a")
-    assert groups.episodes == 4
-
-
-def test_a_task_that_comes_again_makes_another_group() -> None:
-    groups = store()
-    fill(groups, "a", "a", "a", "a")
-    assert batch_tasks(groups) == [("a", 2), ("a", 2)]
-
-
-def test_a_batch_is_out_until_its_step_is_done() -> None:
-    groups = store(batch_size=1)
-    fill(groups, "a", "a", "b", "b")
-    batch = groups.take()
-    assert groups.outstanding is batch
-    assert not groups.ready()
-    with pytest.raises(StateError, match="still out"):
-        groups.take()
-    assert groups.confirm("another") is None
-    taken = groups.confirm(batch.batch_id)
-    assert taken is not None
-    assert (taken.batch, taken.client_uuids) == (batch, ["me", "me"])
-    assert groups.confirm(batch.batch_id) is None
-    assert not groups.give_back()
-    assert groups.take().groups[0].task_id == "b"
-
-
-def test_a_batch_that_comes_back_is_the_next_one_as_it_was() -> None:
-    groups = store()
-    fill(groups, "a", "a", "b", "b", "c", "c", "d", "d")
-    first = groups.take()
-    assert groups.give_back()
-    assert not groups.give_back()
-    assert groups.ready()
-    assert groups.take() is first
-    groups.give_back()
-    taken = groups.confirm(first.batch_id)
-    assert taken is not None
-    assert batch_tasks(groups) == [("c", 2), ("d", 2)]
 
 
 def test_a_batch_on_which_the_trainer_fails_too_often_is_dropped() -> None:
@@ -99,27 +48,6 @@ def test_a_batch_on_which_the_trainer_fails_too_often_is_dropped() -> None:
     assert batch_tasks(groups) == [("b", 2)]
 
 
-def test_clearing_drops_open_and_whole_groups_and_the_batch_that_is_out() -> None:
-    groups = store(batch_size=1)
-    fill(groups, "a", "a", "b", "b", "c")
-    batch = groups.take()
-    groups.lose("d")
-    dropped = groups.clear("another run began")
-    assert sum(len(one.episode_uuids) for one in dropped) == 5
-    assert {(one.cause, one.reason) for one in dropped} == {("cleared", "another run began")}
-    assert (groups.tasks(), groups.ready(), groups.confirm(batch.batch_id)) == ({}, False, None)
-    assert groups.clear("again") == []
-    fill(groups, "d", "d")
-    assert groups.ready()
-
-
-def test_nothing_to_take() -> None:
-    groups = store()
-    fill(groups, "a", "a", "b")
-    with pytest.raises(StateError, match="3 episodes, 1 whole groups"):
-        groups.take()
-
-
 def test_a_lost_episode_drops_its_group_once_all_have_ended() -> None:
     groups = store(batch_size=1, num_repeat=3)
     fill(groups, "a", "a")
@@ -134,16 +62,6 @@ def test_a_lost_episode_drops_its_group_once_all_have_ended() -> None:
     assert [groups.lose("a") for _ in range(3)] == [[], [], []]
     fill(groups, "a", "a", "a")
     assert groups.ready()
-
-
-@pytest.mark.parametrize("collection", ["finish_enough_episodes", "any_client_agree_sync_weight"])
-def test_methods_that_train_on_what_there_is_bear_a_loss(collection: str) -> None:
-    groups = store(batch_size=1, num_repeat=3, collection=collection)
-    fill(groups, "a", "a")
-    assert groups.lose("a") == []
-    fill(groups, "a")
-    assert groups.ready(any_agreed=True)
-    assert len(groups.take(any_agreed=True).groups[0].trajectories) == 3
 
 
 def test_losses_without_a_finished_episode_are_bounded() -> None:
@@ -167,35 +85,6 @@ def test_a_group_with_equal_rewards_is_uninformative(reward: float) -> None:
     assert batch_tasks(groups) == [("a", 2)]
 
 
-def test_enough_episodes_takes_incomplete_groups_oldest_first_but_none_of_one() -> None:
-    groups = store(batch_size=2, num_repeat=3, collection="finish_enough_episodes")
-    fill(groups, "a", "b", "c", "c", "c", "b", "d")
-    assert not groups.ready()
-    fill(groups, "d", "e")
-    assert groups.ready()
-    assert batch_tasks(groups) == [("b", 2), ("c", 3), ("d", 2)]
-    assert groups.tasks() == {"a": 1, "e": 1}
-    fill(groups, "e", "a", "f", "f")
-    assert groups.ready()
-    fill(groups, "g", "g")
-    assert batch_tasks(groups) == [("a", 2), ("e", 2), ("f", 2)], "what is beyond the number waits"
-    assert groups.tasks() == {"g": 2}
-
-
-@pytest.mark.parametrize("who", ["any", "all"])
-def test_agreement_takes_every_group_of_two(who: str) -> None:
-    groups = store(batch_size=1, num_repeat=3, collection=f"{who}_client{'s' * (who == 'all')}_agree_sync_weight")
-    fill(groups, "a")
-    assert not groups.ready(any_agreed=True, all_agreed=True)
-    fill(groups, "b", "b", "c", "c", "c", "d", "d")
-    assert not groups.ready()
-    assert groups.ready(any_agreed=True) == (who == "any")
-    assert groups.ready(any_agreed=True, all_agreed=True)
-    batch = groups.take(any_agreed=True, all_agreed=True)
-    assert [group.task_id for group in batch.groups] == ["b", "c", "d"]
-    assert groups.tasks() == {"a": 1}
-
-
 def test_old_episodes_are_dropped_with_a_whole_group_but_singly_from_an_open_one() -> None:
     groups = store(batch_size=3, num_repeat=2, max_staleness=1)
     groups.advance(1)
@@ -211,58 +100,6 @@ def test_old_episodes_are_dropped_with_a_whole_group_but_singly_from_an_open_one
     assert (dropped.episode_uuids, dropped.cause) == (("late",), "stale")
 
 
-def test_an_open_group_loses_its_old_episodes_only() -> None:
-    groups = store(batch_size=1, num_repeat=4, max_staleness=0, collection="finish_enough_episodes")
-    for version in (0, 1, 0, 1):
-        if groups.episodes < 3:
-            groups.add("me", trajectory("a", version=version))
-    (dropped,) = groups.advance(1)
-    assert len(dropped.episode_uuids) == 2
-    assert (groups.tasks(), groups.trainable) == ({"a": 1}, 0)
-
-
-def test_the_oldest_token_decides_and_losses_grow_old_too() -> None:
-    groups = store(batch_size=1, num_repeat=2, max_staleness=0)
-    groups.add("me", trajectory("a", version=1, newest=2))
-    groups.lose("b")
-    assert len(groups.advance(2)) == 1
-    fill_two = [groups.add("me", trajectory("b", version=2)) for _ in range(2)]
-    assert fill_two == [[], []]
-    assert groups.ready(), "a loss of old weights does not cost a new group"
-
-
-def test_never_stale() -> None:
-    groups = store(max_staleness=None)
-    fill(groups, "a")
-    assert groups.advance(10_000) == []
-
-
-def test_a_version_from_the_future_is_not_old_and_a_batch_that_is_out_never_is() -> None:
-    groups = store(batch_size=1, max_staleness=0)
-    groups.advance(7)
-    groups.add("me", trajectory("a", version=7))
-    groups.add("me", trajectory("a", version=7))
-    groups.add("me", trajectory("b", version=7))
-    batch = groups.take()
-    assert groups.advance(0) == [], "the engine began anew"
-    groups.give_back()
-    assert len(groups.advance(8)) == 1
-    assert groups.take() is batch
-
-
-def test_a_full_cache_waits_for_a_batch_that_is_ready_or_out() -> None:
-    groups = store(batch_size=1, max_cached_episodes=1)
-    assert groups.bound == 4
-    fill(groups, "a", "b", "b", "c")
-    reason, dropped = groups.make_room(0, 1, ready=True)
-    assert "4 finished episodes wait" in reason
-    assert dropped == []
-    groups.take()
-    assert groups.make_room(1, 1, ready=False) == ("", [])
-    assert groups.make_room(2, 1, ready=False)[0] != ""
-    assert groups.tasks() == {"a": 1, "c": 1}
-
-
 def test_a_full_cache_without_a_batch_in_sight_loses_its_oldest_open_groups() -> None:
     groups = store(batch_size=1, max_cached_episodes=1)
     groups.add("me", trajectory("a", "a1"))
@@ -273,25 +110,6 @@ def test_a_full_cache_without_a_batch_in_sight_loses_its_oldest_open_groups() ->
     assert (dropped.episode_uuids, dropped.cause) == (("a1", "b1"), "evicted")
     assert "more than 4 episodes" in dropped.reason
     assert groups.tasks() == {"c": 1, "d": 1}
-
-
-def test_a_full_cache_of_what_can_be_trained_is_an_agreement() -> None:
-    groups = store(batch_size=1, max_cached_episodes=1, collection="all_clients_agree_sync_weight")
-    fill(groups, "a", "b", "b", "c")
-    reason, dropped = groups.make_room(0, 1, ready=False)
-    assert reason
-    assert dropped == []
-    assert groups.ready()
-    assert batch_tasks(groups) == [("b", 2)]
-    fill(groups, "d", "d")
-    assert not groups.ready(), "the next one asks for agreement again"
-
-
-def test_a_full_cache_of_single_episodes_loses_the_oldest_of_them_where_clients_agree() -> None:
-    groups = store(batch_size=2, max_cached_episodes=1, collection="any_client_agree_sync_weight")
-    fill(groups, "a", "b", "a", "c", "d", "e", "f", "g")
-    assert groups.make_room(0, 1, ready=False)[0] == ""
-    assert groups.tasks() == {"a": 2, "c": 1, "d": 1, "e": 1, "f": 1, "g": 1}
 
 
 def test_a_restored_batch_comes_first_unless_it_failed_too_often() -> None:

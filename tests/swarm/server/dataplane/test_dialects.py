@@ -1,26 +1,16 @@
-"""The episode endpoint in other dialects: the SDKs of Anthropic and OpenAI over a real socket, and raw calls."""
+"""The episode endpoint in other dialects, over a real socket."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
-from starlette.responses import JSONResponse
 
 from swarm.server.engine.controller import Controller
 from tests.standins.vllm import (
-    ENGINE_MODEL,
-    PROMPT,
-    completion_chunk,
-    entries,
     plain,
     role_chunk,
-    status,
     streamed,
     token_chunk,
     usage_chunk,
@@ -29,28 +19,8 @@ from tests.swarm.server.conftest import Claimed, Rig
 
 pytestmark = pytest.mark.anyio
 
+
 HI: Any = {"role": "user", "content": "hi"}
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "description": "Look."}}
-CALLS = [
-    {"id": f"call-{k}", "type": "function", "function": {"name": "look", "arguments": json.dumps({"city": city})}}
-    for k, city in enumerate(("Rome", "Oslo"))
-]
-CALLING = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": CALLS}
-
-
-def calling_stream() -> Any:
-    """Reasoning and two calls of tools, token by token."""
-    deltas: list[dict[str, Any]] = [{"reasoning": "hm"}]
-    for index, call in enumerate(CALLS):
-        arguments = call["function"]["arguments"]
-        deltas.append({"tool_calls": [{**call, "index": index, "function": {"name": "look", "arguments": ""}}]})
-        deltas += [
-            {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
-            for piece in (arguments[:5], arguments[5:])
-        ]
-    tokens = [token_chunk([5 + k], delta=delta) for k, delta in enumerate(deltas)]
-    return streamed(role_chunk(), *tokens, token_chunk([99], "tool_calls", {}), usage_chunk(len(deltas) + 1))
 
 
 @pytest.fixture
@@ -58,224 +28,12 @@ async def episode(rig: Rig) -> Claimed:
     return await rig.claim()
 
 
-@pytest.fixture
-async def claude(episode: Claimed) -> AsyncGenerator[anthropic.AsyncAnthropic]:
-    # this SDK adds /v1 itself
-    base_url = episode.base_url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-async def sdk(episode: Claimed) -> AsyncGenerator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
-        yield client
-
-
-def sent(episode: Claimed) -> dict[str, Any]:
-    return episode.rig.vllm.requests[-1][1]
-
-
-async def test_messages_plain(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
-    message = await claude.messages.create(
-        model="claude", max_tokens=20, system="Be brief.", messages=[HI], stop_sequences=["END"]
-    )
-    assert [block.model_dump(exclude_none=True) for block in message.content] == [{"type": "text", "text": "t1 t2"}]
-    assert (message.stop_reason, message.model, message.role) == ("end_turn", "tiny", "assistant")
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(PROMPT), 2)
-    (call,) = episode.calls
-    assert (call.prompt_ids, call.response_ids) == (PROMPT, [1, 2])
-    body = sent(episode)
-    assert body["messages"] == [{"role": "system", "content": "Be brief."}, HI]
-    assert (body["model"], body["max_tokens"], body["stop"]) == (ENGINE_MODEL, 20, ["END"])
-    # a train episode samples from the policy, whatever the dialect
-    assert body["temperature"] == 0.9
-
-
-@pytest.mark.parametrize("as_stream", [False, True])
-async def test_messages_use_tools(claude: anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
-    script = episode.rig.vllm.script
-    script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
-    tools: Any = [{"name": "look", "description": "Look.", "input_schema": SCHEMA}]
-    asked: Any = {"model": "tiny", "max_tokens": 20, "tools": tools, "tool_choice": {"type": "auto"}}
-    if as_stream:
-        async with claude.messages.stream(**asked, messages=[HI]) as stream:
-            message = await stream.get_final_message()
-    else:
-        message = await claude.messages.create(**asked, messages=[HI])
-    assert message.stop_reason == "tool_use"
-    assert [block.type for block in message.content] == ["thinking", "tool_use", "tool_use"]
-    uses = [block for block in message.content if block.type == "tool_use"]
-    assert [(use.id, use.name, use.input) for use in uses] == [
-        ("call-0", "look", {"city": "Rome"}),
-        ("call-1", "look", {"city": "Oslo"}),
-    ]
-    assert sent(episode)["tools"] == [LOOK]
-    results: Any = [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"} for use in uses]
-    turns: Any = [HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
-    await claude.messages.create(**asked, messages=turns)
-    assert sent(episode)["messages"] == [
-        HI,
-        CALLING,
-        *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in CALLS),
-    ]
-    assert len(episode.calls) == 2
-
-
-async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
-    episode.rig.vllm.script.extend(
-        [
-            streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort")),
-            streamed(completion_chunk([6], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
-        ]
-    )
-    async with claude.messages.stream(model="tiny", max_tokens=20, messages=[HI]) as stream:
-        pieces = [text async for text in stream.text_stream]
-        message = await stream.get_final_message()
-    assert pieces == ["t5 ", "t6 "]
-    assert (message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("end_turn", 3, 2)
-    assert [call.response_ids for call in episode.calls] == [[5, 6]]
-
-
-@pytest.mark.parametrize("as_stream", [False, True])
-async def test_what_is_left_out_is_told(claude: anthropic.AsyncAnthropic, episode: Claimed, as_stream: bool) -> None:
-    if as_stream:
-        episode.rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
-    raw = await claude.messages.with_raw_response.create(
-        model="tiny", max_tokens=20, messages=[HI], stream=as_stream, extra_body={"unheard": 1}
-    )
-    assert raw.headers["x-swarm-left-out"] == "unheard: not known here"
-    assert "unheard" not in sent(episode)
-
-
-async def test_messages_errors_have_their_sdk_class(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
-    ask: Any = {"model": "tiny", "max_tokens": 20, "messages": [HI]}
-    with pytest.raises(anthropic.AuthenticationError):
-        await claude.with_options(api_key="wrong").messages.create(**ask)
-    with pytest.raises(anthropic.BadRequestError, match="mcp_servers") as caught:
-        await claude.messages.create(**ask, extra_body={"mcp_servers": [{"name": "x"}]})
-    assert caught.value.type == "invalid_request_error"
-    payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
-    episode.rig.vllm.script.append(status(400, payload))
-    with pytest.raises(anthropic.BadRequestError, match="context too long"):
-        async with claude.messages.stream(**ask) as stream:
-            await stream.until_done()
-    assert len(episode.rig.vllm.requests) == 1
-    assert not episode.calls
-
-
-async def test_without_a_tool_parser_it_is_said_what_to_do(
-    claude: anthropic.AsyncAnthropic, sdk: openai.AsyncOpenAI, episode: Claimed
-) -> None:
-    words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-    payload = {"error": {"message": words, "type": "BadRequestError", "param": None, "code": 400}}
-    episode.rig.vllm.script += [status(400, payload)] * 3
-    tool: Any = {"name": "add", "input_schema": {"type": "object"}}
-    with pytest.raises(anthropic.BadRequestError, match=r"`job\.tool_call_parser`") as caught:
-        await claude.messages.create(model="tiny", max_tokens=20, messages=[HI], tools=[tool])
-    assert caught.value.type == "invalid_request_error"
-    function: Any = {"name": "add", "parameters": {"type": "object"}}
-    streams: Any = {"messages": [HI], "tools": [{"type": "function", "function": function}], "stream": True}
-    with pytest.raises(openai.BadRequestError, match=r"`job\.tool_call_parser`") as refused:
-        await sdk.chat.completions.create(model="tiny", **streams)
-    assert (refused.value.code, refused.value.param) == ("no_tool_call_parser", "tools")
-    with pytest.raises(openai.BadRequestError, match=r"`job\.tool_call_parser`"):
-        await sdk.responses.create(model="tiny", input="hi", tools=[{"type": "function", **function, "strict": False}])
-    assert not episode.calls
-
-
-async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
-    reasoning = token_chunk([5], delta={"reasoning": "hm"})
-    episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
-    with pytest.raises(anthropic.APIError, match="cannot be continued"):
-        async with claude.messages.stream(model="tiny", max_tokens=20, messages=[HI]) as stream:
-            await stream.until_done()
-    assert not episode.calls
-    assert episode.rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
-
-
-async def test_responses_plain(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
-    response = await sdk.responses.create(model="gpt", input="hi", instructions="Be brief.", max_output_tokens=20)
-    assert (response.output_text, response.status, response.model) == ("t1 t2", "completed", "tiny")
-    assert response.usage is not None and response.usage.total_tokens == len(PROMPT) + 2
-    assert [call.response_ids for call in episode.calls] == [[1, 2]]
-    assert sent(episode)["messages"] == [{"role": "system", "content": "Be brief."}, HI]
-    assert sent(episode)["max_completion_tokens"] == 20
-
-
-async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
-    episode.rig.vllm.script.append(
-        streamed(role_chunk(), token_chunk([5]), token_chunk([6]), token_chunk([7], "length"), usage_chunk(3))
-    )
-    async with sdk.responses.stream(model="tiny", input="hi") as stream:
-        events = [event async for event in stream]
-    assert [event.type for event in events] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        *["response.output_text.delta"] * 3,
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.incomplete",
-    ]
-    response = events[-1].response
-    assert response.output_text == "t5 t6 t7 "
-    assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.usage.output_tokens == 3
-    assert [call.response_ids for call in episode.calls] == [[5, 6, 7]]
-
-
-@pytest.mark.parametrize("as_stream", [False, True])
-async def test_responses_use_tools(sdk: openai.AsyncOpenAI, episode: Claimed, as_stream: bool) -> None:
-    script = episode.rig.vllm.script
-    script.append(calling_stream() if as_stream else plain([5, 6], "tool_calls", message=CALLING))
-    tools: Any = [{"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA}]
-    if as_stream:
-        async with sdk.responses.stream(model="tiny", input=[HI], tools=tools) as stream:
-            response: Any = await stream.get_final_response()
-    else:
-        response = await sdk.responses.create(model="tiny", input=[HI], tools=tools)
-    assert [item.type for item in response.output] == ["reasoning", "function_call", "function_call"]
-    calls = response.output[1:]
-    assert [(call.call_id, json.loads(call.arguments)["city"]) for call in calls] == [
-        ("call-0", "Rome"),
-        ("call-1", "Oslo"),
-    ]
-    assert sent(episode)["tools"] == [LOOK]
-    outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
-    given = [item.model_dump(exclude={"parsed_arguments"}) for item in response.output]
-    await sdk.responses.create(model="tiny", input=[HI, *given, *outputs], tools=tools)
-    assert sent(episode)["messages"] == [
-        HI,
-        CALLING,
-        *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in CALLS),
-    ]
-    assert len(episode.calls) == 2
-
-
-async def test_responses_errors_have_their_sdk_class(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
-    with pytest.raises(openai.AuthenticationError):
-        await sdk.with_options(api_key="wrong").responses.create(model="tiny", input="hi")
-    with pytest.raises(openai.BadRequestError, match="not stored here") as caught:
-        await sdk.responses.create(model="tiny", input="hi", previous_response_id="resp_1")
-    assert caught.value.param == "previous_response_id"
-    assert not episode.rig.vllm.requests
-
-
-async def test_a_cut_responses_stream_says_that_it_failed(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:
-    reasoning = token_chunk([5], delta={"reasoning": "hm"})
-    episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
-    events = [event async for event in await sdk.responses.create(model="tiny", input="hi", stream=True)]
-    assert events[-1].type == "response.failed"
-    assert "cannot be continued" in events[-1].response.error.message
-
-
 ASKS: dict[str, dict[str, Any]] = {
     "messages": {"messages": [HI], "max_tokens": 20},
     "responses": {"input": "hi"},
 }
+
+
 ENDS = {"messages": "message_delta", "responses": "response.completed"}
 
 
@@ -311,22 +69,6 @@ async def test_the_end_is_told_once_it_is_on_disk(
     assert response.headers["x-swarm-policy-version"] == "0"
 
 
-@pytest.mark.parametrize("as_stream", [False, True])
-@pytest.mark.parametrize("path", ASKS)
-async def test_a_caller_that_leaves_stops_vllm(rig: Rig, episode: Claimed, path: str, as_stream: bool) -> None:
-    rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([5]))
-    if as_stream:
-        response = await rig.client.send(request(episode, path, stream=True), stream=True)
-        await response.aclose()
-    else:
-        with pytest.raises(httpx.ReadTimeout):
-            timed = request(episode, path)
-            timed.extensions = {"timeout": {"connect": 5, "write": 5, "pool": 5, "read": 0.2}}
-            await rig.client.send(timed)
-    await rig.eventually(rig.vllm.cancelled.is_set)
-    assert not episode.calls
-
-
 @pytest.mark.parametrize("path", ASKS)
 async def test_an_episode_that_is_over_takes_no_calls(rig: Rig, episode: Claimed, path: str) -> None:
     assert (await rig.client.send(request(episode, path))).status_code == 200
@@ -346,25 +88,3 @@ async def test_an_answer_that_makes_no_sense_is_not_trained(rig: Rig, episode: C
     assert response.status_code == 502
     assert "without an id or a name" in response.json()["error"]["message"]
     assert rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
-
-
-async def test_reasoning_and_text_of_a_plain_answer(rig: Rig, episode: Claimed) -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": "a", "reasoning": "hm"}, "finish_reason": "stop"}
-    answer = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": ENGINE_MODEL,
-        "choices": [choice | {"stop_reason": "END", "token_ids": [5], "logprobs": entries([5])}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
-        "prompt_token_ids": PROMPT,
-    }
-    rig.vllm.default = lambda body: JSONResponse(answer)
-    message = (await rig.client.send(request(episode, "messages"))).json()
-    assert message["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": "swarm-gateway"},
-        {"type": "text", "text": "a"},
-    ]
-    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
-    response = (await rig.client.send(request(episode, "responses"))).json()
-    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]

@@ -83,17 +83,6 @@ async def test_a_call_in_flight_is_told_that_its_engine_is_gone_and_works_with_t
     assert [call.response_ids for call in episode.calls] == [[7]]
 
 
-async def test_an_engine_that_is_back_at_once_does_not_answer_calls_of_the_one_before(rig: Rig) -> None:
-    rig.vllm.default = rig.vllm.hang()
-    episode = await rig.claim()
-    call = asyncio.create_task(episode.chat())
-    await rig.eventually(lambda: bool(rig.vllm.requests))
-    rig.controller.offline("killed by a test")
-    rig.controller.boot()
-    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
-    assert_offline(await asyncio.wait_for(call, 10))
-
-
 async def test_a_call_outlives_a_weight_sync_where_episodes_run_on_and_names_both_versions(rig: Rig) -> None:
     rig.controller.rollout_ready(structs.replace(ready(rig.vllm_address), serving="always"))
     synced = asyncio.Event()
@@ -258,3 +247,14 @@ async def test_calls_of_one_episode_run_together_on_its_replica(rig: Rig) -> Non
     assert {response.status_code for response in responses} == {200}
     assert sorted((len(other.requests), len(rig.vllm.requests))) == [0, 8]
     assert len(episode.calls) == 8
+
+
+async def test_an_engine_that_is_back_at_once_does_not_answer_calls_of_the_one_before(rig: Rig) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    rig.controller.offline("killed by a test")
+    rig.controller.boot()
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1))
+    assert_offline(await asyncio.wait_for(call, 10))

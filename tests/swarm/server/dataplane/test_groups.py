@@ -20,7 +20,6 @@ from tests.standins.vllm import (
     plain_choice,
     role_chunk,
     several,
-    status,
     streamed,
     token_chunk,
     usage_chunk,
@@ -72,13 +71,6 @@ async def test_one_call_samples_an_answer_for_each_episode(rig: Rig, asked: dict
     assert rig.controller.pool.information().completed_episodes == 2
 
 
-@pytest.mark.parametrize("n", [1, 3, "2", 2.0])
-async def test_another_number_of_answers_is_refused(rig: Rig, n: Any) -> None:
-    response = await (await claim_group(rig)).chat(n=n)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
-    assert rig.vllm.requests == []
-
-
 async def test_a_call_may_be_of_some_of_the_episodes(rig: Rig) -> None:
     rig.vllm.script.append(several(plain_choice([5], "stop", 0), plain_choice([6, 7], "stop", 1)))
     group = await claim_group(rig, count=3)
@@ -91,23 +83,17 @@ async def test_a_call_may_be_of_some_of_the_episodes(rig: Rig) -> None:
     assert group.sampled == [[[6, 7]], [], [[5]]]
 
 
-@pytest.mark.parametrize("places", ["", "x", "0,0", "2", "-1", "1,", "0;1", "99999999999"])
-async def test_places_that_make_no_sense_are_refused(rig: Rig, places: str) -> None:
+async def test_another_number_of_answers_and_places_that_make_no_sense_are_refused(rig: Rig) -> None:
     group = await claim_group(rig)
-    request = group.request()
-    request.headers["x-swarm-places"] = places
-    response = await rig.client.send(request)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-places")
+    for n in (1, 3, "2", 2.0):
+        response = await group.chat(n=n)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    for places in ("", "x", "0,0", "2", "-1", "1,", "0;1", "99999999999"):
+        request = group.request()
+        request.headers["x-swarm-places"] = places
+        response = await rig.client.send(request)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-places"), places
     assert rig.vllm.requests == []
-
-
-async def test_an_eval_group_keeps_its_sampling_and_is_not_recorded(rig: Rig) -> None:
-    group = await claim_group(rig, episode_type="eval")
-    answer = (await group.chat(temperature=0.1, seed=7)).json()
-    assert len(answer["choices"]) == 2
-    sent = rig.vllm.requests[0][1]
-    assert (sent["temperature"], sent["seed"], sent["n"]) == (0.1, 7, 2)
-    assert group.sampled == [[], []]
 
 
 async def test_the_key_of_a_group_opens_nothing_else(rig: Rig) -> None:
@@ -121,12 +107,6 @@ async def test_the_key_of_a_group_opens_nothing_else(rig: Rig) -> None:
     headers = {"authorization": f"Bearer {other.key}"}
     assert (await rig.client.get(f"{group.base_url}/models", headers=headers)).status_code == 200
     assert rig.vllm.requests == []
-
-
-async def test_members_may_be_called_by_themselves_too(rig: Rig) -> None:
-    group = await claim_group(rig)
-    assert (await group.chat()).status_code == (await group.members[1].chat()).status_code == 200
-    assert [len(calls) for calls in group.sampled] == [1, 2]
 
 
 async def test_an_abort_of_any_choice_repeats_the_whole_call(rig: Rig) -> None:
@@ -189,21 +169,6 @@ async def test_an_answer_about_a_picture_is_not_continued_from_token_ids_alone(r
     assert len(rig.vllm.requests) == 1
 
 
-@pytest.mark.parametrize("changes", [{"prompt_token_ids": [1]}, {"prompt_token_ids": None}])
-async def test_a_prompt_that_disagrees_concerns_all(rig: Rig, changes: dict[str, Any]) -> None:
-    rig.vllm.script.append(plain([1, 2], **changes))
-    group = await claim_group(rig)
-    assert (await group.chat()).status_code == 200
-    assert all(group.quarantined) and group.sampled == [[], []]
-
-
-async def test_refusals_of_vllm_pass_through(rig: Rig) -> None:
-    payload = {"error": {"message": "context too long", "type": "BadRequestError", "param": None, "code": 400}}
-    rig.vllm.script.append(status(400, payload))
-    response = await (await claim_group(rig)).chat()
-    assert (response.status_code, response.json()) == (400, payload)
-
-
 async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> None:
     rig.vllm.default = rig.vllm.hang()
     group = await claim_group(rig)
@@ -219,19 +184,6 @@ async def test_a_member_that_ends_takes_the_groups_call_with_it(rig: Rig) -> Non
     assert (await group.chat()).status_code == 401
     rig.vllm.default = plain([1])
     assert (await group.members[0].chat(n=1)).status_code == 200
-
-
-async def test_a_call_in_flight_keeps_all_members_alive(rig: Rig) -> None:
-    rig.vllm.default = rig.vllm.hang()
-    group = await claim_group(rig, discard_episode_timeout=1.0)
-    async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(group.chat())
-        await rig.eventually(lambda: bool(rig.vllm.requests))
-        pool = rig.controller.pool
-        assert [pool.open(one.uuid, one.key).in_flight for one in group.members] == [1, 1]
-        call.cancel()
-    # then they idle, and are taken back
-    await rig.eventually(lambda: pool.information().running_episodes == 0)
 
 
 # ------------------------------------------------------------------- streamed
@@ -324,29 +276,28 @@ async def test_the_choices_that_were_cut_are_continued_each_from_its_own_tokens(
     assert not any(group.quarantined)
 
 
-async def test_the_first_usage_is_held_against_what_came_before_the_cut(rig: Rig) -> None:
-    rig.vllm.script.extend(
-        [
-            streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), usage_chunk(7)),
-            streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
-        ]
-    )
+@pytest.mark.parametrize(
+    ("ends", "sampled", "quarantined"),
+    [
+        # held against what came before the cut
+        ([usage_chunk(7)], [[], []], ["7 by usage"] * 2),
+        # without it, only what was continued can be trained
+        ([], [[[5, 7]], []], ["", "vLLM sent no usage"]),
+    ],
+)
+async def test_the_usage_before_a_cut_counts(
+    rig: Rig, ends: list[Any], sampled: list[Any], quarantined: list[str]
+) -> None:
+    rig.vllm.script += [
+        streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), *ends, done=bool(ends)),
+        streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
+    ]
     group = await claim_group(rig)
     assert texts(await stream(group)) == ["t5 t7 ", "t6 "]
-    assert all("7 by usage" in why for why in group.quarantined)
-
-
-async def test_without_a_usage_only_what_was_continued_can_be_trained(rig: Rig) -> None:
-    rig.vllm.script.extend(
-        [
-            streamed(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")), done=False),
-            streamed(completion_chunk([7], "stop", [*PROMPT, 5]), usage_chunk(1, 4)),
-        ]
+    assert group.sampled == sampled
+    assert all(
+        said in why and bool(said) == bool(why) for said, why in zip(quarantined, group.quarantined, strict=True)
     )
-    group = await claim_group(rig)
-    assert texts(await stream(group)) == ["t5 t7 ", "t6 "]
-    assert group.quarantined == ["", "vLLM sent no usage"]
-    assert group.sampled == [[[5, 7]], []]
 
 
 async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:
@@ -369,18 +320,6 @@ async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:
 
 
 # -------------------------------------------------------------------- leaving
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_a_caller_that_leaves_cancels_the_call_and_leaves_no_record(rig: Rig, streaming: bool) -> None:
-    rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([5]), of(1, token_chunk([6], "stop")))
-    group = await claim_group(rig)
-    call = asyncio.create_task(stream(group) if streaming else group.chat())
-    await rig.eventually(lambda: bool(rig.vllm.requests))
-    call.cancel()
-    await asyncio.wait_for(rig.vllm.cancelled.wait(), 10)
-    await asyncio.gather(call, return_exceptions=True)
-    assert group.sampled == [[], []] and not any(group.quarantined)
 
 
 async def test_an_answer_that_the_disk_does_not_take_is_not_given_and_not_trained(

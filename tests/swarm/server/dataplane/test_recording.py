@@ -72,6 +72,8 @@ def test_values_that_are_no_log_probability_are_told() -> None:
     for value in (None, True, "x", float("nan"), float("inf"), -9999.0):
         assert code_of(logprobs={"content": [{"logprob": value}]}) in ("logprob_missing", "not_numbers")
     assert code_of(logprobs={"content": [{"logprob": 0}]}) is None
+    mixed = {"content": [{"logprob": -0.5}, {"logprob": True}]}
+    assert code_of(token_ids=[1, 2], logprobs=mixed) in ("counts", "not_numbers")
 
 
 @pytest.mark.parametrize("value", [1.5, None, "x", [1], 2**31, -(2**31) - 1, 2**64 - 1, 2**70])

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
-from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError
+from swarm.server.dataplane.upstream import TransientError, UnreachableError
 
 pytestmark = pytest.mark.anyio
 
@@ -93,11 +93,6 @@ async def test_no_replica_is_placed_beyond_the_bound(replicas: Replicas) -> None
     assert [row.in_flight for row in replicas.rows()] == [0] * 4
 
 
-async def test_a_group_counts_as_its_answers(replicas: Replicas) -> None:
-    async with route(replicas, Owner()).lease(16), route(replicas, Owner()).lease(16):
-        assert sorted(row.in_flight for row in replicas.rows()) == [0, 0, 16, 16]
-
-
 async def test_an_episode_stays_where_it_is_however_full(replicas: Replicas) -> None:
     owner = Owner()
     home = await used(route(replicas, owner))
@@ -133,29 +128,6 @@ async def test_a_replica_that_cannot_be_reached_is_set_aside_until_it_answers(
     assert [(row.calls > 0, row.failures) for row in replicas.rows() if row.address == home] == [(True, 1)]
 
 
-async def test_while_all_are_set_aside_calls_wait(replicas: Replicas, health: Health) -> None:
-    for _ in ADDRESSES:
-        await used(route(replicas, Owner()), error=UnreachableError("refused"))
-    assert not any(row.healthy for row in replicas.rows())
-    waiting = asyncio.create_task(used(route(replicas, Owner())))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(waiting), 0.02)
-    health.good = True
-    assert await asyncio.wait_for(waiting, 10) in ADDRESSES
-
-
-async def test_a_try_that_broke_is_repeated_elsewhere_but_an_aborted_one_is_not(replicas: Replicas) -> None:
-    way = route(replicas, Owner())
-    home = await used(way)
-    assert await used(way, error=AbortedError()) == home
-    assert await used(way, error=TransientError("broke")) == home
-    assert await used(way) != home
-    assert all(row.healthy for row in replicas.rows())
-    assert sum(row.failures for row in replicas.rows()) == 1
-    alone = route(replicas, Owner(), addresses=["x:1"])
-    assert await used(alone, error=TransientError("broke")) == await used(alone) == "x:1"
-
-
 async def test_the_engines_addresses_may_change(replicas: Replicas) -> None:
     owner = Owner()
     await used(route(replicas, owner), error=UnreachableError("refused"))
@@ -164,14 +136,6 @@ async def test_the_engines_addresses_may_change(replicas: Replicas) -> None:
     assert [(row.address, row.healthy) for row in replicas.rows()] == [("e:5", True)]
     # nobody probes what is no longer there
     await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")])
-
-
-async def test_episodes_that_are_gone_are_forgotten(replicas: Replicas) -> None:
-    owner = Owner()
-    await used(route(replicas, owner))
-    assert len(replicas._homes) == 1
-    del owner
-    assert len(replicas._homes) == 0
 
 
 def test_a_prefix_is_what_later_turns_begin_with() -> None:

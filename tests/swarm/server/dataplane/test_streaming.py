@@ -97,25 +97,6 @@ async def test_chunks_come_as_they_are_sampled(rig: Rig) -> None:
     assert received.endswith(b"data: [DONE]\n\n")
 
 
-async def test_the_call_is_recorded_before_the_caller_sees_its_end(rig: Rig) -> None:
-    hold = asyncio.Event()
-    rig.vllm.script.append(
-        streamed(role_chunk(), token_chunk([5]), token_chunk([6], "stop"), usage_chunk(2), hold.wait)
-    )
-    episode = await rig.claim()
-    response = await rig.client.send(episode.request(stream=True), stream=True)
-    received = b""
-    async with asyncio.timeout(10):
-        parts = response.aiter_bytes()
-        while b"t5" not in received:
-            received += await anext(parts)
-        hold.set()
-        while b'"stop"' not in received:
-            received += await anext(parts)
-    assert len(episode.calls) == 1
-    await response.aclose()
-
-
 @pytest.mark.parametrize(
     "aborted",
     [
@@ -262,27 +243,6 @@ async def test_refusal_before_the_first_chunk_has_its_status(rig: Rig) -> None:
         assert (response.status_code, response.json()) == (400, payload)
         assert response.headers["x-should-retry"] == "false"
         assert response.headers["x-request-id"]
-
-
-async def test_tokens_that_disagree_are_delivered_but_not_trained(rig: Rig) -> None:
-    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(2)))
-    episode = await rig.claim()
-    assert text(await read(episode)) == "t5 "
-    assert "1 token ids" in (await episode.end())["error"]
-
-
-async def test_a_caller_that_leaves_cancels_its_stream_and_leaves_no_record(rig: Rig) -> None:
-    rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
-    episode = await rig.claim()
-    response = await rig.client.send(episode.request(stream=True), stream=True)
-    async with asyncio.timeout(10):
-        async for part in response.aiter_bytes():
-            if b"t5" in part:
-                break
-        await response.aclose()
-        await rig.vllm.cancelled.wait()
-    assert episode.calls == []
-    assert not rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
 
 
 async def test_an_episode_that_ends_cuts_its_stream_with_an_error(rig: Rig) -> None:

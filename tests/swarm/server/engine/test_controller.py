@@ -10,7 +10,7 @@ import pytest
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import NO_EPISODES, POST_ROLLING, SYNCING, AgreeSyncWeightResponse
+from swarm.protocol import NO_EPISODES, SYNCING
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.requests import MAX_PENDING
@@ -19,7 +19,6 @@ from swarm.server.journal.rows import (
     BatchRow,
     Ending,
     EndRow,
-    EpisodeRow,
     RunRow,
     StepRow,
 )
@@ -127,76 +126,6 @@ async def test_why_a_claim_fails() -> None:
     await feed
     with pytest.raises(RequestError, match="4 slots"):
         await claim(controller, 5)
-
-
-async def test_a_waiting_group_is_not_starved_by_single_claims() -> None:
-    controller = rolling()
-    running = await claim(controller, 3)
-    group = await waiting(controller, 3)
-    single = await waiting(controller, 1)
-    assert await refusal(controller) == NO_EPISODES, "the free slot is kept for those who wait"
-    for one in running[:2]:
-        assert not group.done()
-        controller.pool.abort("me", one.episode_uuid)
-        controller.pool_changed()
-    assert len(await asyncio.wait_for(group, LONG)) == 3
-    assert not single.done()
-    controller.pool.abort("me", running[2].episode_uuid)
-    controller.pool_changed()
-    assert len(await asyncio.wait_for(single, LONG)) == 1
-
-
-async def test_a_claim_that_gives_up_lets_those_behind_it_pass() -> None:
-    controller = rolling()
-    await claim(controller, 3)
-    group = await waiting(controller, 2)
-    single = await waiting(controller, 1)
-    group.cancel()
-    assert len(await asyncio.wait_for(single, LONG)) == 1
-    impatient = asyncio.create_task(refusal(controller, 2, 0.01))
-    assert await asyncio.wait_for(impatient, LONG) == NO_EPISODES
-
-
-async def test_a_claim_granted_to_a_caller_that_just_left_is_given_back() -> None:
-    controller = rolling()
-    running = await claim(controller, 4)
-    group = await waiting(controller, 4)
-    for one in running:
-        controller.pool.abort("me", one.episode_uuid)
-    controller.pool_changed()
-    group.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await group
-    assert controller.pool.running == 0
-
-
-async def test_a_claim_waits_through_a_weight_sync() -> None:
-    controller = rolling()
-    feed = asyncio.create_task(controller.next_batch())
-    finish(controller, await claim(controller, 2), "a")
-    finish(controller, await claim(controller, 2), "b")
-    batch = await asyncio.wait_for(feed, LONG)
-    assert controller.state is EngineState.WEIGHT_SYNCING
-    claimed = await waiting(controller, 2)
-    controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={"loss": 0.5}, seconds=1.0))
-    controller.rollout_ready(ready(1, batch.batch_id))
-    assert len(await asyncio.wait_for(claimed, LONG)) == 2
-    assert controller.policy_version == 1
-
-
-async def test_rolling_post_lets_running_episodes_finish() -> None:
-    controller = rolling()
-    feed = asyncio.create_task(controller.next_batch())
-    a, b = await claim(controller, 2), await claim(controller, 2)
-    finish(controller, a, "a")
-    late = await claim(controller, 2)
-    finish(controller, b, "b")
-    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
-    assert await refusal(controller) == POST_ROLLING
-    finish(controller, late, "c")
-    batch = await asyncio.wait_for(feed, LONG)
-    assert [group.task_id for group in batch.groups] == ["a", "b"]
-    assert controller.pool.information().tasks == {"c": 2}
 
 
 async def test_steps_carry_our_metrics_of_their_batch() -> None:
@@ -378,26 +307,6 @@ async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
     assert controller.pool.information().completed_episodes == 1
 
 
-async def test_ends_that_only_the_journal_remembers() -> None:
-    journal = MemoryJournal()
-    controller = rolling(journal)
-    journal.past["old"] = Ending("me", "ended", "quarantined: x", "k")
-    old = ends(Claim("old", ""))
-    assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
-    assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
-
-
-async def test_a_claim_without_an_episode_begins_no_record() -> None:
-    journal = MemoryJournal()
-    controller = rolling(journal)
-    await claim(controller, 4)
-    before = len(journal.records)
-    assert await refusal(controller) == NO_EPISODES
-    assert await refusal(controller, wait=0.01) == NO_EPISODES
-    assert len(journal.records) == before
-    assert len(journal.of(EpisodeRow)) == 4
-
-
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
@@ -464,62 +373,6 @@ async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
     assert controller.job.resume is False
 
 
-async def test_new_weights_drop_what_is_stale() -> None:
-    controller = rolling(job=JOB.model_copy(update={"max_staleness": 0}))
-    feed = asyncio.create_task(controller.next_batch())
-    claims = await claim(controller, 4)
-    finish(controller, (await claim_after(controller, claims[:1], "early"))[:1], "late")
-    finish(controller, claims[1:3], "a")
-    finish(controller, await claim(controller, 2), "b")
-    finish(controller, claims[3:], "late")
-    batch = await asyncio.wait_for(feed, LONG)
-    controller.step_done(done(batch))
-    before = controller.pool.information().completed_episodes
-    assert before > 0
-    controller.rollout_ready(ready(1, batch.batch_id))
-    information = controller.pool.information()
-    assert (information.completed_episodes, information.dropped_episodes) == (0, before)
-
-
-async def claim_after(controller: Controller, claims: list[Claim], task: str) -> list[Claim]:
-    """End ``claims`` and claim as many anew."""
-    finish(controller, claims, task)
-    return await claim(controller, len(claims), LONG)
-
-
-async def test_agreement_makes_a_batch() -> None:
-    controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"}))
-    feed = asyncio.create_task(controller.next_batch())
-    claims = await claim(controller, 3)
-    finish(controller, claims[:2], "a")
-    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
-    await controller.wait_for_state([EngineState.ROLLING_POST], LONG)
-    take_part(controller, "another")
-    finish(controller, claims[2:], "a")
-    batch = await asyncio.wait_for(feed, LONG)
-    assert [len(group.trajectories) for group in batch.groups] == [2], "decided is decided"
-    assert "no training job" in (await opened().agree("me")).failure_reason
-
-
-async def test_an_agreement_to_train_nothing_ends_once_nothing_runs() -> None:
-    controller = rolling(job=JOB.model_copy(update={"collection": "any_client_agree_sync_weight"}))
-    feed = asyncio.create_task(controller.next_batch())
-    first, second, third = await claim(controller, 3)
-    finish(controller, [first], "a")
-    assert await controller.agree("me") == AgreeSyncWeightResponse(success=True)
-    finish(controller, [second], "b")
-    assert controller.pool.collection.rows()[0].agreed, "what still runs may be of either task"
-    finish(controller, [third], "c")
-    assert not controller.pool.collection.rows()[0].agreed
-    told = await controller.agree("me")
-    assert told.success and "no task has two" in told.failure_reason
-    # nothing of it is left for what comes then
-    finish(controller, await claim(controller, 1), "a")
-    assert controller.state is EngineState.ROLLING
-    assert (await controller.agree("me")).success
-    assert [len(group.trajectories) for group in (await asyncio.wait_for(feed, LONG)).groups] == [2]
-
-
 async def test_a_run_that_goes_on_waits_for_nobody_of_the_run_before() -> None:
     controller = rolling(job=JOB.model_copy(update={"collection": "all_clients_agree_sync_weight", "resume": True}))
     take_part(controller, "dead")
@@ -537,39 +390,6 @@ def take_part(controller: Controller, client: str) -> None:
     """An episode of this client begins and ends."""
     controller.pool.collection.claimed(client, "train")
     controller.pool.collection.released(client, "train", "", "aborted")
-
-
-async def test_a_dead_client_does_not_hold_up_agreement() -> None:
-    job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
-    controller = rolling(job=job, client_timeout=0.05)
-    expire = asyncio.create_task(controller.expire())
-    try:
-        feed = asyncio.create_task(controller.next_batch())
-        take_part(controller, "dead")
-        finish(controller, await claim(controller, 2), "a")
-        assert (await controller.agree("me")).success
-        keep = asyncio.create_task(keep_agreeing(controller))
-        await asyncio.wait_for(feed, LONG)
-        keep.cancel()
-    finally:
-        expire.cancel()
-
-
-async def keep_agreeing(controller: Controller) -> None:
-    while True:
-        await controller.agree("me")
-        await asyncio.sleep(0.01)
-
-
-async def test_idle_episodes_are_expired_without_polling() -> None:
-    controller = rolling()
-    expire = asyncio.create_task(controller.expire())
-    try:
-        await asyncio.sleep(0)
-        assert isinstance(await controller.claim(ClaimWish("me", idle_timeout=0.05, episodes=4)), Grant)
-        assert len(await claim(controller, 4, wait=LONG)) == 4
-    finally:
-        expire.cancel()
 
 
 async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
@@ -608,20 +428,13 @@ async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agre
         expire.cancel()
 
 
-async def test_waiting_for_a_state_ends_with_the_engine() -> None:
-    controller = rolling()
-    waiter = asyncio.create_task(controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG))
-    await asyncio.sleep(0)
-    controller.offline("died")
-    await asyncio.wait_for(waiter, 30)
-    started_offline = asyncio.create_task(
-        controller.wait_for_state([EngineState.ROLLING, EngineState.ROLLING_POST], LONG)
-    )
-    await asyncio.sleep(0)
-    assert not started_offline.done()
-    controller.boot()
-    controller.rollout_ready(ready())
-    await asyncio.wait_for(started_offline, 30)
+async def test_ends_that_only_the_journal_remembers() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.past["old"] = Ending("me", "ended", "quarantined: x", "k")
+    old = ends(Claim("old", ""))
+    assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
+    assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
 
 
 async def test_closing_lets_everyone_go() -> None:

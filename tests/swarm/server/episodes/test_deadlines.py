@@ -50,15 +50,3 @@ def test_what_is_due_is_what_asking_everyone_finds(actions: list[tuple[str, int,
         assert first is None or now < first <= min(
             min(one.cap, now + one.claim.idle_timeout) if one.in_flight else one.deadline() for one in running.values()
         )
-
-
-def test_ended_episodes_leave_no_more_than_a_little_behind() -> None:
-    running: dict[str, Episode] = {}
-    deadlines = Deadlines(running)
-    for number in range(10_000):
-        one = episode(number, float(number), 1e6, 1e6)
-        running[one.episode_uuid] = one
-        deadlines.add(one)
-        del running[one.episode_uuid]
-    assert len(deadlines._heap) < 200
-    assert deadlines.next() is None

@@ -11,8 +11,8 @@ from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import CallRow, CountsRow, Ending, EndRow, EpisodeRow, Row, StateRow
-from swarm.states import EngineState, EpisodeState
+from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
+from swarm.states import EngineState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
 
@@ -96,76 +96,6 @@ def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
         pool.enter(OFFLINE)
 
 
-def test_claims_are_all_or_nothing_within_the_slots() -> None:
-    pool = rolling_pool()
-    claim(pool, 3)
-    assert refused(pool, 2).holds_place
-    claim(pool, 1)
-    assert refused(pool).holds_place
-    assert not refused(pool, 5).holds_place, "it never fits, so it holds nobody up"
-    assert pool.running == 4
-
-
-@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, POST, SYNCING])
-def test_nothing_can_be_claimed_outside_rolling(state: EngineState) -> None:
-    pool = rolling_pool()
-    pool.enter(state)
-    assert refused(pool).holds_place
-
-
-def test_a_finished_episode_frees_its_slot() -> None:
-    pool = rolling_pool()
-    first = sampled(pool, 4)
-    pool.end("me", "task", ends(first[0]))
-    claim(pool)
-    assert pool.information().completed_episodes == 1
-
-
-def test_groups_make_a_batch() -> None:
-    pool = rolling_pool()
-    assert pool.end("me", "a", ends(*sampled(pool, 2), reward=0.25), as_group=True) == ""
-    assert not pool.batch_ready
-    b = sampled(pool, 2)
-    pool.end("me", "b", ends(b[0]))
-    pool.end("me", "b", ends(b[1]))
-    assert pool.batch_ready
-    assert refused(pool).holds_place, "what began now would be cut off by the weight sync"
-    batch = pool.collection.take()
-    assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.25, 0.25], [1.0, 1.0]]
-    assert batch.groups[0].trajectories[0].timelines[0].response_ids.tolist() == [1]
-    assert pool.collection.confirm("another", 1) is None
-    assert pool.collection.confirm(batch.batch_id, 1) is batch
-    assert pool.information().completed_episodes == 0
-
-
-def test_a_repeated_end_is_answered_like_the_first_and_counts_once() -> None:
-    pool = rolling_pool()
-    group = sampled(pool, 2)
-    for _ in range(3):
-        assert pool.end("me", "a", ends(*group), as_group=True) == ""
-    (empty,) = claim(pool)
-    first = pool.end("me", "b", ends(empty))
-    assert first == pool.end("me", "b", ends(empty)) != ""
-    info = pool.information()
-    assert (info.completed_tasks, info.completed_episodes, info.dropped_episodes) == (1, 2, 1)
-
-
-def test_a_stranger_cannot_touch_an_episode() -> None:
-    pool = rolling_pool()
-    (mine,) = sampled(pool, 1)
-    with pytest.raises(NotFoundError):
-        pool.end("stranger", "a", ends(mine))
-    with pytest.raises(NotFoundError):
-        pool.abort("stranger", mine.episode_uuid)
-    assert not pool.can_continue("stranger", mine.episode_uuid)
-    assert pool.can_continue("me", mine.episode_uuid)
-    pool.end("me", "a", ends(mine))
-    with pytest.raises(NotFoundError):
-        pool.end("stranger", "a", ends(mine))
-    with pytest.raises(NotFoundError):
-        pool.abort("stranger", mine.episode_uuid)
-
-
 def test_unknown_and_doubled_episodes() -> None:
     pool = rolling_pool()
     (mine,) = sampled(pool, 1)
@@ -175,21 +105,6 @@ def test_unknown_and_doubled_episodes() -> None:
     with pytest.raises(RequestError, match="twice"):
         pool.end("me", "a", ends(mine, mine))
     assert pool.abort("me", "nobody") == ""
-
-
-def test_an_abort_frees_the_slot_and_may_be_repeated() -> None:
-    pool = rolling_pool()
-    group = sampled(pool, 4)
-    assert pool.abort("me", group[0].episode_uuid) == ""
-    (again,) = claim(pool)
-    assert again.episode_uuid != group[0].episode_uuid
-    assert pool.abort("me", group[0].episode_uuid) == ""
-    assert pool.can_continue("me", again.episode_uuid), "a late abort must not hit the slot's next episode"
-    with pytest.raises(ConflictError, match="aborted"):
-        pool.end("me", "a", ends(group[0]))
-    pool.end("me", "a", ends(group[1]))
-    assert "reward stands" in pool.abort("me", group[1].episode_uuid)
-    assert pool.information().completed_episodes == 1
 
 
 def test_keys_open_only_their_running_episode() -> None:
@@ -246,72 +161,6 @@ def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
     with pytest.raises(ConflictError, match="max_episode_seconds") as late:
         pool.end("me", "a", ends(chatty))
     assert late.value.code == "episode_expired"
-
-
-def test_what_runs_in_rolling_post_may_finish_and_is_deleted_afterwards() -> None:
-    pool = rolling_pool()
-    one, two, three = sampled(pool, 3)
-    pool.enter(POST)
-    assert pool.can_continue("me", one.episode_uuid)
-    pool.end("me", "a", ends(one))
-    pool.abort("me", two.episode_uuid)
-    pool.enter(SYNCING)
-    assert pool.running == 0
-    with pytest.raises(ConflictError, match="too late") as late:
-        pool.end("me", "a", ends(three))
-    assert late.value.code == "episode_deleted"
-    pool.enter(ROLLING)
-    claim(pool, 4)
-    assert pool.information().completed_episodes == 1
-
-
-@pytest.mark.parametrize("state", [EngineState.OFFLINE, EngineState.BOOTING, ROLLING, POST])
-def test_a_dead_engine_keeps_what_runs_and_ends_are_taken_in_any_state(state: EngineState) -> None:
-    pool = rolling_pool()
-    one, two = sampled(pool, 2)
-    pool.enter(state)
-    assert pool.open(one.episode_uuid, one.key).over_error is None
-    pool.end("me", "a", ends(one))
-    assert pool.abort("me", two.episode_uuid) == ""
-    assert (pool.information().completed_episodes, pool.running) == (1, 0)
-
-
-def test_another_run_drops_what_waits_and_releases_what_runs() -> None:
-    records: list[Row] = []
-    pool = rolling_pool(records=records)
-    pool.end("me", "a", ends(*sampled(pool, 2)), as_group=True)
-    pool.end("me", "b", ends(*sampled(pool, 2)), as_group=True)
-    pool.collection.take()
-    pool.enter(SYNCING)
-    pool.enter(EngineState.OFFLINE)
-    pool.collection.give_back()
-    assert pool.begin_run("r", JOB, "another run") == 4
-    assert not pool.batch_ready
-    info = pool.information()
-    assert (info.completed_episodes, info.dropped_episodes) == (0, 0), "counts are of the run"
-    of_state = [r for r in records if isinstance(r, StateRow) and r.state is EpisodeState.DROPPED]
-    dropped = [uuid for r in of_state for uuid in r.episode_uuids]
-    assert len(dropped) == len(set(dropped)) == 4
-    pool.enter(ROLLING)
-    (running,) = claim(pool)
-    episode = pool.open(running.episode_uuid, running.key)
-    counted = pool.begin_call([episode])
-    pool.begin_run("r2", JOB.model_copy(update={"batch_size": 1}), "another job")
-    assert episode.over_error is not None and episode.over_error.code == "episode_deleted"
-    pool.end_call([episode], counted)
-    assert len(claim(pool, 2)) == 2
-
-
-def test_which_end_counts() -> None:
-    pool = rolling_pool()
-    (one,) = sampled(pool, 1)
-    pool.end("me", "a", ends(one), end_key="first")
-    for key in ("first", ""):
-        assert pool.end("me", "a", ends(one, reward=0.0), end_key=key) == ""
-    with pytest.raises(ConflictError, match="another call") as late:
-        pool.end("me", "a", ends(one, reward=0.0), end_key="second")
-    assert late.value.code == "episode_ended"
-    assert pool.information().completed_episodes == 1
 
 
 def test_an_end_that_only_the_journal_remembers() -> None:
@@ -382,52 +231,6 @@ def test_the_journal_is_told_everything_once_and_in_order() -> None:
     assert ended.trajectory is not None and ended.trajectory.reward == 0.5
 
 
-def test_stale_episodes_are_dropped_with_new_weights() -> None:
-    records: list[Row] = []
-    pool = rolling_pool(records=records)
-    (one,) = sampled(pool, 1)
-    pool.end("me", "a", ends(one))
-    assert pool.collection.advance(1) == []
-    assert len(pool.collection.advance(2)) == 1
-    *_, dropped, counts = records
-    assert isinstance(dropped, StateRow) and list(dropped.episode_uuids) == [one.episode_uuid]
-    assert isinstance(counts, CountsRow) and counts.dropped == 1
-    assert pool.information().dropped_episodes == 1
-
-
-def test_a_batch_comes_again_until_its_step_is_recorded_and_is_dropped_after_its_attempts() -> None:
-    job = JOB.model_copy(update={"batch_attempts": 2})
-    pool = rolling_pool(job)
-    for task in "ab":
-        pool.end("me", task, ends(*sampled(pool, 2)), as_group=True)
-    batch = pool.collection.take()
-    pool.collection.give_back()
-    assert pool.collection.take() is batch, "a kill is no evidence against it"
-    first = pool.collection.fail(batch.batch_id)
-    assert first is not None and first.dropped is None
-    assert pool.collection.take() is batch
-    second = pool.collection.fail(batch.batch_id)
-    assert second is not None and second.dropped is not None
-    assert pool.information().dropped_episodes == 4
-    assert not pool.batch_ready
-
-
-def test_eval_episodes_are_never_trained() -> None:
-    pool = rolling_pool()
-    for _ in range(3):
-        (one,) = claim(pool, episode_type="eval")
-        sample(pool, one)
-        assert pool.end("me", "a", ends(one)) == ""
-    info = pool.information()
-    assert (info.completed_episodes, info.dropped_episodes, info.running_episodes) == (0, 0, 0)
-
-
-def test_an_episode_without_a_recorded_call_is_dropped_with_a_reason() -> None:
-    pool = rolling_pool()
-    assert "no completed LLM call" in pool.end("me", "a", ends(*claim(pool)))
-    assert pool.information().dropped_episodes == 1
-
-
 def test_one_quarantined_episode_drops_its_group() -> None:
     pool = rolling_pool()
     good, bad = sampled(pool, 2)
@@ -436,15 +239,5 @@ def test_one_quarantined_episode_drops_its_group() -> None:
     pool.quarantine(episode, "another")
     reason = pool.end("me", "a", ends(good, bad), as_group=True)
     assert reason == "quarantined: 3 token ids but 2 log-probabilities"
-    info = pool.information()
-    assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
-
-
-def test_one_quarantined_episode_drops_its_group_when_ended_one_by_one() -> None:
-    pool = rolling_pool()
-    good, bad = sampled(pool, 2)
-    pool.quarantine(pool.open(bad.episode_uuid, bad.key), "x")
-    pool.end("me", "a", ends(bad))
-    pool.end("me", "a", ends(good))
     info = pool.information()
     assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)

@@ -3,11 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportState, export
@@ -128,20 +128,6 @@ def test_parquet_holds_what_json_holds_and_gives_the_trajectory_back(path: Path,
     assert back == trajectory("trained")
 
 
-def test_an_export_of_nothing_has_the_columns(path: Path, tmp_path: Path) -> None:
-    report = export(path, tmp_path / "x.parquet", "trained", run_id="r0")
-    table = pq.read_table(tmp_path / "x.parquet")
-    assert (report.rows, table.num_rows) == (0, 0)
-    assert "timelines" in table.column_names
-
-
-def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None, str]] = []
-    report = export(path, tmp_path / "x.jsonl", "all", "r1", progress=lambda *one: seen.append(one))
-    assert report.rows == 7
-    assert seen == [("export", 7, 7, "episodes")]
-
-
 def test_many_episodes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.journal.export._PIECE_BYTES", 5_000)
     path = tmp_path / "journal.db"
@@ -250,3 +236,10 @@ def test_what_cannot_be_exported_leaves_no_file(
     with pytest.raises(ConfigError, match=message):
         export(folder / journal, folder / out, "all", run)
     assert not [file.name for file in folder.iterdir() if "x." in file.name]
+
+
+def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None, str]] = []
+    report = export(path, tmp_path / "x.jsonl", "all", "r1", progress=lambda *one: seen.append(one))
+    assert report.rows == 7
+    assert seen == [("export", 7, 7, "episodes")]

@@ -107,11 +107,6 @@ def test_what_is_no_single_answer_is_left_out_and_counted(tmp_path: Path) -> Non
     assert [one.text for one in group.candidates] == ["t1"]
 
 
-def test_groups_are_lines_of_json(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must end in \.jsonl"):
-        export(tmp_path / "journal.db", tmp_path / "x.parquet", decode=decode)
-
-
 def test_the_model_is_that_of_the_runs(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
 
@@ -128,13 +123,3 @@ def test_the_model_is_that_of_the_runs(tmp_path: Path) -> None:
         model_of(path, "r4")
     with pytest.raises(ConfigError, match="there is no journal"):
         model_of(tmp_path / "none.db")
-
-
-@pytest.mark.parametrize(
-    ("content", "why"), [(b"", "is empty"), (b"no database at all" * 99, "cannot read the journal")]
-)
-def test_a_file_that_is_no_journal_has_no_model(tmp_path: Path, content: bytes, why: str) -> None:
-    path = tmp_path / "journal.db"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=why):
-        model_of(path)

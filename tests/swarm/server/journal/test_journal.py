@@ -15,7 +15,7 @@ from msgspec import structs
 from swarm.errors import ConfigError, UnavailableError
 from swarm.http.serve import loop_factory
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import CallRow, Ending, Recovered, RunRow
+from swarm.server.journal.rows import CallRow, Ending
 from tests.swarm.server.journal.build import call, claimed, dropped, ended, over, refused
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +45,7 @@ async def journal(path: Path) -> AsyncGenerator[Journal]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who wait for the disk do not wait for long."""
     monkeypatch.setattr(f"{JOURNAL}.SYNC_SECONDS", 0.3)
+    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
 
 
 @contextmanager
@@ -78,28 +79,6 @@ def held() -> Generator[Held]:
     held = Held()
     yield held
     held.let_go.set()
-
-
-def test_an_empty_journal_recovers_to_nothing(path: Path) -> None:
-    journal = Journal.open(path)
-    assert journal.recover() == Recovered()
-    asyncio.run(journal.close())
-
-
-async def test_what_is_synced_is_there_for_another_connection(journal: Journal) -> None:
-    journal.append(RunRow("r", "job"), claimed("a"), call("a", "1"), claimed("b"))
-    assert journal.pending == 4
-    await journal.synced()
-    assert journal.pending == 0
-    found = journal.recover()
-    assert [one.claim.episode_uuid for one in found.claimed] == ["a", "b"]
-    assert found.claimed[0].calls == (call("a", "1").call,)
-    assert (found.run_id, found.job_yaml) == ("r", "job")
-
-
-async def test_synced_returns_at_once_when_nothing_is_pending(journal: Journal) -> None:
-    async with asyncio.timeout(0):
-        await journal.synced()
 
 
 async def test_hundreds_who_wait_share_commits(journal: Journal) -> None:
@@ -145,20 +124,6 @@ async def test_what_was_just_appended_when_the_server_ends_is_written(path: Path
     await again.close()
 
 
-async def test_one_who_gives_up_takes_nobody_along(
-    journal: Journal, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{WRITER}.write", held)
-    journal.append(claimed("a"))
-    tasks = [asyncio.create_task(journal.synced()) for _ in range(3)]
-    await asyncio.to_thread(held.reached.wait, 60)
-    tasks[1].cancel()
-    held.let_go.set()
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert done[0] is done[2] is None
-    assert isinstance(done[1], asyncio.CancelledError)
-
-
 async def test_closing_writes_what_is_pending(path: Path) -> None:
     journal = Journal.open(path)
     journal.append(*(claimed(f"e{n}") for n in range(500)))
@@ -192,12 +157,12 @@ def test_a_server_that_stood_still_blames_no_disk_that_was_in_time(path: Path, i
         runner.run(asyncio.wait_for(stand_still(), 60))
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_full_disk_refuses_and_recovers_in_order(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal.append(claimed("a"), claimed("b"))
     await journal.synced()
-    monkeypatch.setattr(f"{JOURNAL}.SYNC_SECONDS", 0.3)
     with full_disk(path):
         journal.append(ended("a", tokens=5000))
         with pytest.raises(UnavailableError) as caught:
@@ -218,10 +183,8 @@ async def test_a_full_disk_refuses_and_recovers_in_order(
     assert journal.stats().oldest_pending_seconds == 0.0
 
 
-async def test_a_disk_that_stays_full_does_not_hold_the_end(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
+@pytest.mark.usefixtures("impatient")
+async def test_a_disk_that_stays_full_does_not_hold_the_end(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
@@ -238,7 +201,6 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
 async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     # the disk has room again as soon as the writer has given up
     monkeypatch.setattr(f"{WRITER}.RETRY_FIRST", 100.0)
     journal = Journal.open(path)
@@ -311,7 +273,6 @@ async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
     path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(f"{WRITER}.past_ending", held)
-    monkeypatch.setattr(f"{JOURNAL}.CLOSE_SECONDS", 0.2)
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()

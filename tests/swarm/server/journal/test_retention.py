@@ -9,7 +9,7 @@ import pytest
 
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CountsRow, RunRow
-from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, over, stepped, taken
+from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, taken
 
 pytestmark = pytest.mark.anyio
 
@@ -56,20 +56,11 @@ async def test_the_latest_of_those_that_are_over_are_kept(tmp_path: Path) -> Non
     await journal.close()
 
 
-async def test_a_trained_episode_makes_room_too(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "journal.db", keep_episodes=1)
-    both = batch("x", t=["a", "b"])
-    journal.append(claimed("a"), claimed("b"), ended("a"), ended("b"), *taken(both), *stepped(both))
-    await journal.synced()
-    await until(lambda: set(journal.recover().endings) == {"b"})
-    await journal.close()
-
-
 async def test_under_load_few_more_than_wanted_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 600.0)
     journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
     highest = 0
-    for first in range(0, 1000, 20):
+    for first in range(0, 400, 20):
         waste(journal, first, first + 20)
         await journal.synced()
         highest = max(highest, len(journal.recover().endings))
@@ -81,8 +72,8 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
     path = tmp_path / "journal.db"
     limit = 2 * 1024 * 1024
     journal = Journal.open(path, keep_bytes=limit)
-    for first in range(0, 2000, 50):
-        waste(journal, first, first + 50, tokens=400)  # 40 times a quarter of a megabyte
+    for first in range(0, 1000, 50):
+        waste(journal, first, first + 50, tokens=400)  # 20 times a quarter of a megabyte
         await journal.synced()
         assert path.stat().st_size < 3 * limit
     await journal.close()
@@ -91,15 +82,5 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
     await journal.synced()
     slack = 512 * 4096
     await until(lambda: path.stat().st_size < limit // 4 + 2 * slack)
-    assert "e1999" in journal.recover().endings
-    await journal.close()
-
-
-async def test_live_episodes_are_kept_whatever_their_size(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "journal.db", keep_bytes=1, keep_episodes=0)
-    names = [f"e{number}" for number in range(200)]
-    journal.append(*map(claimed, names), *map(ended, names), claimed("gone"), over("gone", "idle"))
-    await journal.synced()
-    await until(lambda: "gone" not in journal.recover().endings)
-    assert len(journal.recover().finished) == 200
+    assert "e999" in journal.recover().endings
     await journal.close()

@@ -1,0 +1,116 @@
+"""Attention over a packed trie on a CPU: each node's keys meet the queries of its whole subtree once.
+
+A token attends to the nodes on its path. Each node gives it a part of the result, with the log-sum-exp of its scores,
+by which the parts are merged: exact, without a mask, without a copy of any key. Models of transformers reach it as the
+attention implementation :data:`TREE`, with the nodes in the keyword ``trie_nodes``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from adapters.verl.tree.trie import Node
+
+TREE = "swarm_trie"
+
+# the causal mask is aligned at the first query and the first key, so that queries after a node's own see all its keys;
+# fewer heads of keys than of queries are taken as they are
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class UnsupportedAttentionError(NotImplementedError):
+    """The model wants more of its attention than causality: a window, dropout, sinks, a cap on the scores."""
+
+
+class Nodes:
+    """The nodes of a trie, as one value to everything that walks through the arguments of a model."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+
+
+class _TrieAttention(torch.autograd.Function):
+    """``query`` [1, H, T, D], ``key`` and ``value`` [1, K, T, D] of packed tokens to the result [1, H, T, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, nodes: list[Node], scale: float
+    ) -> torch.Tensor:
+        batch, heads, tokens, width = query.shape
+        # merged in fp32; in the layout that the model's next projection wants
+        out = torch.empty(batch, tokens, heads, width, dtype=torch.float32).transpose(1, 2)
+        total = torch.empty(batch, heads, tokens, dtype=torch.float32)
+        for start, stop, end, parent in nodes:
+            keys, queries = slice(start, stop), slice(start, end)
+            part, part_total = _forward(
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, True, attn_mask=None, scale=scale
+            )
+            merged, merged_total = out[:, :, queries], total[:, :, queries]
+            if parent < 0:
+                merged.copy_(part)
+                merged_total.copy_(part_total)
+            else:
+                both = torch.logaddexp(merged_total, part_total)
+                merged.mul_((merged_total - both).exp_().unsqueeze(-1))
+                merged.addcmul_(part, (part_total - both).exp_().unsqueeze(-1))
+                merged_total.copy_(both)
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, total)
+        ctx.nodes, ctx.scale = nodes, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out, total = ctx.saved_tensors
+        (grad,) = grads
+        for_query, for_key, for_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        for start, stop, end, parent in ctx.nodes:
+            keys, queries = slice(start, stop), slice(start, end)
+            # with the log-sum-exp over all keys, the gradient of one node's keys is that of the whole
+            part, for_key[:, :, keys], for_value[:, :, keys] = _backward(
+                grad[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                out[:, :, queries],
+                total[:, :, queries],
+                0.0,
+                True,
+                attn_mask=None,
+                scale=ctx.scale,
+            )
+            if parent < 0:
+                for_query[:, :, queries] = part
+            else:
+                for_query[:, :, queries] += part
+        return for_query, for_key, for_value, None, None
+
+
+def trie_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    trie_nodes: Nodes | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: ``query`` [1, H, T, D], ``key`` and ``value`` [1, K, T, D] to [1, T, H, D].
+
+    Raises:
+        UnsupportedAttentionError: the result would not be the model's own.
+    """
+    special = [name for name in ("sliding_window", "softcap", "s_aux") if more.get(name) is not None]
+    if trie_nodes is None or attention_mask is not None or dropout or special:
+        raise UnsupportedAttentionError(f"attention with {', '.join(special) or 'a mask of its own or dropout'}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _TrieAttention.apply(query, key, value, trie_nodes.nodes, scale).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(TREE, trie_attention)

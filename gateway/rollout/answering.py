@@ -1,0 +1,250 @@
+"""From a request to a claimed group: the bodies to sample, the claim, and another group where one was lost; and policy
+``best``: sample the group, judge it, answer with the winner.
+
+Invariant: the delivered answers are the best of those that were judged; later samples change only what is trained.
+Where the submit hook fails, the request is sampled as it came and never trained; a lost group has been given
+back before another is claimed, so nothing is sampled twice for training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from adapters.dialects import ChatDialect
+from adapters.dialects.chat_answers import chunks_of, completion_of
+from gateway.observability.request import phase
+from gateway.rollout.group import GroupRun, Shaped
+from gateway.rollout.policy import GroupReport, Policy
+from gateway.rollout.sampling import EpisodeLostError
+from gateway.rollout.server import Serving, Training, Waiting
+from gateway.sessions.sessions import SessionLink
+from gateway.stats import DropReason
+from gateway.types import Decided, Incoming
+from reward_hooks import HookContext, Submission, UserRequest
+from swarm.errors import HookError, RequestError
+from swarm.types import Task
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Groups that one request may lose.
+_GROUPS_PER_REQUEST = 3
+#: vLLM samples greedily below this temperature.
+_GREEDY = 1e-5
+
+
+async def run_with_group(
+    training: Training, incoming: Incoming, session: SessionLink | None, use: Callable[[GroupRun], Awaitable[T]]
+) -> T:
+    """The result of ``use`` on a group claimed for ``incoming``; on another one where a weight sync or a restart of the
+    engine lost the whole group.
+
+    Raises:
+        RequestError: see :func:`shape`.
+        UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
+        UpstreamError: what ``use`` raises.
+    """
+    episodes = training.swarm.episodes
+    losses = 0
+    while True:
+        waited = Waiting(training.settings, training.window_seconds)
+        with phase("claim"):
+            serving = await episodes.wait_for_job(waited)
+        shaped = await shape(training, incoming, serving)
+        with phase("claim"):
+            group = await episodes.claim(len(shaped.bodies), waited)
+        run = GroupRun(training, session, shaped, group)
+        try:
+            return await use(run)
+        except EpisodeLostError as exc:
+            run.cancel(DropReason.SAMPLE)
+            losses += 1
+            if losses == _GROUPS_PER_REQUEST:
+                raise
+            # sampling took its time: the wait for another group is a new one
+            await Waiting(training.settings, training.window_seconds).after(exc)
+        except asyncio.CancelledError:
+            run.cancel(DropReason.CANCELLED)
+            raise
+        except BaseException:
+            run.cancel(DropReason.SAMPLE)
+            raise
+
+
+async def outliving(training: Training, work: Coroutine[Any, Any, T], session: SessionLink | None) -> T:
+    """The result of ``work``, which answers a request of ``session``. With ``on_disconnect: finish`` it goes on when
+    the user hangs up, and its answer counts as abandoned."""
+    if training.settings.on_disconnect == "cancel":
+        return await work
+    answering = training.swarm.background.start(work, "answering a request")
+    try:
+        return await asyncio.shield(answering)
+    except asyncio.CancelledError:
+        if session is not None:
+            answering.add_done_callback(lambda _: session.abandoned())
+        raise
+
+
+async def shape(training: Training, incoming: Incoming, serving: Serving) -> Shaped:
+    """What to sample for ``incoming``.
+
+    Raises:
+        RequestError: more choices are asked for than the group has answers, or a body is not JSON.
+    """
+    call, settings = incoming.call, training.settings
+    size = settings.num_repeat or serving.num_repeat or 1
+    if call.choices > size:
+        raise RequestError(f"n is {call.choices}, but this gateway samples {size} answers", param="n")
+    group_id = secrets.token_hex(16)
+    context = HookContext(
+        num_repeat=size,
+        policy_version=serving.policy_version,
+        group_id=group_id,
+        deadline_seconds=settings.hook_timeout_seconds,
+    )
+    # the group's own id names the task: a caller may send one x-request-id twice, and two prompts are two groups
+    request = UserRequest(request_id=group_id, body=call.body, model=call.model or "", headers=dict(incoming.headers))
+    drop: DropReason | None = None if size == serving.num_repeat else DropReason.SIZE
+    failure: HookError | None = None
+    try:
+        with phase("hook"):
+            submission = await training.hooks.submit(request, context)
+    except HookError as exc:
+        logger.error("group %s is not trained: %s", group_id, exc)
+        training.stats.hook_failures[exc.code or exc.type] += 1
+        submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
+        drop, failure = DropReason.SUBMIT_HOOK, exc
+    # the served model replaces whatever name the application or the hook gave
+    bodies = _bodies(submission.requests, serving.model)
+    return Shaped(
+        group_id=group_id,
+        submission=submission,
+        bodies=bodies,
+        context=context,
+        shares_call=_shares_call(submission.requests, bodies, serving),
+        takes_partial=serving.takes_partial,
+        drop=drop,
+        failure=failure,
+    )
+
+
+def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
+    """Each request as JSON; a run of equal requests is encoded once."""
+    dialect = ChatDialect()
+    bodies: list[bytes] = []
+    for place, request in enumerate(requests):
+        same = place > 0 and request == requests[place - 1]
+        bodies.append(bodies[-1] if same else dialect.sampling_body(request, model))
+    return bodies
+
+
+def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], serving: Serving) -> bool:
+    """Whether the bodies are alike and really sampled; vLLM refuses to give several answers to a greedy call."""
+    if len(bodies) < 2 or bodies.count(bodies[0]) < len(bodies):
+        return False
+    temperature = requests[0].get("temperature")
+    greedy = (isinstance(temperature, int | float) and temperature < _GREEDY) or requests[0].get("use_beam_search")
+    return not (serving.keeps_sampling and greedy)
+
+
+async def best(training: Training, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
+    """The best of the answers that ``policy`` waits for.
+
+    Args:
+        training: of the request's route.
+        incoming: the request; its model name has been checked.
+        session: its place in a conversation, if it is part of one.
+        policy: how long to wait for the others.
+
+    Raises:
+        RequestError: more choices than the group has answers, or the engine refuses the request.
+        UnavailableError: no episodes in time; nothing was sampled.
+        UpstreamError: no answer could be sampled.
+    """
+
+    async def use(run: GroupRun) -> Decided:
+        return await _decide(run, incoming, session, policy)
+
+    return await outliving(training, run_with_group(training, incoming, session, use), session)
+
+
+async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
+    settings = run.training.settings
+    with phase("sample"):
+        await _sample(run, incoming, policy)
+    samples = run.samples
+    if not samples:
+        raise run.failure()
+    score = await run.judge()
+    values = dict(zip(samples, score.values, strict=True)) if score is not None else {}
+    delivered = sorted(samples, key=lambda place: -values.get(place, 0.0))[: incoming.call.choices]
+    if run.sampling and settings.stragglers == "cancel":
+        run.stop_sampling()
+    winner = samples[delivered[0]]
+    reward = values.get(delivered[0])
+    if session is not None:
+        session.delivered(run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered))
+    # a group that waits for stragglers or for its user does not end in time for a header
+    waits = run.sampling or (session is not None and run.training.window_seconds > 0)
+    run.settle(list(samples), score, delivered)
+    done, drop = await run.settled(0.0 if waits else settings.acknowledge_seconds)
+    report = GroupReport(
+        policy_version=winner.policy_version,
+        reward=reward,
+        reward_mean=score.mean if score is not None else None,
+        trained=(drop is None) if done else None,
+        drop_reason=drop,
+    )
+    return _decided(run, incoming, session, delivered, report)
+
+
+async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
+    """Sample until there is what ``policy`` waits for."""
+    count = len(run.shaped.bodies)
+    pieces = incoming.call.stream
+    early = policy.deadline is not None or (policy.quorum or count) < count
+    if run.shares_call and not early:
+        run.start_together(range(count), pieces=pieces)
+    else:
+        # one call for all of them answers only when the last is done
+        run.start_each(range(count), pieces=pieces)
+    wanted = max(min(policy.quorum or count, count), incoming.call.choices)
+    until = None if policy.deadline is None else asyncio.get_running_loop().time() + policy.deadline
+    while run.sampling and len(run.samples) < wanted:
+        if not await run.progress(until):
+            # at the deadline any number of answers will do, but there must be one
+            wanted, until = incoming.call.choices, None
+
+
+def _decided(
+    run: GroupRun, incoming: Incoming, session: SessionLink | None, delivered: Sequence[int], report: GroupReport
+) -> Decided:
+    answer_id = run.shaped.answer_id
+    samples = [run.samples[place] for place in delivered]
+    answers = [sample.answer for sample in samples]
+    # nobody learns whether a plain answer arrives
+    whole = not incoming.call.stream
+
+    async def chunks() -> AsyncIterator[dict[str, Any]]:
+        nonlocal whole
+        pieces = [sample.pieces for sample in samples]
+        for chunk in chunks_of(
+            answers,
+            answer_id,
+            include_usage=incoming.call.include_usage,
+            last={"swarm": report.as_dict()},
+            pieces=pieces,
+        ):
+            yield chunk
+        whole = True
+
+    async def close() -> None:
+        if not whole and session is not None:
+            session.abandoned()
+
+    return Decided(completion_of(answers, answer_id), chunks, report.headers(), close)

@@ -1,0 +1,352 @@
+"""``Swarm``: one swarm server as the gateway uses it: what it serves now, and groups claimed from it; ``Training``: how
+one route's requests train through it.
+
+Invariant: a claimed episode is either handed to the caller or aborted, even if the caller is gone meanwhile.
+Connections and tasks that belong to a swarm server live exactly as long as its ``async with``; submissions under way
+get their time first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from gateway.background import Background
+from gateway.config.route import RouteSettings
+from gateway.rollout.sampling import Sampler
+from gateway.rollout.submission import NO_REASON, Submitter, Why
+from gateway.sessions.open_groups import OpenGroups
+from gateway.stats import Stats
+from reward_hooks import HookRunner
+from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
+from swarm.client.wire import RetryPolicy
+from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.http.client import HttpClient
+from swarm.protocol import EngineFailure
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a status of the server is valid.
+_STATUS_AGE = 2.0
+#: Age at which the status is read again in the background.
+_STATUS_STALE = 1.0
+#: Longest single long-poll: a claim whose caller is gone keeps its place in the server's queue for at most this long.
+_POLL_SECONDS = 20.0
+_STATUS_TIMEOUT = 5.0
+#: Seconds after which the last news of a server that is away is too old to act on.
+_GONE_AGE = 10.0
+#: Longest delay of a reader that can do with the last known status; a healthy server answers in milliseconds.
+_GLANCE_SECONDS = 0.25
+_RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
+#: The gateway itself waits for a server that is away, within the bounds of its configuration.
+_QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
+#: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
+_LAST_SECONDS = 15.0
+
+#: Code of a claim that is refused because the trainer needs no episodes now.
+BATCH_WAITS = "batch_waits"
+#: Collection methods that train whole groups only.
+_WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
+#: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
+_DOWN_CODES = frozenset({"server_unreachable", "engine_offline"})
+_DOWN_STATES = frozenset({None, EngineState.OFFLINE})
+#: The same where an upstream can answer instead: an engine takes minutes to boot.
+_AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {EngineState.BOOTING}
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the swarm server serves; ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
+
+    ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
+    application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained.
+    """
+
+    model: str = ""
+    num_repeat: int | None = None
+    policy_version: int | None = None
+    engine: EngineState | None = None
+    failure: EngineFailure | None = None
+    keeps_sampling: bool = False
+    takes_partial: bool = False
+    max_model_len: int | None = None
+
+
+class Episodes:
+    """Claims groups from one swarm server and knows its model and group size."""
+
+    def __init__(self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups) -> None:
+        self._client = client
+        self._background = background
+        self._open_groups = open_groups
+        self._serving = Serving()
+        self._read_at = float("-inf")
+        #: the first failed status since the server last answered
+        self.down_since: datetime | None = None
+        self._heard_at = float("-inf")
+        #: since when no engine serves, on the loop's clock
+        self._gone_since: float | None = None
+        self._reading: asyncio.Task[Serving] | None = None
+
+    @property
+    def known(self) -> Serving:
+        """The last known status; empty before the first."""
+        return self._serving
+
+    async def serving(self) -> Serving:
+        """The status, at most two seconds old. While the server is silent: the last known model and group size, with
+        ``engine`` ``None``."""
+        reading = self._refresh()
+        if reading is None or asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
+            return self._serving
+        return await asyncio.shield(reading)
+
+    async def last_known(self) -> Serving:
+        """The status for readers who must not wait: at most a quarter second for a slow server, then the last known
+        one; ``engine`` is ``None`` once the server is known to be silent."""
+        if (reading := self._refresh()) is not None:
+            await asyncio.wait({reading}, timeout=_GLANCE_SECONDS)
+        return self._serving
+
+    def gone_for(self, seconds: float) -> UnavailableError | None:
+        """The error of a server or an engine that has been away for ``seconds`` or more, as far as is known; reads the
+        status again in the background."""
+        self._refresh()
+        now = asyncio.get_running_loop().time()
+        if self._gone_since is None or now - self._gone_since < seconds or now - self._heard_at > _GONE_AGE:
+            return None
+        if self._serving.engine is None:
+            return UnavailableError("the swarm server has been down for a while", code="server_unreachable")
+        if self._serving.engine is EngineState.BOOTING:
+            return UnavailableError("the engine has been starting for a while", code="engine_booting")
+        return UnavailableError("the engine has been offline for a while", code="engine_offline")
+
+    async def wait_for_job(self, waited: Waiting) -> Serving:
+        """The status, once the server has a job.
+
+        Raises:
+            UnavailableError: it has none within the bounds of the configuration.
+        """
+        while (serving := await self.serving()).num_repeat is None:
+            code = "server_unreachable" if serving.engine is None else "engine_offline"
+            await waited.after(UnavailableError("the swarm server is down or has no training job", code=code))
+        return serving
+
+    async def claim(self, count: int, waited: Waiting) -> EpisodeGroup:
+        """Claim a group of ``count`` episodes.
+
+        Raises:
+            UnavailableError: there are none within the bounds of the configuration, or the server refuses; with
+                ``batch_waits`` none are needed now.
+        """
+        while True:
+            serving = await self.serving()
+            wait = min(_POLL_SECONDS, waited.left_for(serving.engine))
+            try:
+                return await self._claim(count, wait, waited.idle_seconds)
+            except UnavailableError as exc:
+                if exc.code == BATCH_WAITS:
+                    raise
+                self._read_at = float("-inf")
+                await waited.after(exc)
+            except SwarmGatewayError as exc:
+                logger.error("the swarm server refuses a claim of %d episodes: %s", count, exc.message)
+                raise UnavailableError(
+                    f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
+                ) from exc
+
+    async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
+        """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
+
+        async def claim(wait: float) -> EpisodeGroup:
+            return await self._client.claim_group(
+                count, wait, discard_episode_timeout=idle_seconds, unless_batch_waits=True
+            )
+
+        if len(self._open_groups):
+            try:
+                return await claim(0.0)
+            except UnavailableError as exc:
+                if exc.code != "no_episodes":
+                    raise
+            # a group that waits for feedback must not keep a user waiting
+            self._open_groups.make_room()
+        return await claim(wait)
+
+    def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
+        """Give the episodes back, in the background."""
+        uuids = [episode.episode_uuid for episode in episodes]
+        self._background.start(self._client.abort(uuids, why.reason, why.metadata), "aborting episodes")
+
+    def _refresh(self) -> asyncio.Task[Serving] | None:
+        """The reading of the server's status that is under way; ``None`` while the last one is young enough."""
+        if asyncio.get_running_loop().time() - self._read_at < _STATUS_STALE:
+            return None
+        if self._reading is None or self._reading.done():
+            self._reading = self._background.start(self._read(), "reading the swarm server's status")
+        return self._reading
+
+    async def _read(self) -> Serving:
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT):
+                status = await self._client.status()
+        except (SwarmGatewayError, TimeoutError) as exc:
+            url = self._client.server_url
+            logger.warning("the swarm server at %s does not answer for its status: %s", url, exc or "timeout")
+            known = self._serving
+            now = Serving(model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len)
+            self.down_since = self.down_since or datetime.now(UTC)
+        else:
+            self.down_since = None
+            job, engine = status.job, status.engine
+            now = Serving(
+                model=status.model or (job.model_name if job is not None else ""),
+                num_repeat=job.num_repeat if job is not None else None,
+                policy_version=engine.global_step,
+                engine=engine.engine_status,
+                failure=status.engine_failure,
+                keeps_sampling=job is not None and job.sampling == "app",
+                takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
+                max_model_len=job.max_model_len if job is not None else None,
+            )
+        self._serving = now
+        self._read_at = self._heard_at = asyncio.get_running_loop().time()
+        if now.engine not in _AWAY_STATES:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = self._heard_at
+        return self._serving
+
+
+class Waiting:
+    """How long one request has waited for the swarm, with a backoff between its attempts.
+
+    Args:
+        settings: of its route.
+        window: seconds for which its group may stay open once it is judged.
+    """
+
+    def __init__(self, settings: RouteSettings, window: float) -> None:
+        self._started = asyncio.get_running_loop().time()
+        self.settings = settings
+        self._window = window
+        self._pause = _RETRY_FIRST
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long an episode may idle before its end: during other samples, hooks, feedback and submission."""
+        settings = self.settings
+        # a hook may judge twice: to choose the answer, and again with feedback
+        judging = settings.hook_timeout_seconds * (2 if self._window else 1)
+        waiting = settings.sample_timeout_seconds + judging + self._window
+        return waiting + settings.submit_timeout_seconds + 30.0
+
+    def left_for(self, engine: EngineState | None) -> float:
+        """Seconds left of the bound for an engine in that state; ``None``: there is no server."""
+        return self._left(down=engine in (_DOWN_STATES if self.settings.upstream is None else _AWAY_STATES))
+
+    async def after(self, error: UnavailableError) -> None:
+        """Pause before the next attempt.
+
+        Raises:
+            UnavailableError: ``error`` itself, when the bound for its kind is reached.
+        """
+        left = self._left(down=error.code in (_DOWN_CODES if self.settings.upstream is None else _AWAY_CODES))
+        if left <= 0:
+            raise error
+        await asyncio.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
+        self._pause = min(self._pause * 2, _RETRY_MOST)
+
+    def _left(self, *, down: bool) -> float:
+        bound = self.settings.claim_wait_seconds
+        if down:
+            bound = min(bound, self.settings.offline_wait_seconds)
+        return max(0.0, self._started + bound - asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The address of a swarm server's engine, for requests that belong to no episode."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+
+
+class Swarm:
+    """One swarm server, shared by the routes that lead to it.
+
+    Attributes:
+        url: its address.
+        client: control calls.
+        episodes: what it serves, and claims.
+        sampler: calls to an episode's address, and to the engine's.
+        engine: where the engine is without an episode.
+        submitter: hands rewards in.
+        open_groups: scored groups that wait for feedback.
+        background: work that outlives its request.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.background = Background(grace_seconds=_LAST_SECONDS)
+        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
+        self._http = HttpClient()
+        self.engine = Engine(f"{url.rstrip('/')}/v1", token)
+        self.open_groups = OpenGroups(self.client)
+        self.episodes = Episodes(self.client, self.background, self.open_groups)
+        self.sampler = Sampler(self._http)
+        self.submitter = Submitter(self.client)
+        self._held = AsyncExitStack()
+
+    def status(self) -> dict[str, Any]:
+        """Its last known state as JSON."""
+        serving, down_since = self.episodes.known, self.episodes.down_since
+        return {
+            "url": self.url,
+            "engine": serving.engine or "unreachable",
+            "down_since": down_since and down_since.isoformat(timespec="seconds"),
+            "model": serving.model,
+            "num_repeat": serving.num_repeat,
+            "policy_version": serving.policy_version,
+            "background": len(self.background),
+            "open_groups": len(self.open_groups),
+        }
+
+    async def __aenter__(self) -> Self:
+        self._held.push_async_callback(self._http.close)
+        await self._held.enter_async_context(self.client)
+        await self._held.enter_async_context(self.background)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.open_groups.close()
+        await self._held.__aexit__(exc_type, exc, tb)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The half of a route that trains: the swarm server that samples, and the hooks that judge.
+
+    Attributes:
+        stats: of the route, since the gateway started.
+    """
+
+    swarm: Swarm
+    hooks: HookRunner
+    settings: RouteSettings
+    stats: Stats
+
+    @property
+    def window_seconds(self) -> float:
+        """How long a judged group may stay open for feedback and for the end of its session; 0: not at all."""
+        return self.settings.window_seconds(credits=self.hooks.ends_sessions)

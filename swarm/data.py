@@ -1,0 +1,188 @@
+"""Read tasks from JSON Lines, Parquet and Hugging Face datasets, one at a time.
+
+Invariant: every row becomes a task with a non-empty id, or an error that names file and line; equal rows get equal ids,
+on every machine and in every format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from swarm.errors import ConfigError
+from swarm.job import describe_validation
+from swarm.types import Task
+
+#: Columns that may hold the prompt, in order of preference: a string, or a list of chat messages.
+QUERY_COLUMNS = ("messages", "init_messages", "prompt", "main_query", "question", "query")
+ID_COLUMNS = ("task_id", "id")
+
+#: Begins the name of a Hugging Face dataset.
+HUB_PREFIX = "hf:"
+_BATCH_ROWS = 256
+
+
+def read_tasks(source: str | Path) -> Iterator[Task]:
+    """The tasks in a ``.jsonl`` or ``.parquet`` file, or in a dataset ``hf:NAME[:split]`` of Hugging Face (its first
+    configuration, ``NAME@CONFIG`` for another; the default split is ``train``), lazily.
+
+    The prompt is in one of :data:`QUERY_COLUMNS`, the id in ``task_id`` or ``id`` (default: a hash of the row), and
+    ``env_type`` and ``metadata`` are optional; every other column goes into the task's metadata.
+
+    Raises:
+        ConfigError: the file does not exist, its kind is unknown, `datasets` or pyarrow is not installed, or (while
+            reading) the source cannot be read or a row is wrong.
+    """
+    if isinstance(source, str) and source.startswith(HUB_PREFIX):
+        return _tasks(_hub_rows(source))
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    rows = {".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
+    if rows is None:
+        raise ConfigError(
+            f"{path}: tasks are read from .jsonl or .parquet files or hf:NAME, not {path.suffix or 'this'}"
+        )
+    return _tasks(rows(path))
+
+
+def _tasks(rows: Iterable[tuple[str, Any]]) -> Iterator[Task]:
+    for where, row in rows:
+        yield task_of(row, where)
+
+
+def task_of(row: object, where: str) -> Task:
+    """The task that one row describes; ``where`` names the row in errors.
+
+    Raises:
+        ConfigError: the row is no mapping, has no prompt, or a column has the wrong type.
+    """
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
+    columns: dict[str, Any] = _plain(cast("dict[Any, Any]", row))
+    digest = _digest(columns, where)
+    messages: list[Any] = []
+    query = ""
+    used: set[str] = set()
+    for column in QUERY_COLUMNS:
+        value = columns.get(column)
+        if isinstance(value, str) and value.strip() and not query:
+            query = value
+            used.add(column)
+        elif isinstance(value, list) and value and not messages:
+            messages = cast("list[Any]", value)
+            used.add(column)
+    if not query and not messages:
+        raise ConfigError(f"{where}: there is no prompt; fill one of the columns {', '.join(QUERY_COLUMNS)}")
+    id_column = next((column for column in ID_COLUMNS if str(columns.get(column, "")).strip()), None)
+    known = {*used, "env_type", "metadata", *([id_column] if id_column else [])}
+    metadata = columns.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"{where}: metadata must be an object, got {type(metadata).__name__}")
+    rest = {column: value for column, value in columns.items() if column not in known}
+    try:
+        return Task(
+            task_id=str(columns[id_column]).strip() if id_column else digest,
+            main_query=query or _last_user_text(messages),
+            init_messages=messages,
+            env_type=columns.get("env_type", ""),
+            metadata={**rest, **cast("dict[str, Any]", metadata)},
+        )
+    except ValidationError as exc:
+        raise describe_validation(exc, where) from exc
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in JSON's types, without nulls: Parquet has every column, and every field, in every row."""
+    if isinstance(value, dict):
+        fields = cast("dict[Any, Any]", value)
+        return {str(key): _plain(member) for key, member in fields.items() if member is not None}
+    if isinstance(value, list):
+        return [_plain(member) for member in cast("list[Any]", value)]
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _digest(columns: Mapping[str, Any], where: str) -> str:
+    try:
+        canonical = json.dumps(columns, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{where}: a value cannot be JSON: {exc}") from exc
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _last_user_text(messages: list[Any]) -> str:
+    for message in reversed(messages):
+        if isinstance(message, dict):
+            fields = cast("dict[str, Any]", message)
+            if fields.get("role") == "user" and isinstance(fields.get("content"), str):
+                return fields["content"]
+    return ""
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            text = line.removeprefix(b"\xef\xbb\xbf").strip()
+            if not text:
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as exc:
+                raise ConfigError(f"{where} is not valid JSON: {exc}") from exc
+            yield where, row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as exc:
+        raise ConfigError("parquet files need pyarrow: pip install 'swarm-gateway[parquet]'") from exc
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except pa.ArrowException as exc:
+        raise ConfigError(f"{path} is not a readable Parquet file (after row {number}): {exc}") from exc
+
+
+def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
+    path, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    name, _, config = path.partition("@")
+    if not name:
+        raise ConfigError(f"{source!r} names no dataset; write it like hf:openai/gsm8k@main:train")
+    try:
+        load = import_module("datasets").load_dataset
+    except ImportError as exc:
+        raise ConfigError(f"{source} needs the package `datasets`: pip install datasets ({exc})") from exc
+    return _streamed(load, name, config or None, split or "train")
+
+
+def _streamed(load: Callable[..., Any], name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:
+    number = 0
+    try:
+        for row in load(name, config, split=split, streaming=True):
+            number += 1
+            yield f"dataset {name}, row {number}", dict(row)
+    except Exception as exc:
+        # the library raises the errors of its transports and parsers, which have no common class
+        raise ConfigError(
+            f"dataset {name} (split {split}) cannot be read after row {number}: {type(exc).__name__}: "
+            f"{' '.join(str(exc).split())[:300]}; check its name and that the hub can be reached, or download it and "
+            "give the .jsonl or .parquet file"
+        ) from exc

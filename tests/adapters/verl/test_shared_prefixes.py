@@ -1,0 +1,33 @@
+"""Prefixes computed once against verl's rows, through verl's real engine in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the cpu extra")
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_tries_give_what_rows_give(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.verl.compare_ways"],
+        input=json.dumps({"folder": str(tmp_path), "examples": 40}),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    worst = found["worst"]
+    assert max(worst["log_probs"], worst["entropy"]) <= 1e-4
+    assert worst["gradient"] <= 1e-5 and worst["cosine"] >= 0.999999
+    assert found["parts"][0] == 1 and len(found["parts"]) > 2, "budgets that force splits, and that do not"
+    assert found["refused"] == {"sliding window": True, "attention dropout": True, "no window": False}
