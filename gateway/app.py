@@ -17,9 +17,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from adapters.dialects import ChatDialect, MessagesDialect
 from gateway.api import metrics, models, status
+from gateway.api.completions import CompletionsEndpoint
+from gateway.api.endpoint import Endpoint
 from gateway.api.feedback import end_session, give_feedback
-from gateway.api.routes import ANY_OTHER, dialect_routes, other_routes
+from gateway.api.others import CountTokens, Passthrough
+from gateway.api.responses import KeptResponse, ResponsesEndpoint
 from gateway.config.gateway import GatewayConfig
 from gateway.keys.ring import KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
@@ -39,6 +43,8 @@ has one. A gateway that has keys needs one: `Authorization: Bearer KEY` or `x-ap
 Errors have OpenAI's shape, below `/v1/messages` Anthropic's, and carry `x-should-retry`, and `retry-after` where a
 retry helps; every response carries `x-request-id`."""
 
+#: Path of what is mounted last: whatever else is asked for under ``/v1``.
+ANY_OTHER = "/v1/{path:path}"
 _SCHEMES = {"key": {"type": "http", "scheme": "bearer", "description": "a key of the gateway"}}
 #: the empty alternative: a gateway without keys
 _KEY: Security = [{"key": []}, {}]
@@ -66,7 +72,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
                 yield {"gateway": gateway}
 
     return App(
-        routes=[*_own_routes(), *other_routes()],
+        routes=_routes(),
         middleware=[
             Middleware(RequestMiddleware),
             Middleware(TelemetryMiddleware),
@@ -78,10 +84,18 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
     )
 
 
-def _own_routes() -> list[BaseRoute]:
+def _routes() -> list[BaseRoute]:
     not_known = {503: "not known yet"}
+    dialects: list[Endpoint] = [
+        Endpoint(ChatDialect()),
+        CompletionsEndpoint(),
+        ResponsesEndpoint(),
+        Endpoint(MessagesDialect(), id_header="request-id"),
+    ]
     routes: list[BaseRoute] = [
-        *dialect_routes(),
+        *(Route(endpoint.dialect.path, endpoint, methods=["POST"]) for endpoint in dialects),
+        Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
+        Route("/v1/responses/{response_id}", KeptResponse(Passthrough(())), methods=["GET", "DELETE"]),
         JsonRoute("/v1/models", models.list_models, security=_KEY, refusals=not_known),
         JsonRoute("/v1/models/{name:path}", models.get_model, security=_KEY, refusals=not_known),
         JsonRoute("/v1/feedback", give_feedback, methods=["POST"], security=_KEY),
@@ -99,7 +113,8 @@ def _own_routes() -> list[BaseRoute]:
     ]
     openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path == "/health" else _KEY)
     routes.append(JsonRoute("/openapi.json", openapi.openapi, security=_KEY))
-    return routes
+    ours = {route.path for route in routes if isinstance(route, Route)}
+    return [*routes, Route(ANY_OTHER, Passthrough(ours), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
 
 def _body_limit(scope: Scope) -> int:

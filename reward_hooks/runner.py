@@ -244,7 +244,7 @@ class HookRunner:
         try:
             if len(self._stray) >= self._max_stray:
                 raise HookError(f"has left {len(self._stray)} calls that ignore their cancellation", code="hook_busy")
-            if inspect.iscoroutinefunction(hook):
+            if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(type(hook).__call__):
                 done = Done(value=hook(*args, context))
             else:
                 done = await self._threads.call(hook, *args, context, timeout=seconds)

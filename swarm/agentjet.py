@@ -123,7 +123,7 @@ _IGNORED = {
     f"{_TRAINER}.kl_penalty_type": "there is no KL penalty in the reward",
     f"{_TRAINER}.advantage_estimation_episode_level": "advantages are always taken over episodes",
     "rollout.user_workflow": "a client runs its own workflow",
-    "rollout.chat_template_generate_prompt_type": "what is trained is exactly what was sampled",
+    "rollout.chat_template_generate_prompt_type": "the sampled tokens are trained as they are",
     "rollout.val_kwargs.*": "eval episodes sample as their client asks",
     "rollout.max_response_length_in_one_turn": "a client bounds one answer by max_tokens",
     "rollout.multi_turn.*": "a client runs its own loop",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -53,6 +55,9 @@ def is_left_out(path: str, config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("few" if is_fast(config) else "all")
+    if is_fast(config) and Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**31:
+        # each commit of a journal is synced to the disk, and what these tests kill are processes
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -67,10 +67,17 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a module; to walk it takes longer than all checks."""
+    return list(ast.walk(tree))
+
+
+@cache
 def imports_of(tree: ast.Module) -> set[str]:
     """Dotted names that a module imports, at any depth, also under ``TYPE_CHECKING``."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -118,7 +125,7 @@ def test_imports_follow_the_table() -> None:
         ("reward_hooks.runner", "swarm.client"),
         ("swarm.link.server", "torch"),
         ("swarm.types", "starlette"),
-        ("swarm.credentials.ring", "swarm.http.serve"),
+        ("swarm.credentials", "swarm.http.serve"),
         ("swarm.sync.archive", "httpx"),
         ("swarm.sync.archive", "swarm.client"),
     ],
@@ -127,6 +134,7 @@ def test_a_forbidden_import_is_reported(module: str, imported: str) -> None:
     assert violations(module, {imported})
 
 
+@cache
 def file_graph() -> dict[str, set[str]]:
     """module -> our modules that it imports."""
     graph: dict[str, set[str]] = {}
@@ -177,7 +185,7 @@ def test_a_circle_is_reported() -> None:
 def private_names(tree: ast.Module, ours: set[str]) -> list[str]:
     """Names with a leading underscore that belong to somebody else."""
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] not in PACKAGES:
             parts = [*node.module.split("."), *(alias.name for alias in node.names)]
             found += [f"{node.module}: {part}" for part in parts if part.startswith("_") and part != "__future__"]
@@ -189,7 +197,7 @@ def private_names(tree: ast.Module, ours: set[str]) -> list[str]:
 def names_of(tree: ast.Module) -> set[str]:
     """Names that a module defines or assigns, attributes included."""
     found: set[str] = set(DOCUMENTED)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):

@@ -25,7 +25,7 @@ def main(command: str = "gateway.cli.root:app") -> None:
     except SwarmGatewayError as exc:
         _leave(exc.message)
     except OSError as exc:
-        # what no command foresaw: a full disk, a folder of somebody else's
+        # not foreseen by any command: a full disk, a folder without permission
         _leave(str(exc) or type(exc).__name__)
     except ValueError as exc:
         from pydantic import ValidationError

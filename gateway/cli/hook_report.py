@@ -25,10 +25,10 @@ _WIDTH = 60
 def try_hooks(
     spec: str, data: Path, against: str | None, config: OfflineConfig, limit: int | None, on_progress: OnProgress
 ) -> HookReport:
-    """Load hooks and groups, and run the one over the other.
+    """Load hooks and groups, and score the groups with the hooks.
 
     Raises:
-        ConfigError: a hook does not load, or the file holds no group or something that is none.
+        ConfigError: a hook does not load, the file holds no group, or a line of it is not a group.
     """
     hooks = load_hooks(spec)
     other = load_hooks(against) if against is not None else None
@@ -43,7 +43,7 @@ def try_hooks(
 
 @contextmanager
 def _quiet(logger: logging.Logger) -> Generator[None]:
-    """What fails is in the report; a line for each group beside it would bury that."""
+    """Failures are in the report; a log line for each would bury it."""
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""``swarm-gateway hooks``: look at what a reward hook does before a model learns from it."""
+"""``swarm-gateway hooks``: try a reward hook before a model learns from it."""
 
 from __future__ import annotations
 

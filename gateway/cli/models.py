@@ -1,4 +1,4 @@
-"""``swarm-gateway models``: pull a model into the cache, list what is there."""
+"""``swarm-gateway models``: pull a model into the cache, list the cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pull(
 
 @app.command("list")
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False) -> None:
-    """What can be pulled and what is in the cache."""
+    """List the models of the catalog and of the cache."""
     from gateway.cli.output import print_json
     from swarm.importer import load_attribute
 

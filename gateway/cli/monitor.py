@@ -27,7 +27,7 @@ def monitor(
 ) -> None:
     """Watch swarm servers and gateways in the terminal; without an address those of `up` on this machine.
 
-    It only looks. Keys: ? tells them, q leaves. With --json the exit code is 2 unless all have answered.
+    It changes nothing on a server. Press ? for the keys, q to leave. With --json the exit code is 2 unless all answer.
     """
     import asyncio
     import sys
@@ -40,8 +40,8 @@ def monitor(
     if as_json:
         from gateway.tui.client import snapshot
 
-        told, errors = asyncio.run(snapshot(targets))
-        print_json(told)
+        found, errors = asyncio.run(snapshot(targets))
+        print_json(found)
         for error in errors:
             typer.echo(f"swarm-gateway: {error}", err=True)
         raise typer.Exit(2 if errors else 0)
@@ -51,5 +51,5 @@ def monitor(
 
     app = MonitorApp(targets, interval)
     app.run()
-    # textual does not raise what ended it, and leaves with 0
+    # textual does not raise the error that ended it, and leaves with 0
     raise typer.Exit(app.return_code or 0)

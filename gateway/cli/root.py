@@ -37,7 +37,7 @@ app.add_typer(hooks_app, name="hooks")
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="what the agent is to become, e.g. polite_agent")],
+    name: Annotated[str, typer.Argument(help="name of the agent, e.g. polite_agent")],
     into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path("tutorial"),
 ) -> None:
     """Make a folder with the two hook files, mock users, data and a configuration; all of it runs as it is."""

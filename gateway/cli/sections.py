@@ -1,4 +1,4 @@
-"""What the commands build across layers: the server's configuration, a job whose model is found, the plan of ``up``.
+"""Builds the server's configuration, a job with the path of its model, and the plan of ``up``.
 
 Invariant: a relative path in a file is relative to that file.
 """
@@ -23,7 +23,7 @@ from swarm.job import TrainJob, describe_validation, parse_job
 _FROM_ENVIRONMENT = {
     "token": TOKEN_VARIABLE,
     "private_token": PRIVATE_TOKEN_VARIABLE,
-    # for whoever has no file to write it in: SwarmClient(auto_start_swarm_server=True)
+    # for servers that have no file: SwarmClient(auto_start_swarm_server=True)
     "allow_code_sync": "SWARM_ALLOW_CODE_SYNC",
 }
 _BOOT_MARGIN = 30.0

@@ -1,4 +1,4 @@
-"""The status of a swarm server as lines of text: what the monitor shows of it, shortened."""
+"""The status of a swarm server as lines of text: a short form of the monitor's page."""
 
 from __future__ import annotations
 

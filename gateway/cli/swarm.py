@@ -58,7 +58,7 @@ def start(
 
 @app.command()
 def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
-    """State of the engine, what the current batch has, and the latest steps."""
+    """State of the engine, progress of the batch, and the latest steps."""
     from gateway.cli.output import print_json
     from gateway.cli.status import status_lines
 

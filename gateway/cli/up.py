@@ -28,14 +28,14 @@ _LINES = {
     "ready": "ready after {seconds:.0f} s: point your app at {gateway}/v1 (model {model}); Ctrl-C stops everything",
     "restarting": "engine: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of}); the gateway stays",
-    "recovered": "engine: serves again after {seconds:.0f} s; training goes on from {origin}",
+    "recovered": "engine: serves again after {seconds:.0f} s; training continues from {origin}",
     "engine_stopped": "engine: {reason}; this is no crash, so `up` does not start it again",
     "finished": "the job is done after step {step}",
     "stopping": "stopping the {name}",
     "stopped": "all stopped",
     "failed": "FAILED: {message}{tail}" + _INDENT + "full log: {log}",
 }
-#: Event -> what the spinner says from then on.
+#: Event -> the text of the spinner from then on.
 _DOING = {"boot": "booting: {doing}", "state": "{state} {detail}", "stopping": "stopping the {name}"}
 
 

@@ -91,12 +91,12 @@ class GatewayConfig(RouteSettings):
     )
     response_store_seconds: float = Field(default=24 * 3600.0, gt=0, description="after which a response is forgotten")
 
-    access_log: bool = Field(default=False, description="one line of the log per request, without what it said")
+    access_log: bool = Field(default=False, description="one log line per request, without its texts")
     request_log: RequestLogConfig | None = None
     tracing: TracingConfig | None = None
 
     model_aliases: list[ModelName] = Field(
-        default=[], description="further names of the default route, such as the one an application already asks for"
+        default=[], description="further names of the default route, such as the model name of an application"
     )
     routes: list[RouteConfig] = []
     default_route: str | None = Field(
@@ -126,7 +126,9 @@ class GatewayConfig(RouteSettings):
             raise ValueError("api_keys must not hold an empty key")
         digests = [key.removeprefix(DIGEST_PREFIX) for key in keys if key.startswith(DIGEST_PREFIX)]
         if not all(_SHA256.fullmatch(digest) for digest in digests):
-            raise ValueError(f"a key of api_keys that begins with '{DIGEST_PREFIX}' goes on with 64 hexadecimal digits")
+            raise ValueError(
+                f"a key of api_keys that begins with '{DIGEST_PREFIX}' must have 64 hexadecimal digits after it"
+            )
         return self
 
     @model_validator(mode="after")

@@ -55,11 +55,11 @@ class RouteSettings(Model):
         default=None, ge=1, description="policy best: judge as soon as so many answers are there; default: all"
     )
     answer_deadline_seconds: float | None = Field(
-        default=None, gt=0, description="policy best: judge what is there by then (at least one answer)"
+        default=None, gt=0, description="policy best: judge the answers there are by then (at least one)"
     )
     stragglers: Literal["cancel", "finish"] = Field(
         default="finish",
-        description="what a decided group does with answers still being sampled; finish: behind, and all of it trains",
+        description="answers still being sampled when the group is decided; finish: in the background, and all train",
     )
     acknowledge_seconds: float = Field(
         default=0.0,
@@ -108,7 +108,7 @@ class RouteSettings(Model):
         given = self.session_idle_seconds
         if credits:
             return 300.0 if given is None else given
-        # what is said of an answer while its group is open must find its conversation
+        # feedback to an answer whose group is open must find its conversation
         return max(1800.0 if given is None else given, self.feedback_window_seconds)
 
     def window_seconds(self, *, credits: bool) -> float:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, Field
 
-from swarm.credentials import Credential, CredentialFile
-from swarm.credentials.files import exclusively, read_private, replace_private
+from swarm.credentials import Credential, CredentialFile, exclusively, read_private, replace_private
 from swarm.types import Model
 
 #: Begins every key, so that scanners for leaked secrets know one.

@@ -3,12 +3,8 @@
 Invariant: work that nobody waits for is cancelled; one caller's leaving never cancels another's.
 
 A request joins an earlier one of the same caller on the same route, in flight or answered within the last
-:data:`_REMEMBERED_SECONDS`:
-
-* with the same ``idempotency-key``; or
-* with the same body, when it is a retry of OpenAI's or Anthropic's SDK (``x-stainless-retry-count`` above 0).
-
-Errors are not remembered. Requests with neither header have work of their own.
+:data:`_REMEMBERED_SECONDS`, if it has the same ``idempotency-key``, or the same body and is a retry of OpenAI's or
+Anthropic's SDK (``x-stainless-retry-count`` above 0). Errors are not remembered.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -44,14 +39,10 @@ _EARLY, _EARLY_SHARE, _LATE = 1.0, 0.2, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Retryable:
-    """How the retry of a request is recognised.
+    """How the retry of a request is recognised: by a ``key`` that holds its ``idempotency-key`` (``keyed``) or its
+    ``digest`` (of path, body, and ``x-swarm-`` headers).
 
-    Attributes:
-        key: equal for requests that may be one: the route, the caller, and the ``idempotency-key`` or the digest.
-        digest: of path, body, and ``x-swarm-`` headers.
-        attempt: 0 for the first.
-        keyed: it has an ``idempotency-key``.
-        timeout: seconds after which the SDK gives up waiting; 0: it does not say.
+    ``attempt`` is 0 for the first; ``timeout``: seconds after which the SDK gives up waiting, 0 where it does not say.
     """
 
     key: tuple[str, str, str]
@@ -100,7 +91,7 @@ class RetryDedup:
 
     def __init__(self) -> None:
         #: the last request of each key, oldest first
-        self._known: OrderedDict[tuple[str, str, str], _Shared] = OrderedDict()
+        self._known: dict[tuple[str, str, str], _Shared] = {}
         self._running: set[_Shared] = set()
         self.joined = 0
 
@@ -112,8 +103,7 @@ class RetryDedup:
         """The outcome of ``produce()``, or of an earlier request that this one repeats.
 
         Args:
-            produce: makes the outcome; it is cancelled when the last of its callers has left. It takes its place
-                (admission) itself: a request that joins needs none.
+            produce: makes the outcome, its place included; it is cancelled when the last of its callers has left.
 
         Raises:
             ConflictError: an ``idempotency-key`` came before with another body.
@@ -122,40 +112,37 @@ class RetryDedup:
         if retry is None:
             return await produce()
         known = self._known.get(retry.key)
-        if known is not None and not known.joinable:
-            known = None
-        if known is not None and known.digest != retry.digest:
-            raise ConflictError(
-                "this idempotency-key came with another request before: give each request its own",
-                code="idempotency_key_reused",
-            )
-        if known is not None and (retry.keyed or retry.attempt):
-            self.joined += 1
-            logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
-            answered_by(route, "joined")
-            with phase("join"):
-                return await known.outcome_for(retry)
-        shared = _Shared(retry, produce, self._ended)
-        self._known[retry.key] = shared
+        if known is not None and known.joinable:
+            if known.digest != retry.digest:
+                raise ConflictError(
+                    "this idempotency-key came with another request before: give each request its own",
+                    code="idempotency_key_reused",
+                )
+            if retry.keyed or retry.attempt:
+                self.joined += 1
+                logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
+                answered_by(route, "joined")
+                with phase("join"):
+                    return await known.outcome_for(retry)
+        shared = self._known[retry.key] = _Shared(retry, produce, self._ended)
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
     def _ended(self, shared: _Shared) -> None:
         self._running.discard(shared)
-        if self._known.get(shared.key) is not shared:
+        if not shared.joinable:
+            self._forget(shared)
             return
-        if shared.joinable:
-            self._forget_old()
-            asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget_old)
-        else:
-            del self._known[shared.key]
+        shared.expiry = asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget, shared)
+        for oldest in [one for one in self._known.values() if one not in self._running][:-_REMEMBERED_MOST]:
+            self._forget(oldest)
 
-    def _forget_old(self) -> None:
-        oldest = asyncio.get_running_loop().time() - _REMEMBERED_SECONDS
-        over = [one for one in self._known.values() if one.over_at is not None]
-        for number, one in enumerate(over, start=_REMEMBERED_MOST - len(over)):
-            if number < 0 or (one.over_at or 0.0) <= oldest:
-                del self._known[one.key]
+    def _forget(self, shared: _Shared) -> None:
+        if shared.expiry is not None:
+            # so that the timer does not keep its stream
+            shared.expiry.cancel()
+        if self._known.get(shared.key) is shared:
+            del self._known[shared.key]
 
     async def __aenter__(self) -> Self:
         return self
@@ -175,7 +162,7 @@ class _Shared:
 
     Attributes:
         joinable: it was neither given up nor answered with an error.
-        over_at: when it ended, on the loop's clock.
+        expiry: forgets it, once it has ended.
     """
 
     def __init__(
@@ -183,15 +170,16 @@ class _Shared:
     ) -> None:
         self.key, self.digest = retry.key, retry.digest
         self.joinable = True
-        self.over_at: float | None = None
+        self.expiry: asyncio.TimerHandle | None = None
         self._ended = ended
         self._callers = 0
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._alone = asyncio.Event()
         self._parts: list[Any] = []
-        self._more = asyncio.Event()
+        #: whether the stream has ended
         self._read = False
         self._error: Exception | None = None
+        #: set, and replaced, at each part, at the stream's end, and when the last caller leaves
+        self._change = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._work(produce), name="answering a request that may be retried")
         # a callback, because a task that is cancelled before its first step runs none of its own code
@@ -233,7 +221,7 @@ class _Shared:
         if self._callers or self._task.done():
             return
         if self._outcome.done() and self._read:
-            self._alone.set()
+            self._wake()
         elif grace := retry.grace(asyncio.get_running_loop().time() - started):
             self._grace = asyncio.get_running_loop().call_later(grace, self.cancel)
         else:
@@ -242,18 +230,14 @@ class _Shared:
     async def _work(self, produce: Callable[[], Awaitable[Outcome]]) -> None:
         outcome = await produce()
         try:
-            stream: AsyncIterator[Any] | None = None
-            if isinstance(outcome, Live):
-                stream = outcome.chunks
-            elif isinstance(outcome, Relayed):
-                stream = None if isinstance(outcome.body, bytes) else outcome.body
-                self.joinable = outcome.status < 400
+            self.joinable = not (isinstance(outcome, Relayed) and outcome.status >= 400)
+            stream = _stream_of(outcome)
             self._read = stream is None
             self._outcome.set_result(outcome)
             if stream is not None:
                 await self._read_on(stream)
-            if self._callers:
-                await self._alone.wait()
+            while self._callers:
+                await self._change.wait()
         finally:
             if outcome.close is not None:
                 await outcome.close()
@@ -282,18 +266,17 @@ class _Shared:
                 yield self._parts[position]
                 position += 1
             else:
-                await self._more.wait()
+                await self._change.wait()
         if self._error is not None:
             raise self._error
 
     def _wake(self) -> None:
-        more, self._more = self._more, asyncio.Event()
-        more.set()
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if self._grace is not None:
             self._grace.cancel()
-        self.over_at = asyncio.get_running_loop().time()
         error = _stopped() if task.cancelled() else task.exception()
         if error is not None:
             self.joinable = False
@@ -308,3 +291,10 @@ class _Shared:
 
 def _stopped() -> UnavailableError:
     return UnavailableError("the answer was given up: the gateway stops", retry_after=1.0)
+
+
+def _stream_of(outcome: Outcome) -> AsyncIterator[Any] | None:
+    if isinstance(outcome, Live):
+        return outcome.chunks
+    body = outcome.body if isinstance(outcome, Relayed) else b""
+    return None if isinstance(body, bytes) else body

@@ -87,13 +87,12 @@ class HttpSender:
         """
         url = f"{self._base_url}/models"
         try:
-            async with asyncio.timeout(10.0):
-                answer = await self._http.request("GET", url, None, self._headers)
+            answer = await self._http.get(url, 10.0, self._headers)
             if answer.status != 200:
                 raise ConfigError(f"{url} answers with HTTP {answer.status}; check --base-url and --api-key")
             return str(json.loads(answer.content)["data"][0]["id"])
-        except (ConnectionBrokenError, TimeoutError) as exc:
-            raise ConfigError(f"{url} does not answer ({exc or 'timeout'}); check --base-url") from exc
+        except ConnectionBrokenError as exc:
+            raise ConfigError(f"{url} does not answer ({exc}); check --base-url") from exc
         except (ValueError, LookupError, TypeError) as exc:
             raise ConfigError(f"{url} lists no model; give --model") from exc
 
@@ -101,8 +100,7 @@ class HttpSender:
         began = time.monotonic()
         content = json.dumps({**self.body, "messages": prompt.messages}).encode()
         try:
-            async with asyncio.timeout(self._timeout):
-                answer = await self._http.post(f"{self._base_url}/chat/completions", content, self._headers)
+            answer = await self._http.post(f"{self._base_url}/chat/completions", content, self._headers, self._timeout)
         except TimeoutError:
             return Outcome(time.monotonic() - began, "timeout", f"no answer within {self._timeout:g} s")
         except ConnectionBrokenError as exc:

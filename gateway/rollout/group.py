@@ -276,10 +276,8 @@ class GroupRun:
         self._open.clear()
         self._settled = True
         by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
-        submission = self.swarm.submitter.submit(task.task_id, by_episode, settings.submit_timeout_seconds, stats)
-        # from here on only the submitter decides: a user who leaves now leaves a judged group behind
-        name = f"submitting group {self.shaped.group_id}"
-        return await asyncio.shield(self.swarm.background.start(submission, name))
+        # from here on only the submitter decides: :meth:`cancel` leaves a judged group alone
+        return await self.swarm.submitter.submit(task.task_id, by_episode, settings.submit_timeout_seconds, stats)
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
         for place, sample in self.samples.items():

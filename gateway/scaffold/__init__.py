@@ -1,6 +1,6 @@
 """``swarm-gateway new NAME``: a folder with hooks, mock users, data and a configuration that run as they are.
 
-Invariant: an existing folder is never touched, and a folder that is there is complete.
+Invariant: an existing folder is never touched, and a new one appears complete.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from swarm.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
-#: In the template where the name goes; a word that Python, Markdown, YAML and JSON all leave alone.
+#: Stands for the name in the template; has no meaning in Python, Markdown, YAML and JSON.
 _PLACEHOLDER = "NAME_OF_THE_AGENT"
-#: Template files end with it, so that no tool takes them for sources of ours.
+#: Ends the names of template files, so that no tool takes them for sources.
 _SUFFIX = ".tmpl"
 
 
@@ -25,17 +25,19 @@ def scaffold(name: str, parent: Path) -> Path:
 
     Args:
         name: lower-case letters, digits and underscores; dashes count as underscores.
-        parent: made if it is not there.
+        parent: created if it does not exist.
 
     Raises:
-        ConfigError: the name will not do, the folder is there already, or cannot be made.
+        ConfigError: the name is not valid, or the folder exists already or cannot be made.
     """
     name = name.replace("-", "_")
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name for a folder of hooks; use lower-case letters, digits and underscores")
+        raise ConfigError(
+            f"{name!r} is not a name for a folder of hooks; use lower-case letters, digits and underscores"
+        )
     target = parent / f"opencode_build_{name}"
     if target.exists():
-        raise ConfigError(f"{target} is there already; remove it or choose another name")
+        raise ConfigError(f"{target} exists already; remove it or choose another name")
     try:
         _write(name, target)
     except OSError as exc:

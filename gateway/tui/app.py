@@ -1,6 +1,6 @@
-"""``MonitorApp``: runs the pollers, shows what they know, and turns keys into what is shown.
+"""``MonitorApp``: runs the pollers, shows their data, and handles the keys.
 
-Invariant: nothing that a server does ends it, leaving it ends every request, and no secret is ever shown.
+Invariant: no answer of a server ends the monitor, leaving it ends every request, and it never shows a secret.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MonitorApp(App[None]):
         return self.pages[self._place - 1] if self._place else None
 
     def show(self) -> None:
-        """Show what is known now."""
+        """Show the last known data."""
         (self.page or self._overview).show()
         self._show_top()
 

@@ -22,9 +22,9 @@ from swarm.protocol import EngineFailure, ServerStatus
 
 StatusT = TypeVar("StatusT", bound=BaseModel)
 
-#: Steps that a swarm server is asked for at first.
+#: Steps to request at first.
 STEPS = 300
-#: Seconds that a response may take beyond those that the server was asked to wait.
+#: Seconds for a response, beyond the time that a long poll waits.
 DEADLINE = 10.0
 #: Characters of a server's own message that are shown.
 _MAX_MESSAGE = 300
@@ -146,8 +146,7 @@ class StatusClient(Generic[StatusT]):
         target, limit = self._target, wait + DEADLINE
         url = target.status_url + (f"?{urlencode(query)}" if query else "")
         try:
-            async with asyncio.timeout(limit):
-                answer = await self._http.request("GET", url, None, self._headers)
+            answer = await self._http.request("GET", url, None, self._headers, limit)
             if answer.status >= 400:
                 return _error_status(target, answer)
             data = _json_object(answer)

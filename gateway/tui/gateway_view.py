@@ -125,7 +125,7 @@ def _informative(counts: Counts) -> str:
 
 
 def _waste(counts: Counts) -> str:
-    """The share of sampled completion tokens that nobody got."""
+    """The share of sampled completion tokens that were not delivered."""
     return share(counts.tokens.wasted, counts.tokens.wasted + counts.tokens.delivered)
 
 

@@ -1,6 +1,6 @@
 """The pages of the monitor: all servers, a swarm server, a gateway.
 
-Invariant: a page shows what its poller knows, and sends no request.
+Invariant: a page shows the data of its poller, and sends no request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Page(Vertical):
         return self.board.chosen.body
 
     def show(self) -> None:
-        """Show what is known now."""
+        """Show the last known data."""
         self.show_head()
         if (view := self.poller.view) is not None:
             for panel in self.board.panels:
@@ -161,7 +161,7 @@ class GatewayPage(Page):
 
 
 class OverviewPage(VerticalScroll):
-    """All servers: a row for each, and below the rows what is wrong."""
+    """All servers: a row for each, and their troubles below."""
 
     DEFAULT_CSS = "OverviewPage { padding: 0 1; } OverviewPage > Grid { height: auto; }"
 
@@ -177,7 +177,7 @@ class OverviewPage(VerticalScroll):
         yield self._troubles
 
     def show(self) -> None:
-        """Show what is known now."""
+        """Show the last known data."""
         self._grid.show(
             table_of(
                 _OVERVIEW,

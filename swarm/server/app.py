@@ -26,17 +26,14 @@ from swarm.server.api.engine import CODE_PATH, CODE_TYPE, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
-from swarm.server.auth.middleware import AuthMiddleware
-from swarm.server.auth.ring import TokenRing
-from swarm.server.auth.scopes import WITHOUT_TOKEN, ControlRoute, Scopes
+from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.journal.journal import Journal
-from swarm.server.meters import MeteredJournal, Meters
-from swarm.server.monitor import Monitor, VerboseLog
+from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"

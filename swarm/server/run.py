@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from swarm.errors import ConfigError
 from swarm.http.serve import bind, loop_factory, uvicorn_config
 from swarm.server.app import create_app
-from swarm.server.auth.middleware import check_exposure
+from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
 
 #: how long requests in flight may take once the server stops

@@ -85,7 +85,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], packed: int, limits: ArchiveL
     folders: set[str] = set()
     total = 0
     for entry in entries:
-        # zipfile cuts the name at a NUL; the name before that is what was sent
+        # zipfile cuts the name at a NUL; the name as it was sent counts
         name = entry.orig_filename
         if wrong := check_name(name) or _check_kind(entry) or _check_size(entry, limits):
             raise refusal(wrong, name)

@@ -70,7 +70,10 @@ class Stack:
 @contextlib.contextmanager
 def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
     """Both processes with their files in ``folder``; ``hook`` judges, and ``settings`` are the gateway's."""
-    with _process("tests.clients.server", str(folder / "run")) as swarm_url, SwarmClient(swarm_url) as swarm:
+    with (
+        _process("tests.standins.server", "clients", str(folder / "run"), "0") as swarm_url,
+        SwarmClient(swarm_url) as swarm,
+    ):
         # room for all that the suite does: a step would empty the pool that it looks into
         job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=500, max_response_length=2000)
         swarm.auto_sync_train_config_and_start_engine(job)

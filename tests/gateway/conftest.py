@@ -26,7 +26,8 @@ def on_compute_relative_reward(task, candidates, context):
     return [len(candidate.text.split()) / 10 for candidate in candidates]
 """
 
-OpenGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+Http = httpx.AsyncClient
+OpenGateway = Callable[..., AbstractAsyncContextManager[Http]]
 
 
 def write_hooks(folder: Path, reward: str = REWARD, submit: str | None = None) -> Path:

@@ -7,17 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 from starlette.routing import Route
 
-from gateway.api.routes import ANY_OTHER
-from gateway.app import create_app
+from gateway.app import ANY_OTHER, create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
-from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask, write_hooks
+from tests.gateway.conftest import BODY, CHAT, Http, OpenGateway, ask, write_hooks
 from tests.standins.swarm import Swarm
 from tests.swarm.http.references import references
 
@@ -43,7 +41,7 @@ JSON = {"content-type": "application/json"}
     ],
 )
 async def test_bad_input(
-    swarm: Swarm, gateway: httpx.AsyncClient, content: bytes, status: int, code: str, param: str | None
+    swarm: Swarm, gateway: Http, content: bytes, status: int, code: str, param: str | None
 ) -> None:
     response = await gateway.post(CHAT, content=content, headers=JSON)
     error = response.json()["error"]
@@ -68,7 +66,7 @@ async def test_an_oversized_body_is_413(swarm: Swarm, open_gateway: OpenGateway,
 @pytest.mark.parametrize(
     "path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/feedback"]
 )
-async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: httpx.AsyncClient, path: str) -> None:
+async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: Http, path: str) -> None:
     headers = {**JSON, "content-encoding": "gzip"}
     response = await gateway.post(path, content=gzip.compress(json.dumps(BODY).encode()), headers=headers)
     assert (response.status_code, response.headers["x-should-retry"]) == (415, "false")
@@ -85,7 +83,7 @@ async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: http
         ("GET", "/models/tiny", "route_not_found", True),
     ],
 )
-async def test_wrong_routes(gateway: httpx.AsyncClient, method: str, path: str, code: str, hinted: bool) -> None:
+async def test_wrong_routes(gateway: Http, method: str, path: str, code: str, hinted: bool) -> None:
     response = await gateway.request(method, path)
     assert response.status_code == (405 if code == "method_not_allowed" else 404)
     assert response.json()["error"]["code"] == code
@@ -110,7 +108,7 @@ async def test_web_pages_of_other_hosts_need_a_key(
         assert (await ask(http, keyed)).status_code == 200
 
 
-async def test_models(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_models(swarm: Swarm, gateway: Http) -> None:
     listed = (await gateway.get("/v1/models")).json()
     assert (listed["object"], [card["id"] for card in listed["data"]]) == ("list", ["tiny"])
     card = (await gateway.get("/v1/models/tiny")).json()
@@ -134,7 +132,7 @@ async def test_an_alias_is_the_model(swarm: Swarm, open_gateway: OpenGateway) ->
     assert "add `gpt-5` to the gateway's model_aliases" in unknown.json()["error"]["message"]
 
 
-async def test_every_route_is_documented(tmp_path: Path, swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_every_route_is_documented(tmp_path: Path, swarm: Swarm, gateway: Http) -> None:
     document = (await gateway.get("/openapi.json")).json()
     schemas = document["components"]["schemas"]
     assert {reference.rpartition("/")[2] for reference in references(document)} <= schemas.keys()
@@ -162,7 +160,7 @@ async def test_health_is_alive_without_a_swarm_server(open_gateway: OpenGateway)
         assert (await http.get("/v1/models")).status_code == 503
 
 
-async def test_health_does_not_wait_for_a_swarm_server_that_hangs(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_health_does_not_wait_for_a_swarm_server_that_hangs(swarm: Swarm, gateway: Http) -> None:
     swarm.silent = True
     for path in ("/health", "/status"):
         response = await gateway.get(path, timeout=3)

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
@@ -18,7 +17,7 @@ from swarm.errors import UpstreamError
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.states import EngineState
-from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
+from tests.gateway.conftest import BODY, CHAT, Http, OpenGateway, ask
 from tests.standins.swarm import MODEL, Swarm, completion, error, hanging, said
 from tests.standins.vllm import listening
 
@@ -27,13 +26,11 @@ pytestmark = pytest.mark.anyio
 SUBMIT = "def on_user_submit_new_requests(request, context):\n    return "
 
 
-async def groups_of(http: httpx.AsyncClient) -> dict[str, Any]:
+async def groups_of(http: Http) -> dict[str, Any]:
     return (await http.get("/status")).json()["groups"]
 
 
-async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
+async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(swarm: Swarm, gateway: Http) -> None:
     response = await ask(gateway, chat_template_kwargs={"x": 1}, temperature=0.2)
     body = response.json()
     assert response.status_code == 200
@@ -53,7 +50,7 @@ async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(
     assert await groups_of(gateway) == {"trained": 1, "dropped": {}, "informative": 1, "uninformative": 0}
 
 
-async def test_a_stream_spells_the_best_answer_and_ends_with_done(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_stream_spells_the_best_answer_and_ends_with_done(swarm: Swarm, gateway: Http) -> None:
     response = await ask(gateway, stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-request-id"]
@@ -82,15 +79,13 @@ async def test_a_syncing_engine_keeps_the_stream_alive_until_it_rolls(swarm: Swa
         assert [line async for line in lines if line][-1] == "data: [DONE]"
 
 
-async def test_every_request_is_a_task_of_its_own(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_every_request_is_a_task_of_its_own(swarm: Swarm, gateway: Http) -> None:
     for _ in range(2):
         await ask(gateway, {"x-request-id": "the-same"})
     assert len({group["task_id"] for group in swarm.ends}) == 2
 
 
-async def test_n_returns_the_best_n_each_with_its_own_usage_and_fields(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
+async def test_n_returns_the_best_n_each_with_its_own_usage_and_fields(swarm: Swarm, gateway: Http) -> None:
     def numbered(body: dict[str, Any], number: int) -> Response:
         one = completion("word " * number, tokens=10 + number)
         one["choices"][0] |= {"stop_reason": number, "logprobs": {"content": [{"token": str(number)}]}}
@@ -105,7 +100,7 @@ async def test_n_returns_the_best_n_each_with_its_own_usage_and_fields(
     assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 25, "total_tokens": 30}
 
 
-async def test_n_beyond_the_group_is_refused_by_name(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_n_beyond_the_group_is_refused_by_name(swarm: Swarm, gateway: Http) -> None:
     response = await ask(gateway, n=5)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
     assert not swarm.claims
@@ -114,7 +109,7 @@ async def test_n_beyond_the_group_is_refused_by_name(swarm: Swarm, gateway: http
 # ------------------------------------------------------------------ how a group is sampled
 
 
-async def test_samples_that_share_no_call_run_at_once(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_samples_that_share_no_call_run_at_once(swarm: Swarm, gateway: Http) -> None:
     meeting = asyncio.Barrier(4)
 
     async def together(body: dict[str, Any], number: int) -> Response:
@@ -146,7 +141,7 @@ async def test_bodies_that_a_hook_varies_are_sampled_one_by_one(swarm: Swarm, op
     ],
 )
 async def test_greedy_calls_share_nothing(
-    swarm: Swarm, gateway: httpx.AsyncClient, sampling: Any, asked: dict[str, Any], calls: list[int]
+    swarm: Swarm, gateway: Http, sampling: Any, asked: dict[str, Any], calls: list[int]
 ) -> None:
     swarm.job = TrainJob(model=MODEL, num_repeat=4, batch_size=2, sampling=sampling)
     assert (await ask(gateway, **asked)).headers["x-swarm-trained"] == "true"
@@ -176,7 +171,7 @@ async def test_an_answer_that_does_not_count_its_choices_is_refused(counts: str)
 
 @pytest.mark.parametrize("given", [{"model": ""}, {"model": None}, {}])
 async def test_a_request_that_names_no_model_gets_the_one_there_is(
-    swarm: Swarm, gateway: httpx.AsyncClient, given: dict[str, Any]
+    swarm: Swarm, gateway: Http, given: dict[str, Any]
 ) -> None:
     response = await gateway.post(CHAT, json={"messages": BODY["messages"], **given})
     assert response.headers["x-swarm-trained"] == "true"
@@ -240,7 +235,7 @@ async def test_shuffle_permutes_what_is_submitted_and_nothing_else(swarm: Swarm,
 
 
 async def test_one_failed_sample_drops_the_group_and_the_user_gets_the_best_of_the_rest(
-    swarm: Swarm, gateway: httpx.AsyncClient
+    swarm: Swarm, gateway: Http
 ) -> None:
     swarm.grouped = False
     swarm.answer = lambda body, number: error(500, "boom") if number == 3 else said("word " * (number + 1))
@@ -256,7 +251,7 @@ async def test_one_failed_sample_drops_the_group_and_the_user_gets_the_best_of_t
 
 @pytest.mark.parametrize(("grouped", "calls"), [(True, [4, 4]), (False, [1] * 5)])
 async def test_a_sample_that_was_not_begun_is_tried_once_more(
-    swarm: Swarm, gateway: httpx.AsyncClient, grouped: bool, calls: list[int]
+    swarm: Swarm, gateway: Http, grouped: bool, calls: list[int]
 ) -> None:
     early = [error(503, "syncing", retry_after="0")]
     swarm.grouped = grouped
@@ -265,7 +260,7 @@ async def test_a_sample_that_was_not_begun_is_tried_once_more(
     assert (response.headers["x-swarm-trained"], swarm.calls, len(swarm.claims)) == ("true", calls, 1)
 
 
-async def test_a_sample_that_may_have_been_begun_is_not(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_sample_that_may_have_been_begun_is_not(swarm: Swarm, gateway: Http) -> None:
     swarm.answer = lambda *_: error(500, "boom")
     response = await ask(gateway)
     assert (response.status_code, len(swarm.bodies)) == (502, 1)
@@ -274,9 +269,7 @@ async def test_a_sample_that_may_have_been_begun_is_not(swarm: Swarm, gateway: h
     await swarm.until(lambda: not swarm.open_episodes)
 
 
-async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(
-    swarm: Swarm, gateway: httpx.AsyncClient
-) -> None:
+async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(swarm: Swarm, gateway: Http) -> None:
     message = {"message": "this swarm serves 'new'", "code": "model_not_found", "param": "model"}
     swarm.answer = lambda *_: JSONResponse({"error": message}, 404)
     response = await ask(gateway)
@@ -291,9 +284,7 @@ async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(
         JSONResponse({"error": {"message": "the engine is gone", "code": "engine_offline"}}, 503),
     ],
 )
-async def test_a_group_that_is_lost_gives_way_to_another(
-    swarm: Swarm, gateway: httpx.AsyncClient, lost: Response
-) -> None:
+async def test_a_group_that_is_lost_gives_way_to_another(swarm: Swarm, gateway: Http, lost: Response) -> None:
     swarm.answer = lambda *_: lost if len(swarm.claimed) == 4 else said("second")
     response = await ask(gateway)
     assert response.json()["choices"][0]["message"]["content"] == "second"
@@ -301,7 +292,7 @@ async def test_a_group_that_is_lost_gives_way_to_another(
     assert swarm.aborted == {"e0", "e1", "e2", "e3"} and len(swarm.ends) == 1
 
 
-async def test_groups_lost_again_and_again_are_a_503(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_groups_lost_again_and_again_are_a_503(swarm: Swarm, gateway: Http) -> None:
     swarm.answer = lambda *_: error(404, "no such episode")
     response = await ask(gateway)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "episode_lost")
@@ -317,7 +308,7 @@ async def test_a_sample_deadline_is_a_504(swarm: Swarm, open_gateway: OpenGatewa
     await swarm.until(lambda: not swarm.sampling and not swarm.open_episodes)
 
 
-async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_disconnect_while_waiting_for_episodes_leaks_none(swarm: Swarm, gateway: Http) -> None:
     # else the user might be answered before the gateway has heard that there is none
     swarm.answer = hanging
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
@@ -348,7 +339,7 @@ async def test_shutdown_waits_for_submissions_under_way(swarm: Swarm, open_gatew
     assert len(swarm.ends) == 1
 
 
-async def test_a_refused_submission_is_counted(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_refused_submission_is_counted(swarm: Swarm, gateway: Http) -> None:
     swarm.end_status = [409]
     response = await ask(gateway)
     assert (response.status_code, response.headers["x-swarm-drop-reason"]) == (200, "submission_refused")

@@ -30,8 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.api.routes import ANY_OTHER
-from gateway.app import create_app
+from gateway.app import ANY_OTHER, create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.server.app import create_app as create_swarm
 from swarm.server.config import ServerConfig

@@ -10,12 +10,15 @@ from typing import Any
 import httpx
 import pyarrow.parquet as pq
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.cli.hook_report import try_hooks
 from gateway.cli.status import status_lines
+from gateway.observability import tracing
 from reward_hooks.offline import OfflineConfig
 from swarm.protocol import ServerStatus
 from swarm.server.journal.export import ExportState, export
+from swarm.types import StepResult
 from tests.gateway.conftest import ask, gateway_before, write_hooks
 from tests.standins.vllm import plain_choice, several
 from tests.swarm.server import conftest as server
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.anyio
 
 overrides = server.overrides
 rig = server.rig
+TRACES = ["0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736"]
 HEAD = "from reward_hooks import Reward\ndef on_compute_relative_reward(task, candidates, context):\n    "
 BY_LENGTH = HEAD + (
     "return [Reward(value=len(one.text), components={'length': len(one.text)}, reason=f'{one.text!r} has its length')"
@@ -158,3 +162,27 @@ async def test_a_submit_hook_that_fails_says_why_too(rig: server.Rig, tmp_path: 
     assert rows
     assert all(row["drop_reason"].startswith("submit_hook_failed: hook_result: ") for row in rows)
     assert all("returned 1 requests; return 2" in row["drop_reason"] for row in rows)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_the_step_that_trained_on_a_request_is_found_by_its_trace(
+    rig: server.Rig, tmp_path: Path, traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "make_exporter", lambda config: InMemorySpanExporter())
+    settings = {"tracing": {}} if traced else {}
+    async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
+        asked: list[str] = []
+        for trace in TRACES:
+            headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+            response = await ask(http, headers)
+            assert response.headers["x-swarm-trained"] == "true"
+            asked.append(response.headers["x-request-id"])
+    batch = await rig.controller.next_batch()
+    rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
+    await rig.controller.synced()
+
+    await asyncio.to_thread(export, tmp_path / "journal.db", tmp_path / "x.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert [(row["trace_id"], row["request_id"], row["step"]) for row in rows] == [
+        (trace, request_id, 1) for trace, request_id in zip(TRACES, asked, strict=True) for _ in range(2)
+    ]

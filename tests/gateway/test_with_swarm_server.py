@@ -8,12 +8,11 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from msgspec import structs
 
 from gateway.observability.logs import TextFormatter
-from tests.gateway.conftest import BODY, CHAT, gateway_before
+from tests.gateway.conftest import BODY, CHAT, Http, gateway_before
 from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
@@ -36,7 +35,7 @@ rig = server.rig
 
 
 @pytest.fixture
-async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
+async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[Http]:
     async with gateway_before(str(rig.client.base_url), tmp_path) as http:
         yield http
 
@@ -47,9 +46,7 @@ async def none_running(rig: server.Rig) -> None:
             await rig.client.get("/health")
 
 
-async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(
-    rig: server.Rig, gateway: httpx.AsyncClient
-) -> None:
+async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
     response = await gateway.post(CHAT, json={**BODY, "temperature": 0.0, "seed": 3, "odd": True})
     assert response.headers["x-swarm-trained"] == "true"
@@ -62,13 +59,14 @@ async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(
     assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
 
 
-async def test_each_request_completes_one_task_of_the_batch(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_each_request_completes_one_task_of_the_batch(rig: server.Rig, gateway: Http) -> None:
     for _ in range(server.JOB.batch_size):
         response = await gateway.post(CHAT, json=BODY)
         assert response.headers["x-swarm-trained"] == "true"
     assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("stream", [False, True])
 async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_will_do(
     rig: server.Rig, gateway: httpx.AsyncClient, stream: bool
@@ -91,6 +89,9 @@ async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_wi
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(
     rig: server.Rig, gateway: httpx.AsyncClient
 ) -> None:
+=======
+async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:
+>>>>>>> main
     rig.vllm.script.append(plain([1, 2], token_ids=[1]))
     response = await gateway.post(CHAT, json=BODY)
     assert response.status_code == 200
@@ -98,9 +99,7 @@ async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(
     assert rig.controller.pool.information().completed_episodes == 0
 
 
-async def test_a_picture_is_answered_and_its_group_not_called_trained(
-    rig: server.Rig, gateway: httpx.AsyncClient
-) -> None:
+async def test_a_picture_is_answered_and_its_group_not_called_trained(rig: server.Rig, gateway: Http) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     asked = BODY | {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, picture]}]}
     response = await gateway.post(CHAT, json=asked)
@@ -111,9 +110,7 @@ async def test_a_picture_is_answered_and_its_group_not_called_trained(
 
 
 @pytest.mark.parametrize("prompt", ["Once upon", [5, 6, 7]])
-async def test_a_raw_prompt_reaches_vllm_as_it_is_and_is_trained(
-    rig: server.Rig, gateway: httpx.AsyncClient, prompt: Any
-) -> None:
+async def test_a_raw_prompt_reaches_vllm_as_it_is_and_is_trained(rig: server.Rig, gateway: Http, prompt: Any) -> None:
     rig.vllm.script.append(told([21], [21, 22, 23]))
     response = await gateway.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "max_tokens": 9})
     assert response.headers["x-swarm-trained"] == "true"
@@ -131,7 +128,7 @@ async def test_a_raw_prompt_reaches_vllm_as_it_is_and_is_trained(
     assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
 
 
-async def test_a_raw_prompt_streams_and_each_of_a_list_is_a_task(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_a_raw_prompt_streams_and_each_of_a_list_is_a_task(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.default = told([21], [21, 22, 23])
     body = {"model": "tiny", "prompt": ["a", "b"], "stream": True}
     response = await gateway.post("/v1/completions", json=body)
@@ -145,7 +142,7 @@ async def test_a_raw_prompt_streams_and_each_of_a_list_is_a_task(rig: server.Rig
     assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
 
 
-async def test_raw_prompts_first_stream_live_and_train(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_raw_prompts_first_stream_live_and_train(rig: server.Rig, gateway: Http) -> None:
     def answer(sent: dict[str, Any]) -> Any:
         if not sent.get("stream"):
             return told([21])(sent)
@@ -163,7 +160,7 @@ async def test_raw_prompts_first_stream_live_and_train(rig: server.Rig, gateway:
     assert rig.controller.pool.information().completed_episodes == 2
 
 
-async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig, gateway: Http) -> None:
     refusal = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
     rig.vllm.default = status(400, {"error": refusal})
     response = await gateway.post(CHAT, json=BODY)
@@ -185,7 +182,7 @@ async def test_what_vllm_says_against_a_request_reaches_the_user(rig: server.Rig
 )
 async def test_too_long_a_prompt_is_told_to_the_caller_and_in_the_log(
     rig: server.Rig,
-    gateway: httpx.AsyncClient,
+    gateway: Http,
     caplog: pytest.LogCaptureFixture,
     path: str,
     asked: dict[str, Any],
@@ -213,7 +210,7 @@ async def test_too_long_a_prompt_is_told_to_the_caller_and_in_the_log(
     await none_running(rig)
 
 
-async def test_a_disconnect_reaches_vllm_and_frees_the_episodes(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_a_disconnect_reaches_vllm_and_frees_the_episodes(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.default = rig.vllm.hang()
     asking = asyncio.create_task(gateway.post(CHAT, json={**BODY, "stream": True}))
     async with asyncio.timeout(30):
@@ -226,7 +223,7 @@ async def test_a_disconnect_reaches_vllm_and_frees_the_episodes(rig: server.Rig,
     assert rig.controller.pool.information().completed_episodes == 0
 
 
-async def test_a_request_whose_engine_dies_waits_for_the_next_one(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_a_request_whose_engine_dies_waits_for_the_next_one(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.default = rig.vllm.hang()
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gateway.post(CHAT, json=BODY))
@@ -242,7 +239,7 @@ async def test_a_request_whose_engine_dies_waits_for_the_next_one(rig: server.Ri
     assert (response.headers["x-swarm-policy-version"], response.headers["x-swarm-trained"]) == ("5", "true")
 
 
-async def test_an_answer_in_any_order_is_taken_back(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_an_answer_in_any_order_is_taken_back(rig: server.Rig, gateway: Http) -> None:
     """Of a live stream the blocks come in the order in which vLLM wrote them: text behind a call, too."""
     function = {"name": "look", "arguments": "{}"}
     call = {"id": "c", "type": "function", "index": 0, "function": function}
@@ -275,7 +272,7 @@ async def test_an_answer_in_any_order_is_taken_back(rig: server.Rig, gateway: ht
     await none_running(rig)
 
 
-async def test_tokens_are_counted_of_what_is_carried(rig: server.Rig, gateway: httpx.AsyncClient) -> None:
+async def test_tokens_are_counted_of_what_is_carried(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.default = status(200, {"count": 7})
     pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}
     use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}

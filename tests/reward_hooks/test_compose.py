@@ -38,7 +38,7 @@ async def test_weights_make_a_mean_and_components_keep_their_names() -> None:
     assert rewards[0].reason == "rich: fine"
 
 
-async def test_quality_is_asked_only_about_what_passes_the_gates() -> None:
+async def test_weighted_parts_score_only_answers_that_pass_the_gates() -> None:
     asked: list[list[str]] = []
 
     def quality(task: Task, listed: list[Any], context: Any) -> list[float]:
@@ -58,13 +58,13 @@ async def test_quality_is_asked_only_about_what_passes_the_gates() -> None:
     assert "quality" not in rewards[0].components
 
 
-async def test_what_fails_a_gate_never_earns_more_than_what_passes() -> None:
+async def test_an_answer_that_fails_a_gate_never_earns_more_than_others() -> None:
     gate, quality = by_text({"a": 1.0, "b": 0.0}), by_text({"a": -3.0})
     rewards = await blended(Blend(Part("gate", gate, gate=1.0), Part("quality", quality)), "a", "b")
     assert [reward.value for reward in rewards] == [-3.0, -3.0]
 
 
-async def test_when_nothing_passes_all_are_equal_and_nothing_else_is_asked() -> None:
+async def test_when_nothing_passes_all_are_equal_and_no_part_runs() -> None:
     def never(*_: Any) -> list[float]:
         raise AssertionError
 
@@ -165,7 +165,7 @@ async def test_a_file_blends_names_attributes_and_folders(tmp_path: Path, monkey
         ("parts: [{hook: .}]", "names itself"),
     ],
 )
-def test_a_wrong_file_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "hooks.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_hooks(tmp_path / "hooks.yaml")

@@ -61,7 +61,7 @@ def test_feedback_goes_to_the_rated_answer_and_to_what_is_like_it() -> None:
     assert rated(UserFeedback(), (praised[0], {"rating": -0.5}), alike) == [-0.5, -0.25]
 
 
-def test_signals_are_weighed_by_how_surely_they_were_seen() -> None:
+def test_signals_are_weighed_by_their_certainty() -> None:
     mixed = ("x", {"signals": {"copied": 1.0, "edited": 0.5, "unheard_of": 1.0}})
     assert rated(ImplicitFeedback(), mixed) == [pytest.approx((0.7 - 0.15) / 1.5, abs=1e-6)]
     assert rated(ImplicitFeedback({"unheard_of": -1.0}), mixed) == [-1.0]
@@ -123,7 +123,7 @@ async def test_wrong_session_rewards_are_refused(result: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_hook_that_cannot_tell_says_so_with_its_own_code() -> None:
+async def test_a_hook_that_cannot_score_raises_with_its_own_code() -> None:
     def refuses(*_: Any) -> list[float]:
         raise HookError("nothing to compare with", code="no_reference")
 

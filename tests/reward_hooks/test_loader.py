@@ -109,7 +109,7 @@ def test_a_blend_takes_an_attribute_of_a_module_beside_it_anew(tmp_path: Path) -
         assert submit(None, None) == [version]
 
 
-def test_what_replaced_hooks_held_is_let_go(tmp_path: Path) -> None:
+def test_replaced_hooks_are_freed(tmp_path: Path) -> None:
     write_helpers(tmp_path, 0.25)
     before = {*sys.modules}
     hooks = load_hooks(tmp_path)
@@ -127,7 +127,7 @@ def test_what_replaced_hooks_held_is_let_go(tmp_path: Path) -> None:
         ("import no_such_module_at_all\n", "late.py, line 1, failed on import: ModuleNotFoundError: No module named"),
     ],
 )
-def test_a_wrong_helper_is_told_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_the_error_of_a_wrong_helper_has_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     before = {*sys.modules}
     folder(tmp_path, f"import late\n{GOOD}")
     (tmp_path / "late.py").write_text(text)
@@ -148,7 +148,7 @@ def test_built_in_rules_load_by_name(name: str) -> None:
     assert load_hooks(spec).source == spec
 
 
-def test_a_hooks_value_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hooks_object_is_returned_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = Hooks(Repetition())
     monkeypatch.setattr("tests.reward_hooks.test_loader.HELD", SimpleNamespace(hooks=hooks), raising=False)
     assert load_hooks("tests.reward_hooks.test_loader:HELD.hooks") is hooks
@@ -167,7 +167,7 @@ def test_a_hooks_value_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
         (f"def {REWARD}(task, candidates, context, *, k):\n    ...\n", "has the wrong parameters"),
     ],
 )
-def test_a_wrong_folder_is_told_with_file_line_and_cure(tmp_path: Path, reward: str | None, said: str) -> None:
+def test_the_error_of_a_wrong_folder_has_file_line_and_remedy(tmp_path: Path, reward: str | None, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_hooks(folder(tmp_path, reward))
     assert said in caught.value.message
@@ -191,13 +191,13 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
         ("reward_hooks.rules:concise", f"defines no {REWARD}"),
     ],
 )
-def test_a_wrong_name_is_told(spec: str, said: str) -> None:
+def test_a_wrong_name_is_refused(spec: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_hooks(spec)
     assert said in caught.value.message
 
 
-def test_a_file_in_place_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     folder(tmp_path)
     with pytest.raises(ConfigError, match="is a file; name the folder"):
         load_hooks(tmp_path / f"{REWARD}.py")

@@ -42,7 +42,7 @@ GROUPS = [
 ]
 
 
-async def test_a_report_tells_all() -> None:
+async def test_a_report_is_complete() -> None:
     told: list[tuple[int, int]] = []
     report = await run_offline(
         Hooks(longer, source="longer"),
@@ -83,7 +83,7 @@ async def test_a_hook_that_hangs_fails_its_group() -> None:
     assert (report.scored, report.failed) == (0, {"hook_timeout": 1})
 
 
-async def test_what_judges_cost_is_the_hooks_own() -> None:
+async def test_the_cost_of_judges_is_the_hooks_own() -> None:
     async with judging() as scripted:
         endpoint = {**scripted.endpoint, "input_price": 1.0, "output_price": 1.0}
         judge = make_judge({"kind": "listwise", "orders": 1, "endpoint": endpoint})

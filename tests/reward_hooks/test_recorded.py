@@ -28,7 +28,7 @@ def test_shorthands_become_whole_groups(tmp_path: Path) -> None:
     assert group.reference == [-1, -2]
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_groups_are_read_again(tmp_path: Path) -> None:
     [group] = read(tmp_path, '{"prompt": "q", "candidates": ["a", "b"]}')
     assert read(tmp_path, group.model_dump_json()) == [group]
     assert group.reference is None
@@ -57,6 +57,6 @@ def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     assert words in caught.value.message
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         list(read_groups(tmp_path / "none.jsonl"))

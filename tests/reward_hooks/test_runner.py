@@ -59,7 +59,12 @@ async def test_sync_and_async_hooks_score() -> None:
         await asyncio.sleep(0)
         return lengths(task, listed, context)
 
-    for hook in (lengths, later, lambda *args: later(*args)):
+    class Later:
+        async def __call__(self, *args: Any) -> list[float]:
+            assert threading.current_thread() is threading.main_thread()
+            return lengths(*args)
+
+    for hook in (lengths, later, lambda *args: later(*args), Later()):
         score = await scoring(hook).score(TASK, candidates("aaa", "b"), CONTEXT)
         assert (score.values, score.best, score.informative) == ([3.0, 1.0], 0, True)
 

@@ -158,31 +158,23 @@ class Swarm:
         await self._notify()
         with contextlib.suppress(TimeoutError):
             await self.until(lambda: self.state is EngineState.ROLLING, body["wait_seconds"])
-        answer = {"success": False, "client_uuid": body["client_uuid"], "fail_cause": ""}
+        answer: dict[str, Any] = {"success": False, "client_uuid": body["client_uuid"], "fail_cause": ""}
         if self.state is not EngineState.ROLLING:
             causes = {EngineState.WEIGHT_SYNCING: "Engine is syncing weights"}
             return JSONResponse({**answer, "fail_cause": causes.get(self.state, "Engine is not rolling.")})
-        episodes = []
-        for number in range(body["count"]):
-            uuid = f"e{len(self.claimed)}"
-            self.claimed[uuid] = number
-            episodes.append(
-                {
-                    "episode_uuid": uuid,
-                    "openai_base_url": f"{self.url}/episodes/{uuid}/v1",
-                    "openai_api_key": f"key-{uuid}",
-                }
-            )
-        group = {}
+        uuids = [f"e{len(self.claimed) + number}" for number in range(body["count"])]
+        self.claimed |= {uuid: number for number, uuid in enumerate(uuids)}
+        answer |= {
+            "success": True,
+            "episodes": [{"episode_uuid": uuid} | self._opened("episodes", uuid) for uuid in uuids],
+        }
         if self.grouped:
-            uuid = f"g{len(self.groups)}"
-            self.groups[uuid] = [episode["episode_uuid"] for episode in episodes]
-            group = {
-                "group_uuid": uuid,
-                "openai_base_url": f"{self.url}/groups/{uuid}/v1",
-                "openai_api_key": f"key-{uuid}",
-            }
-        return JSONResponse({**answer, "success": True, "episodes": episodes, **group})
+            self.groups[group := f"g{len(self.groups)}"] = uuids
+            answer |= {"group_uuid": group} | self._opened("groups", group)
+        return JSONResponse(answer)
+
+    def _opened(self, kind: str, uuid: str) -> dict[str, str]:
+        return {"openai_base_url": f"{self.url}/{kind}/{uuid}/v1", "openai_api_key": f"key-{uuid}"}
 
     async def _end_group(self, request: Request) -> Response:
         body = await request.json()

@@ -39,7 +39,7 @@ class Assistant:
 
 
 def chat(assistant: Assistant) -> None:
-    """Ask what is typed until an empty line, Ctrl-C or the end of input."""
+    """Answer each typed line until an empty one, Ctrl-C or the end of input."""
     while True:
         try:
             question = input("you> ").strip()

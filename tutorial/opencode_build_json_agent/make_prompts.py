@@ -1,7 +1,7 @@
 """Writes ``train.jsonl`` and ``held_out.jsonl``: one sentence about a made-up person per line, and who it is.
 
-The two share no name, no city and no profession, so what is learnt on the one and helps on the other is not a list of
-answers. The same seed writes the same bytes.
+The two share no name, no city and no profession, so a model cannot pass the second by learning the answers of the
+first. The same seed writes the same bytes.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def run_config(base: Path, folder: Path, *, control: bool) -> tuple[Path, dict[s
     """The configuration ``base`` with ports, folders and the control of this run, written to ``folder``.
 
     Returns:
-        The new file, and what is in it.
+        The new file and its contents.
     """
     config = yaml.safe_load(base.read_text())
     swarm_port, gateway_port = free_ports(2)

@@ -87,11 +87,11 @@ async def evaluate(
     """Answer ``tasks`` with the weights that serve now, and score the answers.
 
     Args:
-        label: what the result is called.
+        label: of the result.
         swarm: of a swarm server whose engine rolls.
         hooks: the reward hook sees the task as it is, without the submit hook.
         tasks: with ``init_messages``.
-        config: what is sampled.
+        config: of the sampling.
 
     Raises:
         HookError: the hook failed on a prompt.
@@ -135,7 +135,7 @@ async def evaluate(
 def interval(values: Sequence[float], resamples: int, seed: int) -> tuple[float, float]:
     """The bootstrap 95 % interval of the mean of ``values`` (Efron's percentile method).
 
-    The values are means of one prompt each: answers to one prompt are alike, so prompts are what is drawn again.
+    The values are means of one prompt each: answers to one prompt are alike, so the bootstrap draws prompts.
     """
     draw = random.Random(seed)
     means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(resamples))
@@ -193,8 +193,8 @@ async def _sampled(
     }
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     try:
-        async with asyncio.timeout(_SAMPLE_SECONDS):
-            answer = await http.post(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+        content = json.dumps(body).encode()
+        answer = await http.post(f"{base_url}/chat/completions", content, headers, _SAMPLE_SECONDS)
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status}: {answer.content[:300]!r}")
         choices: list[dict[str, Any]] = json.loads(answer.content)["choices"]

@@ -35,8 +35,7 @@ from swarm.protocol import (
     SwarmClientInstruction,
     VerboseLogsResponse,
 )
-from swarm.server.auth.ring import Caller
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import Caller, ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import Episode

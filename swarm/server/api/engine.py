@@ -31,7 +31,7 @@ from swarm.protocol import (
     SyncTrainConfigRequest,
 )
 from swarm.server.api.agentjet import StateShown, refused, sees_uuids
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller

@@ -34,13 +34,12 @@ from swarm.protocol import (
     WithdrawClaimRequest,
 )
 from swarm.server.api.engine import BACKLOG
-from swarm.server.auth.ring import Caller
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import Caller, ControlRoute
 from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import DELETED, ClaimWish, Grant
-from swarm.server.meters import Meters
+from swarm.server.monitor import Meters
 from swarm.states import EngineState
 
 #: client names remembered; the oldest is forgotten first, and then free again

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from swarm.http.exposition import counter, exposition, gauge
 from swarm.protocol import JournalStatus, ServerStatus
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import ControlRoute
 from swarm.server.monitor import Monitor
 from swarm.states import EngineState
 

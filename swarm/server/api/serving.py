@@ -1,12 +1,15 @@
 """The engine without episodes: ``/v1/...`` as vLLM answers it, for callers with a token of the scope ``claim``.
 
 Invariant: nothing that is sampled here is recorded or trained, and it is sampled as the caller asks; no call waits for
-an engine that sleeps.
+an engine that sleeps. ``finish_reason: "abort"`` never reaches a caller.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from starlette.requests import Request
@@ -19,11 +22,85 @@ from swarm.cards import model_list
 from swarm.errors import NotFoundError, UnavailableError
 from swarm.http.asgi import read_json
 from swarm.http.routes import OpenAIBody
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.dataplane.calls import Unrecorded
-from swarm.server.dataplane.relaying import RelayedCall
+from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, POLICY_VERSION, DataPlane, EventStream
+from swarm.server.dataplane.upstream import AbortedError, Body, Retries, TransientError, Upstream
+
+
+@dataclass(frozen=True)
+class RelayedCall:
+    """One call.
+
+    Args:
+        upstream: the client of vLLM.
+        placement: chooses the replica of each attempt.
+        path: vLLM's, such as ``/v1/completions``.
+        body: the request for vLLM, with vLLM's name of the model.
+        model_name: the model's name in the answer.
+        attempts: how often the call is tried.
+    """
+
+    upstream: Upstream
+    placement: Placement
+    path: str
+    body: Body
+    model_name: str
+    attempts: int
+
+    async def complete(self) -> Body:
+        """The plain answer.
+
+        Raises:
+            UpstreamRefusalError: vLLM's 4xx.
+            UpstreamError: no answer within the attempts.
+            UnavailableError: no engine serves.
+        """
+        retries = Retries(self.attempts)
+        while True:
+            try:
+                async with self.placement.lease(1) as base_url:
+                    answer = await self.upstream.post(base_url + self.path, self.body)
+                    if _aborted(answer):
+                        raise AbortedError
+            except TransientError as exc:
+                await retries.after(exc)
+                continue
+            return self._named(answer)
+
+    async def stream(self) -> AsyncGenerator[list[Body]]:
+        """The chunks of a streamed answer, in lists of those that arrived together; raises as :meth:`complete`."""
+        retries = Retries(self.attempts)
+        begun = False
+        while True:
+            try:
+                async with (
+                    self.placement.lease(1) as base_url,
+                    aclosing(self.upstream.events(base_url + self.path, self.body)) as events,
+                ):
+                    async for together in events:
+                        whole = list(takewhile(lambda event: not _aborted(event), together))
+                        if whole:
+                            begun = True
+                            yield [self._named(event) for event in whole]
+                        if len(whole) < len(together):
+                            raise AbortedError
+                return
+            except TransientError as exc:
+                if begun:
+                    raise
+                await retries.after(exc)
+
+    def _named(self, answer: Body) -> Body:
+        return answer | {"model": self.model_name} if "model" in answer else answer
+
+
+def _aborted(answer: Body) -> bool:
+    choices: list[Body] = answer.get("choices") or []
+    return any(choice.get("finish_reason") == "abort" for choice in choices)
+
 
 #: vLLM's addresses that are passed on as they are
 RELAYED_PATHS = ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")

@@ -1,7 +1,8 @@
 """One chat call through vLLM, plain or streamed, and its record.
 
 Invariant: ``finish_reason: "abort"`` (vLLM replaces its weights) never reaches a caller; what is recorded is what was
-delivered, token for token, and it is on disk before the end of the answer is sent.
+delivered, token for token, and it is on disk before the end of the answer is sent. A chunk with a finish reason is held
+back until then.
 """
 
 from __future__ import annotations
@@ -18,9 +19,120 @@ from swarm.server.dataplane.calls import CallOwner
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
-from swarm.server.dataplane.streaming import Attempt
 from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
 from swarm.tokens import ModelCall
+
+
+class Attempt:
+    """One attempt; feed it with :meth:`take`.
+
+    Args:
+        call: what is asked for.
+        shaper: shared by all attempts of the call.
+        version: the policy version that is served when the attempt begins.
+    """
+
+    def __init__(self, call: ChatCall, shaper: Shaper, version: int) -> None:
+        self.recorder = Recorder(version, call.samples)
+        #: whether the caller has seen anything of this attempt
+        self.delivered = False
+        self._call = call
+        self._shaper = shaper
+        self._opening: list[Body] = []
+        self._ends: dict[int, Body] = {}
+        # choices with a token that did not become plain text, so that the rest cannot be sampled as text
+        self._parsed: set[int] = set()
+
+    def take(self, chunk: Body) -> list[Body]:
+        """The chunks for the caller after vLLM's ``chunk``."""
+        self.recorder.add(chunk)
+        choices: list[Body] = chunk.get("choices") or []
+        for choice in choices:
+            self._look_at(choice)
+        if not choices:
+            return []  # the usage: delivered at the end
+        shaped = self._shaper.chunk(chunk)
+        if len(choices) == 1:
+            return self._choose(shaped, choices[0])
+        return [out for choice in shaped["choices"] for out in self._choose(shaped | {"choices": [choice]}, choice)]
+
+    def cut(self) -> list[int]:
+        """The choices that have no end yet."""
+        return [index for index in range(self._call.samples) if index not in self._ends]
+
+    def take_continuation(self, index: int, event: Body, done: int) -> Body | None:
+        """The chunk for the caller after ``event`` of a continuation of choice ``index`` that began after ``done``
+        tokens; ``None`` if there is nothing to deliver yet."""
+        choice, prompt_ids = self.recorder.choices[index], self.recorder.prompt_ids or []
+        parts: list[Body] = event.get("choices") or []
+        for part in parts:
+            choice.add_continuation(part, prompt_ids)
+        if event.get("usage"):
+            choice.count_continuation(event["usage"], len(prompt_ids), done)
+        if not parts:
+            return None
+        shaped = _without_abort(self._shaper.continued(event, index))
+        if shaped["choices"][0]["finish_reason"] is None:
+            return shaped
+        self._ends[index] = shaped
+        return None
+
+    def end_at_length(self, index: int) -> None:
+        """Choice ``index`` has all the tokens that it may have."""
+        self.recorder.choices[index].finish_at("length")
+        self._ends[index] = self._shaper.continued({"choices": [{"finish_reason": "length"}]}, index)
+
+    def ends(self) -> list[Body]:
+        """The chunks to deliver once the call is recorded, ends last."""
+        return [*self._opening, *self._ends.values()]
+
+    def continuable(self, index: int) -> bool:
+        """Whether to sample on after the tokens of choice ``index`` gives exactly what one call would have given."""
+        whole = self.recorder.choices[index].problem is None and bool(self.recorder.prompt_ids)
+        return self._call.continuable and index not in self._parsed and whole
+
+    def _look_at(self, choice: Body) -> None:
+        delta: Body = choice.get("delta") or {}
+        if len(delta) == 1 and "content" in delta:
+            return
+        # a parser that holds text back sends tokens without content
+        held_back = bool(choice.get("token_ids")) and "content" not in delta
+        if held_back or any(delta.get(key) for key in delta.keys() - {"role", "content"}):
+            self._parsed.add(choice.get("index", 0))
+
+    def _choose(self, chunk: Body, choice: Body) -> list[Body]:
+        """Deliver ``chunk``, whose only choice is ``choice``, or hold it back."""
+        finish: str | None = choice.get("finish_reason")
+        if finish not in (None, "abort"):
+            self._ends[choice.get("index", 0)] = chunk
+            return []
+        says = _says_something(choice)
+        if finish == "abort":
+            chunk = _without_abort(chunk)
+        # after an abort the call is repeated, if nothing is delivered yet
+        if not self.delivered and (finish == "abort" or not says):
+            self._opening.append(chunk)
+            return []
+        self.delivered = True
+        if not self._opening:
+            return [chunk]
+        ready = [*self._opening, chunk]
+        self._opening.clear()
+        return ready
+
+
+def _without_abort(chunk: Body) -> Body:
+    """``chunk``, whose choices are not over although vLLM aborted them."""
+    for choice in chunk["choices"]:
+        if choice.get("finish_reason") == "abort":
+            choice["finish_reason"] = choice["stop_reason"] = None
+    return chunk
+
+
+def _says_something(choice: Body) -> bool:
+    """Whether a choice has more than the role."""
+    delta: Body = choice.get("delta") or {}
+    return bool(delta.get("content")) or any(value for key, value in delta.items() if key != "role")
 
 
 class StreamCutError(UpstreamError):

@@ -6,7 +6,6 @@ before the engine gets it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -17,17 +16,13 @@ from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.protocol import EngineFailure, ServerStatus
 from swarm.server.config import ServerConfig
-from swarm.server.engine.board import Serving
-from swarm.server.engine.requests import EpisodeRequests
+from swarm.server.engine.requests import EpisodeRequests, Serving
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.states import EngineState, check_engine
 from swarm.tokens import TrainBatch
 from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
-
-#: seconds between two waits for a batch to reach the disk
-_DISK_PAUSE = 0.2
 
 
 class Controller(EpisodeRequests):
@@ -203,6 +198,7 @@ class Controller(EpisodeRequests):
             # the batch had come back, and its step was reported after all
             self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
         batch = pool.collection.take()
+<<<<<<< HEAD
         self._asked, self._leaving = False, True
         if pool.serves_always:
             pool.trainer_busy = True
@@ -218,6 +214,19 @@ class Controller(EpisodeRequests):
         self._sent_at = time.monotonic()
         self._detail = "training on the batch"
         return batch
+=======
+        self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
+        while True:
+            try:
+                await self.synced()
+            except UnavailableError as exc:
+                self._detail = f"the batch waits for the disk: {exc.message}"
+                logger.error("%s", self._detail)
+            else:
+                self._sent = self._given = batch.batch_id
+                self._detail = "training on the batch"
+                return batch
+>>>>>>> main
 
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""

@@ -48,7 +48,7 @@ class Episode:
     state: EpisodeState = EpisodeState.REGISTERED
     group: EpisodeGroup | None = None
     in_flight: int = 0
-    calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    calls: list[ModelCall] = field(default_factory=lambda: [])
     quarantine_reason: str = ""
     over: Once = field(default_factory=Once)
     _why_over: Callable[[], SwarmGatewayError] | None = field(default=None, init=False, repr=False)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.retention import Retention
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
 from swarm.server.journal.sqlite import recover
-from swarm.server.journal.writer import Question, Writer
+from swarm.server.journal.writer import Question, Retention, Writer
 from swarm.types import Model
 
 logger = logging.getLogger(__name__)

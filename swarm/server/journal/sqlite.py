@@ -301,10 +301,13 @@ def _outstanding(connection: sqlite3.Connection) -> BatchRow | None:
     if row is None or not batched:
         return None
     batch_id, members, attempts = row
-    groups = [
-        TrainGroup(task_id=task_id, trajectories=[batched[uuid][1] for uuid in uuids])
-        for task_id, uuids in json.loads(members)
-    ]
+    try:
+        groups = [
+            TrainGroup(task_id=task_id, trajectories=[batched[uuid][1] for uuid in uuids])
+            for task_id, uuids in json.loads(members)
+        ]
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"the batch that is out is not whole ({type(exc).__name__}: {exc})") from exc
     return BatchRow(TrainBatch(batch_id=batch_id, groups=groups), attempts)
 
 

@@ -94,12 +94,12 @@ def test_parse_names_the_wrong_field(change: dict[str, Any], param: str) -> None
         ({"messages": [{"role": "user", "content": [FILE]}]}, "messages.0.content.0"),
     ],
 )
-def test_parse_tells_what_is_left_out(change: dict[str, Any], path: str) -> None:
+def test_parse_notes_what_is_left_out(change: dict[str, Any], path: str) -> None:
     (note,) = CHAT.parse({"messages": [HELLO], **change}).left_out
     assert note.startswith(f"{path}: ")
 
 
-def test_parse_spares_vllm_what_it_would_refuse_without_need() -> None:
+def test_parse_changes_what_vllm_would_refuse_without_need() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a'}}
     request = CHAT.parse(
         {
@@ -155,7 +155,7 @@ def test_parse_bounds_the_nesting(levels: int, fits: bool) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
-def test_sampling_body_refuses_what_json_cannot_say(value: Any) -> None:
+def test_sampling_body_refuses_what_json_cannot_encode(value: Any) -> None:
     with pytest.raises(RequestError):
         CHAT.sampling_body({"messages": [HELLO], "odd": value}, "tiny")
 
@@ -177,7 +177,7 @@ def test_answer_reads_a_completion_and_keeps_its_extras() -> None:
 @pytest.mark.parametrize(
     "body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, {"choices": [{"finish_reason": "stop"}]}]
 )
-def test_answer_refuses_what_is_no_completion(body: object) -> None:
+def test_answer_refuses_a_malformed_completion(body: object) -> None:
     with pytest.raises(UpstreamError):
         Answer.from_completion(body)
 

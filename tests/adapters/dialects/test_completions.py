@@ -78,7 +78,7 @@ def test_token_ids_are_carried_and_are_no_conversation() -> None:
         ({"stream_options": {}}, "stream_options"),
     ],
 )
-def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> None:
+def test_fields_that_cannot_be_carried_are_named(change: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         DIALECT.parse({"prompt": "Once", **change})
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -155,6 +155,6 @@ def test_any_stream_says_the_plain_body(told: list[Answer], echo: bool, include_
 
 
 @pytest.mark.parametrize("completion", [{}, {"choices": []}, {"choices": [{"finish_reason": "stop"}]}])
-def test_what_is_no_completion_is_refused(completion: dict[str, Any]) -> None:
+def test_a_malformed_completion_is_refused(completion: dict[str, Any]) -> None:
     with pytest.raises(UpstreamError):
         DIALECT.answer({}, completion)

@@ -65,12 +65,12 @@ def test_results_of_tools_come_first_and_tell_of_failures() -> None:
         ({"a": "\ud800"}, {"INVALID_JSON": r'{"a": "\ud800"}'}),
     ],
 )
-def test_arguments_that_a_client_could_not_read_are_taken_back(given: Any, carried: Any) -> None:
+def test_unreadable_arguments_are_accepted_back(given: Any, carried: Any) -> None:
     (turn,) = said({**USE, "input": given}, role="assistant")
     assert answers.meant(turn["tool_calls"][0]["function"]["arguments"]) == carried
 
 
-def test_instructions_amid_a_conversation_are_told_by_the_user() -> None:
+def test_late_instructions_become_part_of_a_user_message() -> None:
     turns = [HI, {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "a"}]
     reminder = "<system-reminder>\nBe brief.\n</system-reminder>"
     told = [{"type": "text", "text": "hi"}, {"type": "text", "text": reminder}]
@@ -84,7 +84,7 @@ def test_instructions_amid_a_conversation_are_told_by_the_user() -> None:
     }
 
 
-def test_what_an_assistant_did_elsewhere_is_left_out() -> None:
+def test_an_assistants_server_tools_are_left_out() -> None:
     turn = [
         {"type": "thinking", "thinking": "hm", "signature": "Ex"},
         {"type": "redacted_thinking", "data": "x"},

@@ -134,7 +134,7 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
 )
-def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> None:
+def test_fields_that_cannot_be_carried_are_named(change: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         DIALECT.parse({"max_tokens": 9, "messages": [HI], **change})
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -161,7 +161,7 @@ def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> 
         },
     ],
 )
-def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> None:
+def test_harmless_fields_are_accepted_without_a_note(change: dict[str, Any]) -> None:
     assert DIALECT.parse({"max_tokens": 9, "messages": [HI], **change}).left_out == ()
 
 
@@ -186,7 +186,7 @@ def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> N
         ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "messages.0.content.0"),
     ],
 )
-def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], path: str) -> None:
+def test_fields_without_a_counterpart_are_left_out_and_noted(change: dict[str, Any], path: str) -> None:
     request = DIALECT.parse({"max_tokens": 9, "messages": [HI], **change})
     (note,) = request.left_out
     assert note.startswith(f"{path}: ")

@@ -18,7 +18,7 @@ DIALECTS = {dialect.path: dialect for dialect in (ChatDialect(), MessagesDialect
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
-def test_what_clients_send_is_taken(file: Path) -> None:
+def test_requests_of_real_clients_are_accepted(file: Path) -> None:
     recorded = json.loads(file.read_text())
     path, given = recorded["path"], recorded["body"]
     counts = path == "/v1/messages/count_tokens"

@@ -155,7 +155,7 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"max_output_tokens": "9"}, "max_output_tokens"),
     ],
 )
-def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> None:
+def test_fields_that_cannot_be_carried_are_named(change: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         DIALECT.parse({"input": "hi", **change})
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -172,7 +172,7 @@ def test_what_cannot_be_carried_is_named(change: dict[str, Any], param: str) -> 
         {"input": [HI, {"type": "reasoning", "summary": [], "encrypted_content": None}]},
     ],
 )
-def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> None:
+def test_harmless_fields_are_accepted_without_a_note(change: dict[str, Any]) -> None:
     assert DIALECT.parse({"input": "hi", **change}).left_out == ()
 
 
@@ -211,7 +211,7 @@ def test_what_changes_no_answer_is_taken_in_silence(change: dict[str, Any]) -> N
         ),
     ],
 )
-def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], path: str) -> None:
+def test_fields_without_a_counterpart_are_left_out_and_noted(change: dict[str, Any], path: str) -> None:
     request = DIALECT.parse({"input": "hi", **change})
     (note,) = request.left_out
     assert note.startswith(f"{path}: ")
@@ -230,7 +230,7 @@ def test_what_has_no_counterpart_is_left_out_and_told(change: dict[str, Any], pa
         ),
     ],
 )
-def test_outputs_of_other_tools_are_told_in_words(item: dict[str, Any], told: str) -> None:
+def test_outputs_of_other_tools_become_a_text(item: dict[str, Any], told: str) -> None:
     request = DIALECT.parse({"input": [HI, item]})
     assert [part["text"] for part in request.messages[0]["content"]] == ["hi", told]
     assert request.left_out == (f"input.1: {item['type']} is replaced by a text",)
@@ -242,7 +242,7 @@ def test_an_image_among_late_instructions_is_carried() -> None:
     assert [part["type"] for part in turn["content"]] == ["text", "image_url"]
 
 
-def test_files_are_told_in_words() -> None:
+def test_files_are_replaced_by_a_text() -> None:
     parts = [{"type": "input_file", "filename": "a.pdf", "file_data": "x"}, {"type": "input_image", "file_id": "f"}]
     (turn,) = parsed({"role": "user", "content": parts})["messages"]
     assert [part["text"] for part in turn["content"]] == [
@@ -258,7 +258,7 @@ def test_an_unknown_item_reference_is_refused_in_openais_words() -> None:
         assert (caught.value.status, caught.value.param) == (404, "input")
 
 
-def test_another_models_thoughts_are_carried_as_far_as_they_were_told() -> None:
+def test_another_models_summary_is_carried_as_reasoning() -> None:
     summary = [{"type": "summary_text", "text": text} for text in ("First.", "Then.")]
     (turn, _) = parsed({"type": "reasoning", "id": "rs", "summary": summary, "encrypted_content": "gAAA"}, HI)[
         "messages"

@@ -152,7 +152,9 @@ def main() -> None:
     def examples(rows: list[list[int]], micro: int, temperature: float, seed: int) -> None:
         config = worker.actor.engine.engine_config
         config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu = micro, micro + 1
-        batch = make_batch(rows, random.Random(seed), temperature)
+        compare(worker, make_batch(rows, random.Random(seed), temperature))
+
+    def compare(worker: SwarmCpuWorker, batch: Any) -> None:
         wanted, found = compute(worker, batch, False), compute(worker, batch, True)
         worst["log_probs"] = max(worst["log_probs"], difference(wanted[1], found[1]))
         worst["entropy"] = max(worst["entropy"], difference(wanted[2], found[2]))
@@ -161,6 +163,10 @@ def main() -> None:
         worst["cosine"] = min(worst["cosine"], float(wanted[0] @ found[0] / (norm * found_norm)))
 
     examples()
+    # the backward pass computes attention again
+    checkpointed = {"actor_rollout_ref.model.enable_gradient_checkpointing": True}
+    again = make_worker(folder / "again", LlamaConfig(**shape), **checkpointed)
+    compare(again, make_batch([[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 7, 8]], random.Random(0), 1.0))
     others = {
         "sliding window": AutoConfig.for_model(
             "qwen2", **shape, use_sliding_window=True, sliding_window=2, max_window_layers=0

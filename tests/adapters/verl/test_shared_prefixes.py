@@ -29,5 +29,5 @@ def test_tries_give_what_rows_give(tmp_path: Path) -> None:
     worst = found["worst"]
     assert max(worst["log_probs"], worst["entropy"]) <= 1e-4
     assert worst["gradient"] <= 1e-5 and worst["cosine"] >= 0.999999
-    assert found["parts"][0] == 1 and len(found["parts"]) > 2, "budgets that force splits, and that do not"
+    assert {1} < set(found["parts"]), "budgets that force splits, and that do not"
     assert found["refused"] == {"sliding window": True, "attention dropout": True, "no window": False}

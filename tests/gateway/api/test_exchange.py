@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -18,7 +17,7 @@ from gateway.api.exchange import Exchange, Rendering
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
 from tests.gateway.api.conftest import calling, saying
-from tests.gateway.conftest import OpenGateway, serving
+from tests.gateway.conftest import Http, OpenGateway, serving
 from tests.standins.swarm import Swarm, completion, error, hanging, once, said
 
 pytestmark = pytest.mark.anyio
@@ -91,7 +90,7 @@ async def test_who_leaves_cancels_what_is_sampled_for_him(
         assert (await http.get("/status")).json()["in_flight"] == 0
 
 
-async def test_a_response_goes_on_from_the_one_before(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_response_goes_on_from_the_one_before(swarm: Swarm, gateway: Http) -> None:
     ask: dict[str, Any] = {"tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}]}
     swarm.answer = calling("Rome")
     first = (await gateway.post("/v1/responses", json={"input": "hi", **ask})).json()

@@ -8,11 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.gateway.api.conftest import saying
-from tests.gateway.conftest import OpenGateway
+from tests.gateway.conftest import Http, OpenGateway
 from tests.standins.swarm import Swarm, error
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +69,7 @@ CODEX: dict[str, Any] = {
     ],
 )
 async def test_agents_are_answered_and_told(
-    gateway: httpx.AsyncClient, path: str, body: dict[str, Any], left_out: list[str]
+    gateway: Http, path: str, body: dict[str, Any], left_out: list[str]
 ) -> None:
     for stream, policy in product((True, False), ("best", "first")):
         answer = await gateway.post(path, json=body | {"stream": stream}, headers={"x-swarm-policy": policy})
@@ -79,9 +78,7 @@ async def test_agents_are_answered_and_told(
         assert [note.partition(":")[0] for note in told] == left_out
 
 
-async def test_the_engines_refusal_tells_too_and_what_is_whole_does_not(
-    gateway: httpx.AsyncClient, swarm: Swarm
-) -> None:
+async def test_the_engines_refusal_tells_too_and_what_is_whole_does_not(gateway: Http, swarm: Swarm) -> None:
     body = {"model": "tiny", "max_tokens": 9, "messages": [HI], "unheard": 1}
     swarm.answer = lambda *_: error(400, "too long")
     refused = await gateway.post("/v1/messages", json=body)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
 from swarm.states import EngineState
-from tests.gateway.conftest import OpenGateway
+from tests.gateway.conftest import Http, OpenGateway
 from tests.standins.swarm import Swarm
 from tests.standins.upstream import Upstream
 
@@ -64,7 +63,7 @@ async def test_embeddings_and_the_rest_go_to_the_upstream_as_they_came(
     assert compressed.raw == b"\x1f\x8bpacked"
 
 
-async def test_without_an_upstream_the_404_says_so(gateway: httpx.AsyncClient) -> None:
+async def test_without_an_upstream_the_404_says_so(gateway: Http) -> None:
     for method, path, code, words in (
         ("POST", "/v1/embeddings", "route_not_found", "no upstream"),
         ("POST", "/v1/v1/messages", "route_not_found", "contains /v1 twice"),

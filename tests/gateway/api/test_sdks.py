@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 
 from tests.gateway.api.conftest import LOOK, calling, saying
-from tests.gateway.conftest import OpenGateway
+from tests.gateway.conftest import Http, OpenGateway
 from tests.standins.swarm import Swarm, error, once
 
 pytestmark = pytest.mark.anyio
@@ -24,14 +23,14 @@ FUNCTION: Any = {"type": "function", "name": "look", "parameters": LOOK, "strict
 
 
 @pytest.fixture
-async def sdk(gateway: httpx.AsyncClient) -> AsyncIterator[Any]:
+async def sdk(gateway: Http) -> AsyncIterator[Any]:
     """OpenAI's SDK, asynchronous."""
     async with openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key="any", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-async def claude(gateway: httpx.AsyncClient) -> AsyncIterator[Any]:
+async def claude(gateway: Http) -> AsyncIterator[Any]:
     """Anthropic's SDK, asynchronous."""
     async with anthropic.AsyncAnthropic(base_url=str(gateway.base_url), api_key="any", max_retries=0) as client:
         yield client

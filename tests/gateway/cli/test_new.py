@@ -38,7 +38,7 @@ def test_the_folder_is_complete_and_named(tmp_path: Path) -> None:
 def test_nothing_that_is_there_is_touched(tmp_path: Path) -> None:
     made = scaffold("x", tmp_path)
     (made / "README.md").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         scaffold("x", tmp_path)
     assert (made / "README.md").read_text() == "mine"
     with pytest.raises(ConfigError, match=r"cannot make .*opencode_build_x"):
@@ -47,7 +47,7 @@ def test_nothing_that_is_there_is_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "1x", "../x", "Großes", "a b"])
 def test_names_that_will_not_do(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no name"):
+    with pytest.raises(ConfigError, match="is not a name"):
         scaffold(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

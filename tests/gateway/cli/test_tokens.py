@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from gateway.cli.credentials import parse_lifetime
 from gateway.cli.root import app
 from swarm.errors import AuthenticationError, ConfigError
-from swarm.server.auth.ring import TokenRing
+from swarm.server.auth import TokenRing
 
 ROOT = Path(__file__).parents[3]
 

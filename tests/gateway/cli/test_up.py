@@ -38,7 +38,7 @@ def test_people_get_the_address_to_point_their_app_at(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("step", "whence"),
-    [(4, "training goes on from the checkpoint of step 4"), (0, "from the job's model: there is no checkpoint")],
+    [(4, "training continues from the checkpoint of step 4"), (0, "from the job's model: there is no checkpoint")],
 )
 def test_people_read_why_the_engine_died_and_where_training_goes_on(
     capsys: pytest.CaptureFixture[str], step: int, whence: str

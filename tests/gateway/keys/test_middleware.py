@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.keys.store import KeyFile
-from tests.gateway.conftest import OpenGateway
+from tests.gateway.conftest import Http, OpenGateway
 from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
@@ -26,27 +26,23 @@ def file(tmp_path: Path) -> KeyFile:
 
 
 @pytest.fixture
-async def http(
-    open_gateway: OpenGateway, file: KeyFile, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[httpx.AsyncClient]:
+async def http(open_gateway: OpenGateway, file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Http]:
     monkeypatch.setattr("gateway.keys.ring.POLL_SECONDS", 0.01)
     async with open_gateway(keys_file=file.path) as http:
         yield http
 
 
-async def ask(http: httpx.AsyncClient, key: str) -> httpx.Response:
+async def ask(http: Http, key: str) -> httpx.Response:
     return await http.post(CHAT, json=BODY, headers={"authorization": f"Bearer {key}"})
 
 
-async def until_status(http: httpx.AsyncClient, key: str, status: int) -> None:
+async def until_status(http: Http, key: str, status: int) -> None:
     async with asyncio.timeout(20):
         while (await http.get("/v1/models", headers={"x-api-key": key})).status_code != status:
             pass
 
 
-async def test_a_key_made_while_the_gateway_runs_opens_it_until_it_is_revoked(
-    http: httpx.AsyncClient, file: KeyFile
-) -> None:
+async def test_a_key_made_while_the_gateway_runs_opens_it_until_it_is_revoked(http: Http, file: KeyFile) -> None:
     assert (await http.post(CHAT, json=BODY)).status_code == 401
     key, text = file.create("app")
     await until_status(http, text, 200)
@@ -79,7 +75,7 @@ async def test_a_rate_is_429_with_retry_after(swarm: Swarm, open_gateway: OpenGa
         assert (await http.get("/v1/models", headers={"x-api-key": text})).status_code == 200
 
 
-async def test_refusals_have_the_form_of_the_dialect(http: httpx.AsyncClient) -> None:
+async def test_refusals_have_the_form_of_the_dialect(http: Http) -> None:
     refused = await http.post("/v1/messages", json=BODY, headers={"x-api-key": "wrong"})
     assert refused.status_code == 401
     assert (refused.json()["type"], refused.json()["error"]["type"]) == ("error", "authentication_error")

@@ -31,14 +31,3 @@ def test_no_minute_holds_more_than_the_limit_and_the_wait_is_exact(steps: list[t
             assert 0 < wait <= 60
             assert len([moment for moment in taken if moment > clock.now + wait - 60 + 1e-6]) < limit
             assert len([moment for moment in taken if moment > clock.now + wait - 60 - 1e-6]) >= limit
-
-
-def test_a_refused_request_does_not_count() -> None:
-    clock = Clock()
-    rate = RequestRate(clock)
-    assert rate.take(1) == 0
-    for _ in range(100):
-        clock.now += 0.5
-        assert rate.take(1) > 0
-    clock.now = 160.0
-    assert rate.take(1) == 0

@@ -7,12 +7,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.states import EngineState
-from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
+from tests.gateway.conftest import BODY, CHAT, Http, OpenGateway, ask
 from tests.standins.swarm import Swarm, by_number, error, hanging, once
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +29,7 @@ class Found(dict[tuple[str, frozenset[tuple[str, str]]], float]):
         return {name for name, _ in self}
 
 
-async def scrape(http: httpx.AsyncClient) -> Found:
+async def scrape(http: Http) -> Found:
     answer = await http.get("/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
     samples = [one for family in text_string_to_metric_families(answer.text) for one in family.samples]
@@ -93,7 +92,7 @@ async def test_a_group_from_request_to_acknowledgement(swarm: Swarm, open_gatewa
     assert found.of("swarm_up", swarm=swarm.url) == 1
 
 
-async def test_without_an_access_log_nothing_is_said(gateway: httpx.AsyncClient, access: Lines) -> None:
+async def test_without_an_access_log_nothing_is_said(gateway: Http, access: Lines) -> None:
     await ask(gateway)
     assert access.said.empty()
 
@@ -180,7 +179,7 @@ async def test_a_defect_of_ours(open_gateway: OpenGateway, access: Lines, monkey
     assert (line["status"], line["outcome"]) == (500, "failed")
 
 
-async def test_a_retry_that_joins_waits_and_is_not_ours_to_count(swarm: Swarm, gateway: httpx.AsyncClient) -> None:
+async def test_a_retry_that_joins_waits_and_is_not_ours_to_count(swarm: Swarm, gateway: Http) -> None:
     go, keyed = asyncio.Event(), {"idempotency-key": "k"}
     swarm.answer = once(go, by_number)
     one = asyncio.create_task(ask(gateway, keyed))
@@ -225,7 +224,7 @@ async def test_a_key_is_asked_for_as_for_the_status(open_gateway: OpenGateway) -
         assert (await http.get("/metrics", headers={"authorization": "Bearer sk-app"})).status_code == 200
 
 
-async def test_series_do_not_grow_with_what_callers_say(gateway: httpx.AsyncClient) -> None:
+async def test_series_do_not_grow_with_what_callers_say(gateway: Http) -> None:
     async def say(numbers: range) -> int:
         for number in numbers:
             await gateway.post(f"/v1/odd/{number}", json={"model": f"m{number}"})

@@ -62,7 +62,14 @@ def swarm_with(*looks: int) -> AsyncSwarmClient:
     queue = list(looks)
 
     class Looks(HttpClient):
-        async def request(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+        async def request(
+            self,
+            method: str,
+            url: str,
+            content: bytes | None,
+            headers: Mapping[str, str],
+            seconds: float | None = None,
+        ) -> Answer:
             count = queue.pop(0) if len(queue) > 1 else queue[0]
             steps = [
                 {"step": n, "batch_id": "b", "seconds": 1.0, "metrics": {"swarm/reward_mean": n / 10}}

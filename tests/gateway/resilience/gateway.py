@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
 from gateway.config.load import load_config
-from gateway.observability.request import RequestRecord, recording
+from gateway.observability.request import Metrics, RequestRecord, recording
 from gateway.runtime import Gateway
 from swarm.http.serve import bind, run_app
 
@@ -41,7 +41,7 @@ def tell(**fields: Any) -> None:
 
 
 class Whereabouts:
-    """Where one request is; a tracer and a meter to it."""
+    """Where one request is; a tracer to it."""
 
     def __init__(self, request: str) -> None:
         self._request = request
@@ -73,9 +73,6 @@ class Whereabouts:
     def headers(self) -> dict[str, str]:
         return {}
 
-    def phase(self, route: str, name: str, seconds: float) -> None:
-        pass
-
     def set(self, name: str, value: Any) -> None:
         pass
 
@@ -102,6 +99,8 @@ class WhereaboutsMiddleware:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        # the gateway's own are of the middleware around this one
+        self._metrics = Metrics()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
@@ -119,7 +118,7 @@ class WhereaboutsMiddleware:
             await send(message)
             where.sent(message)
 
-        with recording(RequestRecord(request, where, where)):
+        with recording(RequestRecord(request, self._metrics, where)):
             await self.app(scope, receiving, sending)
 
 

@@ -92,9 +92,8 @@ class Rig:
             self._server = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tests.gateway.resilience.server",
-                str(self.folder / "run"),
-                str(self.port),
+                "tests.standins.server",
+                *("paced", str(self.folder / "run"), str(self.port)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,7 +91,3 @@ async def at_rest(rig: server.Rig, route: Training) -> None:
     async with asyncio.timeout(20):
         while rig.controller.pool.information().running_episodes:
             await rig.client.get("/health")
-
-
-def with_headers(incoming: Incoming, **headers: str) -> Incoming:
-    return replace(incoming, headers={name.replace("_", "-"): value for name, value in headers.items()})

@@ -18,7 +18,7 @@ from gateway.config.load import parse_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from tests.gateway.conftest import BODY, CHAT, REWARD, serving, write_hooks
+from tests.gateway.conftest import BODY, CHAT, REWARD, Http, serving, write_hooks
 from tests.standins.swarm import Swarm
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
@@ -44,7 +44,7 @@ class Team:
             {"name": "other", "swarm_url": None, "upstream": {"base_url": self.upstream.url}},
         ]
 
-    def gateway(self, **settings: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    def gateway(self, **settings: Any) -> AbstractAsyncContextManager[Http]:
         """One with these three routes, or those of ``settings``."""
         config = {
             "hooks": str(write_hooks(self.folder / "hooks")),
@@ -78,7 +78,7 @@ async def team(tmp_path: Path, upstream: Upstream) -> AsyncIterator[Team]:
         yield Team(tmp_path, planner, coder, upstream)
 
 
-async def ask(http: httpx.AsyncClient, model: str | None) -> httpx.Response:
+async def ask(http: Http, model: str | None) -> httpx.Response:
     body: dict[str, Any] = {"messages": BODY["messages"]}
     return await http.post(CHAT, json=body if model is None else {**body, "model": model})
 

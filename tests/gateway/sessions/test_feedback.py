@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.feedback import end_session, give_feedback
 from gateway.sessions.sessions import Sessions
 from gateway.types import Caller
-from reward_hooks import Feedback, HookContext, Session
+from reward_hooks import Feedback
 from swarm.http.asgi import App, ErrorMiddleware
 from swarm.http.routes import JsonRoute
-from tests.gateway.sessions.talk import ask, assistant, no_groups, route, say, user
+from tests.gateway.sessions.talk import Ended, ask, assistant, no_groups, route, say, user
 
 pytestmark = pytest.mark.anyio
 
@@ -175,15 +175,6 @@ async def test_no_json_is_refused(door: Door) -> None:
 # ------------------------------------------------------------------ the end of a session
 
 
-class Ended:
-    def __init__(self) -> None:
-        self.sessions: list[Session] = []
-
-    def __call__(self, session: Session, context: HookContext) -> list[float]:
-        self.sessions.append(session)
-        return [0.25 for _ in session.turns]
-
-
 @pytest.mark.parametrize(
     ("content", "feedback"),
     [
@@ -199,7 +190,7 @@ async def test_the_application_ends_and_rates_a_session(door: Door, content: Any
     # a name with a slash is one name
     assert response.json() == {"session_id": "s/1", "ended": True}
     async with asyncio.timeout(10):
-        assert (await link.closing(no_groups())).credit == 0.25
+        assert (await link.closing(no_groups())).credit == 1.0
     assert hook.sessions[0].feedback == feedback
 
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.sessions.sessions import Sessions
 from reward_hooks import HookContext, Session
 from swarm.errors import HookError, RequestError
-from tests.gateway.sessions.talk import Messages, ask, assistant, incoming, no_groups, route, say, texts, user
+from tests.gateway.sessions.talk import Ended, Messages, ask, assistant, incoming, no_groups, route, say, texts, user
 
 pytestmark = pytest.mark.anyio
 
@@ -215,18 +215,6 @@ async def test_a_user_who_hangs_up_has_abandoned_the_answer(sessions: Sessions) 
 
 
 # ------------------------------------------------------------------ ends
-
-
-class Ended:
-    """A session hook that notes whom it was asked about, and gives each turn its number."""
-
-    def __init__(self) -> None:
-        self.sessions: list[Session] = []
-        self.seen = asyncio.Event()
-
-    def __call__(self, session: Session, context: HookContext) -> list[float]:
-        self.sessions.append(session)
-        return [float(number + 1) for number, _ in enumerate(session.turns)]
 
 
 async def credits(link: Any) -> float:

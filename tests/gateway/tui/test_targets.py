@@ -8,18 +8,11 @@ from gateway.tui.targets import Kind, make_targets
 from swarm.errors import ConfigError
 
 
-def test_without_an_address_those_of_up() -> None:
+def test_addresses_and_what_they_default_to() -> None:
     one, two = make_targets([], ["t"], [], [])
     assert (one.kind, one.status_url, one.secret) == (Kind.SWARM, "http://127.0.0.1:10086/status", "t")
     assert (two.kind, two.status_url, two.secret) == (Kind.GATEWAY, "http://127.0.0.1:8000/status", "")
-
-
-def test_with_an_address_that_alone() -> None:
-    assert [target.kind for target in make_targets(["a:1"], [], [], [])] == [Kind.SWARM]
     assert [target.kind for target in make_targets([], [], ["a:1"], [])] == [Kind.GATEWAY]
-
-
-def test_a_prefix_and_a_password() -> None:
     [target] = make_targets(["https://me:secret@host:1/swarm/"], [], [], [])
     assert target.status_url == "https://me:secret@host:1/swarm/status"
     assert (target.address, target.name) == ("https://host:1/swarm", "host:1/swarm")

@@ -126,7 +126,7 @@ async def test_fewer_orders_leave_a_strong_preference_in(
     assert rate > 0.05
 
 
-async def test_how_much_a_judge_prefers_places_is_a_component(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+async def test_the_position_bias_is_a_component(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     scripted.bias, scripted.logprobs = early_wins, True
     rewards = await open_judge("listwise").on_compute_relative_reward(TASK, answers(1, 2, 3, 4, 5), context())
     assert [one.components["place_swing"] for one in rewards] == pytest.approx([3 / 9] * 5)

@@ -50,7 +50,7 @@ async def test_64_groups_share_connections_and_stay_inside_the_limit(
     assert judge.client.spent.calls == 64 * 3 * 2
 
 
-async def test_what_is_transient_is_tried_again(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+async def test_transient_errors_are_retried(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     scripted.replies = [refusal(503), refusal(429, retry_after="0.001")]
     judge = open_judge("listwise", orders=1)
     rewards = await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
@@ -58,9 +58,7 @@ async def test_what_is_transient_is_tried_again(scripted: ScriptedJudge, open_ju
     assert (judge.client.spent.calls, judge.client.spent.retries) == (3, 2)
 
 
-async def test_an_answer_stopped_by_new_weights_is_asked_for_again(
-    scripted: ScriptedJudge, open_judge: OpenJudge
-) -> None:
+async def test_an_answer_stopped_by_new_weights_is_retried(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     scripted.replies = [JSONResponse(completion('{"verd', finish_reason="abort"))]
     rewards = await open_judge("listwise", orders=1).on_compute_relative_reward(TASK, answers(1, 2), context())
     assert rewards[1].value > rewards[0].value
@@ -93,7 +91,7 @@ async def test_each_failure_is_an_error_with_its_reason(
     assert judge.client.spent.failures == 1
 
 
-async def test_nobody_there_is_an_error_after_all_tries() -> None:
+async def test_an_unreachable_judge_is_an_error_after_all_tries() -> None:
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     endpoint = {"base_url": f"http://127.0.0.1:{port}/v1", "attempts": 2, "retry_base_seconds": 0.001}
@@ -176,7 +174,7 @@ async def test_a_call_costs_its_usage_or_the_most_it_can_or_nothing(
     assert hanging.client.spent.cost == pytest.approx(1000e-6)
 
 
-async def test_the_same_question_is_asked_once(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+async def test_equal_questions_are_cached(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     judge = open_judge("pointwise")
     first = await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
     again = await judge.on_compute_relative_reward(TASK, answers(1, 2), context("another"))
@@ -188,7 +186,9 @@ async def test_the_same_question_is_asked_once(scripted: ScriptedJudge, open_jud
     assert len(scripted.bodies) == 2 + 3
 
 
-async def test_what_the_server_refuses_is_left_out_from_then_on(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+async def test_fields_that_the_server_refuses_are_not_sent_again(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
     scripted.replies = [refusal(400, "logprobs are not supported with this model")] * 2
     judge = open_judge("pointwise")
     await judge.on_compute_relative_reward(TASK, answers(1, 2), context())

@@ -175,7 +175,7 @@ def test_long_answers_lose_their_middle() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 10, 4.5, "x", None, True, [], float("nan")])
-def test_what_is_off_the_scale_is_no_score(value: Any) -> None:
+def test_a_value_off_the_scale_is_no_score(value: Any) -> None:
     with pytest.raises((Unparsable, ValueError)):
         score_of(value)
 

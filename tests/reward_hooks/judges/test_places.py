@@ -58,7 +58,7 @@ def test_an_order_and_its_reverse_cancel_an_even_slope(size: int, seed: int) -> 
     assert told == [0.0] * size
 
 
-def test_one_order_is_taken_as_it_is() -> None:
+def test_one_order_is_not_corrected() -> None:
     assert freed(orders_of([1, 0, 2], 1), [[1.0, 5.0, 2.0]]) == ([1.0, 5.0, 2.0], [0.0, 0.0, 0.0])
 
 

@@ -86,7 +86,7 @@ def test_paths_lead_to_numbers(text: str, found: list[float]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a..b", "a[", "a[x]", "[1:2]", "a b", "$.a"])
-def test_what_is_no_path_is_told(text: str) -> None:
+def test_a_wrong_path_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no path expression"):
         JsonPath(text)
 
@@ -95,6 +95,6 @@ def test_what_is_no_path_is_told(text: str) -> None:
     ("text", "words"),
     [("a.x", "step 2"), ("b[3]", "step 2"), ("a[0]", "step 2"), ("b", "no finite number"), ("c", "no finite number")],
 )
-def test_where_a_path_ends_is_told(text: str, words: str) -> None:
+def test_the_error_names_the_step_where_a_path_ends(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         JsonPath(text).numbers({"a": {}, "b": [1], "c": float("nan")})

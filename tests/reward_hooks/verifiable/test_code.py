@@ -58,14 +58,15 @@ def test_code_that_cheats_fails(cheat: str) -> None:
     assert values(CODE, [cheat], with_tests(CALL)) == [0.0]
 
 
-def test_what_an_answer_takes_too_much_of_is_its_own_fault() -> None:
+@pytest.mark.slow
+def test_an_answer_that_exceeds_a_limit_fails() -> None:
     hog = Code(limits={"seconds": 1.5, "cpu_seconds": 1, "memory_bytes": 1 << 28})
     task = with_tests(CALL)
     asleep, busy, greedy = "import time\ntime.sleep(60)", "while True: pass", "x = 'a' * (1 << 30)"
     assert values(hog, [asleep, busy, greedy, ADD], task) == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_a_deadline_that_is_too_short_for_the_tests_is_nobodys_fault() -> None:
+def test_a_deadline_too_short_for_the_tests_is_an_error() -> None:
     context = HookContext(num_repeat=2, deadline_seconds=0.5)
     with pytest.raises(HookError) as caught:
         values(CODE, [ADD], with_tests(CALL), context)
@@ -91,7 +92,7 @@ def test_the_last_block_is_the_code(text: str, code: str) -> None:
     assert code_of(text) == code
 
 
-def test_wrong_options_are_told() -> None:
+def test_wrong_options_are_refused() -> None:
     for options in ({"limits": {"seconds": -1}}, {"limits": {"sceonds": 1}}, {"parallel": 0}):
         with pytest.raises(ConfigError):
             Code(**options)

@@ -70,7 +70,7 @@ def test_without_a_reference_there_is_no_reward(answer: Any) -> None:
         values(Exact(), ["x"], Task(task_id="t"))
 
 
-def test_wrong_options_are_told() -> None:
+def test_wrong_options_are_refused() -> None:
     with pytest.raises(ConfigError):
         Exact(extract="(")
     with pytest.raises(ConfigError):

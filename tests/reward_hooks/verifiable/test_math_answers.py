@@ -43,6 +43,7 @@ def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
 
 
 @needs_math_verify
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "right", "wrong"),
     [

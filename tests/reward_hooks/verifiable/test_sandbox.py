@@ -60,13 +60,15 @@ def test_limits(program: str, said: str) -> None:
     assert len(run.output) <= 1 << 20
 
 
+@pytest.mark.slow
 def test_processor_time_is_limited() -> None:
     run = Sandbox(Limits(cpu_seconds=1)).run("while True: pass")
     assert run.status == 137
     assert run.seconds < 60
 
 
-def test_what_takes_too_long_is_killed_with_all_it_started() -> None:
+@pytest.mark.slow
+def test_a_late_program_is_killed_with_all_its_processes() -> None:
     name = "sandboxed-daemon-of-the-test"
     program = f"""
 import os, sys, time
@@ -98,6 +100,7 @@ time.sleep(0.1)
     assert "left-by-the-tes" not in {process.info["name"] for process in psutil.process_iter(["name"])}
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_stays_inside() -> None:
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
     assert Sandbox(Limits(seconds=1.5, processes=8)).run(bomb).status in (None, 137)
@@ -145,6 +148,6 @@ def test_without_isolation_nothing_runs_unless_it_is_waived(tmp_path: Path, monk
     assert "MemoryError" in open_box.run("x = 'a' * (2 << 30)").errors
 
 
-def test_an_interpreter_that_is_not_there_is_told() -> None:
+def test_a_missing_interpreter_is_refused() -> None:
     with pytest.raises(ConfigError, match="No such file"):
         Sandbox(python="/no/such/python")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+import anyio.lowlevel
+
 from swarm.errors import UnavailableError
 from swarm.server.journal.rows import BatchRow, Ending, Recovered, Row, RunRow
 
@@ -37,6 +39,7 @@ class MemoryJournal:
         count = len(self.records)
         await self.gate.wait()
         if self.failing:
+            await anyio.lowlevel.checkpoint()
             raise UnavailableError("the disk is full", code="journal_unavailable")
         self.synced_records = max(self.synced_records, count)
 

@@ -7,7 +7,7 @@ from swarm.server.journal.rows import (
     EndedHow,
     EndRow,
 )
-from swarm.server.meters import GIVEN_UP, MAX_REASONS, Meters, Reasons
+from swarm.server.monitor import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Timeline, Trajectory
 

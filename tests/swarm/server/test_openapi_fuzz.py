@@ -33,7 +33,7 @@ from tests.swarm.server.conftest import JOB, ready
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-EXAMPLES = 20
+EXAMPLES = 15
 LAST = ("/sync_train_config", "/sync_train_code", "/stop_engine", "/start_engine")
 #: of what conforms: statuses, types and bodies of answers. Whether invalid data is refused is not asked, because our
 #: bodies are tolerant of what foreign clients add.

@@ -132,10 +132,10 @@ def test_timelines_hold_whole_calls_only(calls: list[ModelCall]) -> None:
 
 def test_a_long_agent_run_is_linear() -> None:
     history, calls = [1] * 50, []
-    for turn in range(400):
+    for turn in range(200):
         calls.append(call(history, [turn, 2, 3]))
         history = history + [turn, 2, 3] + [9] * 20
     started = time.process_time()
     (timeline,) = merge_calls(calls)
-    assert timeline.num_calls == 400
-    assert time.process_time() - started < 20.0  # 1.9 million tokens; a quadratic merge takes minutes
+    assert timeline.num_calls == 200
+    assert time.process_time() - started < 10.0  # half a million tokens

@@ -11,8 +11,7 @@ import pytest
 from swarm.credentials import TokenFile
 from swarm.errors import ForbiddenError
 from swarm.server.api.episodes import ClientNames
-from swarm.server.auth.ring import Caller
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import Caller, ControlRoute
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
 
@@ -37,7 +36,8 @@ async def test_no_route_tells_the_ids_of_others(rig: Rig, tmp_path: Path, scope:
     await become(rig, tmp_path, scope)
     bodies: list[dict[str, Any]] = [{}, {"client_uuid": "other"}, {"client_uuid": "theirs"}]
     bodies += [{"client_uuid": "theirs", "episode_uuid": "guessed", "task_id": "task", "count": 1}]
-    for path in [route.path for route in rig.app.routes if isinstance(route, ControlRoute)]:
+    paths = {route.path for route in rig.app.routes if isinstance(route, ControlRoute)} - {"/openapi.json"}
+    for path in sorted(paths):
         answers = [await rig.client.get(path)] + [await rig.client.post(path, json=body) for body in bodies]
         for answer in answers:
             for episode in (running, finished):

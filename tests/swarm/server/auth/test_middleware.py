@@ -17,8 +17,7 @@ from starlette.applications import Starlette
 from swarm.credentials import TokenFile, TokenScope
 from swarm.errors import ConfigError
 from swarm.server.app import create_app
-from swarm.server.auth.middleware import check_exposure
-from swarm.server.auth.scopes import ControlRoute
+from swarm.server.auth import ControlRoute, check_exposure
 from swarm.server.config import ServerConfig
 from tests.standins.vllm import listening as serving
 

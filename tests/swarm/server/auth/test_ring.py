@@ -11,7 +11,7 @@ import pytest
 
 from swarm.credentials import TokenFile
 from swarm.errors import AuthenticationError, ConfigError
-from swarm.server.auth.ring import TokenRing
+from swarm.server.auth import TokenRing
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ def swarms(draw: st.DrawFn) -> Swarm:
     return Swarm(clients, batch_size, draw(st.integers(2, 4)), draw(st.integers(0, 2**32)), failures)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(swarms())
 def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
     swarm.run(5)
@@ -227,7 +227,7 @@ def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
             assert abs(share[client.name] - client.ratio * swarm.job.batch_size) <= 1.0, (share, client)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(swarms(), st.integers(0, 1), st.integers(0, 2))
 def test_a_dead_client_is_not_waited_for_beyond_the_bound(swarm: Swarm, victim: int, before: int) -> None:
     check_a_death(swarm, victim, before)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -16,7 +18,8 @@ from swarm.errors import ConfigError, UnavailableError
 from swarm.http.serve import loop_factory
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Ending
-from tests.swarm.server.journal.build import call, claimed, dropped, ended, over, refused
+from swarm.tokens import TrainBatch, TrainGroup
+from tests.swarm.server.journal.build import call, claimed, dropped, ended, over, refused, taken
 
 pytestmark = pytest.mark.anyio
 
@@ -255,6 +258,23 @@ def test_a_damaged_file_is_named(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the journal .*journal\.db"):
         journal.recover()
     asyncio.run(journal.close())
+
+
+@pytest.mark.parametrize("members", ['[["t", ["gone"]]]', "[1]", "{"])
+async def test_a_damaged_batch_is_named(path: Path, members: str) -> None:
+    journal = Journal.open(path)
+    end = ended("a")
+    assert end.trajectory is not None
+    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=[end.trajectory])])
+    journal.append(claimed("a"), end, *taken(batch))
+    await journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE batch SET members = ?", (members,))
+        connection.commit()
+    journal = Journal.open(path)
+    with pytest.raises(ConfigError, match="cannot read the journal"):
+        journal.recover()
+    await journal.close()
 
 
 async def test_past_endings(journal: Journal) -> None:

@@ -1,0 +1,302 @@
+"""Keys and tokens: what is kept of them, the files they are kept in, and how a running server looks them up.
+
+Invariant: no secret is kept, only its digest. A file is replaced as a whole, readable by its owner only, by one writer
+at a time. Its last good contents count: a damaged or missing file neither opens a server nor locks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Collection, Generator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, create_model
+
+from swarm.errors import ConfigError
+from swarm.job import describe_validation
+from swarm.types import Model
+
+M = TypeVar("M", bound=BaseModel)
+
+_MAX_BYTES = 1024 * 1024
+
+
+def read_private(path: Path, model: type[M], what: str) -> M:
+    """The contents of ``path``, a file of ``what`` ("tokens"); an empty ``model`` when there is none.
+
+    Raises:
+        ConfigError: it cannot be read, is damaged or larger than a mebibyte, or others may write it.
+    """
+    try:
+        with path.open("rb") as reader:
+            mode = os.fstat(reader.fileno()).st_mode
+            text = reader.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return model()
+    except OSError as exc:
+        raise ConfigError(f"cannot read the {what} in {path}: {exc.strerror}") from exc
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"others may write {path} and so give themselves {what}: chmod 600 it")
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {_MAX_BYTES} bytes: that is no file of {what}")
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as exc:
+        raise describe_validation(exc, str(path)) from exc
+
+
+@contextlib.contextmanager
+def exclusively(path: Path) -> Generator[None]:
+    """Keep other writers of ``path`` out; readers need not wait.
+
+    Raises:
+        ConfigError: its folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def replace_private(path: Path, contents: BaseModel) -> None:
+    """Replace what ``path`` contains; it is on disk when this returns.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as writer:
+            writer.write(contents.model_dump_json(indent=2) + "\n")
+            writer.flush()
+            os.fsync(writer.fileno())
+        partial.replace(path)
+    except OSError as exc:
+        raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+#: Tells one state of a file from another; ``None``: there is no file.
+Mark = tuple[int, ...] | str | None
+
+
+def digest(secret: str | bytes) -> bytes:
+    """The SHA-256 of a secret. Ours are random, 24 bytes or more: a slow hash would protect nothing more."""
+    return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
+
+
+class Credential(Model):
+    """What is kept of one secret; ``sha256`` is of its whole text."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    revoked: AwareDatetime | None = None
+
+    def names(self) -> tuple[str, str]:
+        """What tells it from all others in its file, and what people call it: unique among the active ones."""
+        raise NotImplementedError
+
+    def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
+        """Whether it opens anything at ``now``."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "active"
+
+
+C = TypeVar("C", bound=Credential)
+
+
+class CredentialFile(Generic[C]):
+    """The credentials in one file: ``{"version": 1, "tokens": [...]}``.
+
+    Args:
+        path: of the file, which need not exist.
+        kind: of the credentials.
+        noun: what one is called, such as ``"token"``.
+    """
+
+    def __init__(self, path: Path, kind: type[C], noun: str) -> None:
+        self.path = path
+        self._kind = kind
+        self.noun = noun
+        fields: dict[str, Any] = {"version": (Literal[1], 1), f"{noun}s": (list[kind], [])}
+        self._contents: type[Model] = create_model(f"{noun}s", __base__=Model, **fields)
+
+    def mark(self) -> Mark:
+        """What changes when the file does."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            return str(exc)
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+
+    def read(self) -> list[C]:
+        """All credentials, revoked and expired ones too; none when there is no file.
+
+        Raises:
+            ConfigError: the file cannot be read, is damaged, or others may write it.
+        """
+        found: list[C] = getattr(read_private(self.path, self._contents, f"{self.noun}s"), f"{self.noun}s")
+        if len({one.names()[0] for one in found}) < len(found):
+            raise ConfigError(f"{self.path}: two {self.noun}s have one name")
+        return found
+
+    def add(self, secret: str, lifetime: timedelta | None, **fields: Any) -> C:
+        """Keep a new credential with this secret, in place of a dead one of the same name.
+
+        Raises:
+            ConfigError: an active one has the name, a field is wrong, or the file cannot be read or written.
+        """
+        now = datetime.now(UTC)
+        try:
+            expires = None if lifetime is None else now + lifetime
+            new = self._kind(sha256=digest(secret).hex(), created=now, expires=expires, **fields)
+        except ValidationError as exc:
+            raise describe_validation(exc, f"the {self.noun}", self._kind) from exc
+        except OverflowError as exc:
+            raise ConfigError(f"the {self.noun} would expire beyond the calendar: leave --expires out") from exc
+        unique, name = new.names()
+        with exclusively(self.path):
+            others = self.read()
+            if any(other.names()[1] == name and other.state(now) == "active" for other in others):
+                raise ConfigError(f"there is a {self.noun} {name!r} already: revoke it first, or choose another name")
+            self._write([*(other for other in others if other.names()[0] != unique), new])
+        return new
+
+    def revoke(self, name: str) -> C:
+        """Revoke a credential; running servers refuse it as soon as they look at the file again.
+
+        Raises:
+            ConfigError: there is none of that name, or the file cannot be read or written.
+        """
+        now = datetime.now(UTC)
+        with exclusively(self.path):
+            known = self.read()
+            found = [one for one in known if one.names()[0] == name] or [
+                one for one in known if one.names()[1] == name and one.revoked is None
+            ]
+            if not found:
+                active = ", ".join(one.names()[1] for one in known if one.state(now) == "active") or "none"
+                raise ConfigError(f"there is no {self.noun} {name!r} in {self.path}; there are: {active}")
+            revoked = {one.sha256: one.model_copy(update={"revoked": one.revoked or now}) for one in found}
+            self._write([revoked.get(one.sha256, one) for one in known])
+        return revoked[found[-1].sha256]
+
+    def _write(self, credentials: Sequence[C]) -> None:
+        replace_private(self.path, self._contents.model_validate({f"{self.noun}s": credentials}))
+
+
+#: ``claim``: run episodes. ``admin``: everything. ``read``: status and metrics, which every token may.
+TokenScope = Literal["claim", "admin", "read"]
+
+
+class Token(Credential):
+    """One token without its secret; its name stands in logs and on command lines."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    scopes: list[TokenScope] = Field(min_length=1)
+
+    def names(self) -> tuple[str, str]:
+        return self.name, self.name
+
+
+class TokenFile(CredentialFile[Token]):
+    """The tokens of the server whose run folder is ``run_dir``."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir / "tokens.json", Token, "token")
+
+    def create(self, name: str, scopes: Sequence[str], lifetime: timedelta | None = None) -> str:
+        """A new token of 256 random bits, which is shown here and never again.
+
+        Raises:
+            ConfigError: the name is taken or not allowed, a scope is unknown or there is none, or the file cannot be
+                read or written.
+        """
+        secret = f"swt_{secrets.token_urlsafe(32)}"
+        self.add(secret, lifetime, name=name, scopes=sorted(set(scopes)))
+        return secret
+
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+def matching(given: bytes, known: Mapping[bytes, T]) -> T | None:
+    """What belongs to the digest ``given``. Each digest is compared, in constant time: how long it takes tells nothing
+    about which are near."""
+    found = [value for digest, value in known.items() if hmac.compare_digest(given, digest)]
+    return found[0] if found else None
+
+
+class Ring(Generic[C]):
+    """Reads its file again when it has changed: credentials come and go without a restart.
+
+    Args:
+        file: of the credentials.
+        look_every: seconds for which a look at the file's date holds; 0: each :meth:`refresh` looks.
+
+    Raises:
+        ConfigError: the file is there and cannot be read; a server must not start on a guess.
+    """
+
+    def __init__(self, file: CredentialFile[C], look_every: float = 0.0) -> None:
+        self.file = file
+        self._look_every = look_every
+        self._looked = time.monotonic()
+        self._mark = file.mark()
+        self._held = self._read()
+
+    @property
+    def credentials(self) -> Collection[C]:
+        """All of the file, revoked and expired ones too."""
+        return self._held.values()
+
+    def find(self, given: bytes) -> C | None:
+        """The credential with the digest ``given``, in whatever state."""
+        return matching(given, self._held)
+
+    def refresh(self) -> None:
+        """Look at the file and read it if it has changed. One that is damaged or gone is logged, once. Any thread may
+        do this."""
+        now = time.monotonic()
+        if now - self._looked < self._look_every:
+            return
+        self._looked = now
+        mark = self.file.mark()
+        if mark == self._mark:
+            return
+        self._mark = mark
+        try:
+            if mark is None:
+                raise ConfigError(f"{self.file.path} is gone")
+            self._held = self._read()
+        except ConfigError as exc:
+            logger.error("%s; the %ss known so far stay in force", exc.message, self.file.noun)
+        else:
+            logger.info("read %d %ss from %s", len(self._held), self.file.noun, self.file.path)
+
+    def _read(self) -> dict[bytes, C]:
+        return {bytes.fromhex(one.sha256): one for one in self.file.read()}

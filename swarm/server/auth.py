@@ -1,0 +1,262 @@
+"""Who may use the control routes, and where the server may listen without a token.
+
+Invariant: the scope of a control route is stated on the route and nowhere else; a path without one, misspelt or new,
+needs ``admin``, so nothing is open by omission. Behind :class:`AuthMiddleware` ``scope["caller"]`` is set and has that
+scope. A request without a token is judged by where it comes from, never by what it says.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
+from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, SwarmGatewayError
+from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
+from swarm.http.guard import foreign, is_loopback
+from swarm.http.routes import JsonRoute, Security
+from swarm.server.config import ServerConfig
+
+#: Paths below which no token is checked: probes, and the addresses of episodes, which have keys of their own.
+WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
+
+
+class ControlRoute(JsonRoute):
+    """A route for callers whose token has ``scope``; the other arguments are those of :class:`JsonRoute`."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[..., Any],
+        scope: TokenScope,
+        *,
+        refusals: Mapping[Any, str] | None = None,
+        refused: type[BaseModel] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.scope: TokenScope = scope
+        super().__init__(
+            path,
+            endpoint,
+            security=security(scope),
+            refusals=refusals,
+            refused=refused,
+            extra=extra,
+            methods=[method],
+            **options,
+        )
+
+
+def security(scope: TokenScope) -> Security:
+    """What opens a control route, for the OpenAPI document."""
+    # the empty alternative: programs on this machine, where the operator allows it
+    return [{"token": [scope]}, {}]
+
+
+class Scopes:
+    """The scopes that the control routes among ``routes`` need, by path."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._by_path: dict[str, TokenScope] = {}
+        self._by_pattern: list[tuple[re.Pattern[str], TokenScope]] = []
+        for route in routes:
+            if isinstance(route, ControlRoute):
+                if route.param_convertors:
+                    self._by_pattern.append((route.path_regex, route.scope))
+                else:
+                    self._by_path[route.path] = route.scope
+
+    def needed(self, path: str) -> TokenScope:
+        """The scope that a request to ``path`` needs."""
+        if (exact := self._by_path.get(path)) is not None:
+            return exact
+        for pattern, scope in self._by_pattern:
+            if pattern.match(path):
+                return scope
+        return "admin"
+
+
+#: the name of the caller whose token is the server's own (``ServerConfig.token``)
+CONFIGURED = "SWARM_TOKEN"
+#: the same for processes started together with the server (``ServerConfig.private_token``)
+PRIVATE = "up"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of its token, for people and for the log, and what the token allows.
+
+    :class:`~swarm.server.auth.AuthMiddleware` puts it in ``scope["caller"]``.
+    """
+
+    name: str
+    scopes: frozenset[TokenScope]
+
+    def may(self, needed: TokenScope) -> bool:
+        """Whether a route that needs ``needed`` is open to this caller."""
+        return "admin" in self.scopes or needed in self.scopes or (needed == "read" and bool(self.scopes))
+
+
+class TokenRing(Ring[Token]):
+    """Checks the file before each answer, so tokens rotate without a restart.
+
+    Args:
+        token: opens everything; None: there is no such token.
+        private: opens everything too, but does not count as a token that somebody made, so it closes nothing.
+        run_dir: the folder of ``tokens.json``.
+        look_every: seconds for which a check of the file's date holds; 0: each answer checks it.
+
+    Raises:
+        ConfigError: the file exists and cannot be read.
+    """
+
+    def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0, private: str | None = None) -> None:
+        super().__init__(TokenFile(run_dir), look_every)
+        self._configured = bool(token)
+        self._own = {
+            digest(own): Caller(name, frozenset({"admin"}))
+            for name, own in ((PRIVATE, private), (CONFIGURED, token))
+            if own
+        }
+
+    @property
+    def empty(self) -> bool:
+        """Whether no token was ever made. Revoked and expired ones count: somebody wanted the server closed."""
+        self.refresh()
+        return not (self._configured or self.credentials)
+
+    def usable(self) -> bool:
+        """Whether any token opens anything now."""
+        self.refresh()
+        now = datetime.now(UTC)
+        return self._configured or any(token.state(now) == "active" for token in self.credentials)
+
+    def authenticate(self, key: bytes) -> Caller:
+        """The caller whose token is ``key``.
+
+        Raises:
+            AuthenticationError: the token is unknown, expired or revoked.
+        """
+        key_digest = digest(key)
+        self.refresh()
+        token, own = self.find(key_digest), matching(key_digest, self._own)
+        if own is not None:
+            return own
+        if token is None:
+            raise AuthenticationError("unknown token: it is not one of this swarm server's")
+        if (state := token.state(datetime.now(UTC))) != "active":
+            # only the holder of the token learns this
+            raise AuthenticationError(f"the token {token.name!r} is {state}: get a new one", code=f"token_{state}")
+        return Caller(token.name, frozenset(token.scopes))
+
+
+logger = logging.getLogger(__name__)
+
+ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
+#: headers that proxies add: the peer is then not the caller
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
+
+
+class AuthMiddleware:
+    """Answer 401 to callers without a known token, 403 to those whose token lacks the scope.
+
+    Args:
+        ring: the tokens.
+        anonymous: see :class:`~swarm.server.config.ServerConfig`. Anonymous callers are also held to what
+            :class:`~swarm.http.guard.LoopbackGuard` lets through, because a web page can make a browser on this
+            machine send requests.
+        scopes: of the control routes.
+    """
+
+    def __init__(self, app: ASGIApp, ring: TokenRing, anonymous: bool | None, scopes: Scopes) -> None:
+        self.app = app
+        self._ring = ring
+        self._anonymous = anonymous
+        self._scopes = scopes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(WITHOUT_TOKEN):
+            try:
+                scope["caller"] = self._admit(scope)
+            except SwarmGatewayError as exc:
+                response = error_response(exc)
+                if exc.status == 401:
+                    response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> Caller:
+        """The caller of a request.
+
+        Raises:
+            AuthenticationError: no known token.
+            ForbiddenError: the token lacks the route's scope.
+            RequestError: a foreign page's request without a token.
+        """
+        path: str = scope["path"]
+        caller = self._caller(scope["headers"], scope.get("client"))
+        if not caller.may(needed := self._scopes.needed(path)):
+            raise ForbiddenError(
+                f"{path[:200]} needs a token with the scope {needed!r}; {caller.name!r} has "
+                f"{', '.join(sorted(caller.scopes))}",
+                code="scope_missing",
+            )
+        if needed == "admin" and scope["method"] not in ("GET", "HEAD"):
+            logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
+        return caller
+
+    def _caller(self, headers: RawHeaders, peer: tuple[str, int] | None) -> Caller:
+        if key := bearer_bytes(headers):
+            return self._ring.authenticate(key)
+        if not self._anonymous_may(headers, peer):
+            raise AuthenticationError(
+                "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`)"
+            )
+        if (error := foreign(headers)) is not None:
+            raise error
+        return ANONYMOUS
+
+    def _anonymous_may(self, headers: RawHeaders, peer: tuple[str, int] | None) -> bool:
+        if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
+            return False
+        return peer is not None and _is_loopback_address(peer[0]) and not any(name in _FORWARDED for name, _ in headers)
+
+
+def check_exposure(config: ServerConfig) -> None:
+    """Refuse to listen beyond loopback while no token opens anything.
+
+    Raises:
+        ConfigError: ``config.host`` is reachable from elsewhere and there is no usable token, or ``tokens.json`` is
+            damaged.
+    """
+    if not TokenRing(config.token, config.run_dir).usable() and not is_loopback(config.host):
+        raise ConfigError(
+            f"listening on {config.host} without a token would let anyone on the network run training here: make one "
+            f"(`swarm-gateway swarm tokens create NAME --scope admin --run-dir {config.run_dir}`), set SWARM_TOKEN, or "
+            "listen on 127.0.0.1",
+            code="token_required",
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_loopback_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    # a socket for both families gives IPv4 peers as ::ffff:127.0.0.1
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
