@@ -66,10 +66,9 @@ async def test_each_request_completes_one_task_of_the_batch(rig: server.Rig, gat
     assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("stream", [False, True])
 async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_will_do(
-    rig: server.Rig, gateway: httpx.AsyncClient, stream: bool
+    rig: server.Rig, gateway: Http, stream: bool
 ) -> None:
     rig.controller.rollout_ready(structs.replace(server.ready(rig.vllm_address), serving="always"))
     trainer = asyncio.create_task(rig.controller.next_batch())
@@ -86,12 +85,7 @@ async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_wi
     assert (await gateway.get("/status")).json()["errors"] == {}
 
 
-async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(
-    rig: server.Rig, gateway: httpx.AsyncClient
-) -> None:
-=======
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:
->>>>>>> main
     rig.vllm.script.append(plain([1, 2], token_ids=[1]))
     response = await gateway.post(CHAT, json=BODY)
     assert response.status_code == 200

@@ -198,7 +198,6 @@ class Controller(EpisodeRequests):
             # the batch had come back, and its step was reported after all
             self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
         batch = pool.collection.take()
-<<<<<<< HEAD
         self._asked, self._leaving = False, True
         if pool.serves_always:
             pool.trainer_busy = True
@@ -214,19 +213,6 @@ class Controller(EpisodeRequests):
         self._sent_at = time.monotonic()
         self._detail = "training on the batch"
         return batch
-=======
-        self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
-        while True:
-            try:
-                await self.synced()
-            except UnavailableError as exc:
-                self._detail = f"the batch waits for the disk: {exc.message}"
-                logger.error("%s", self._detail)
-            else:
-                self._sent = self._given = batch.batch_id
-                self._detail = "training on the batch"
-                return batch
->>>>>>> main
 
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""
@@ -288,7 +274,6 @@ class Controller(EpisodeRequests):
             except UnavailableError as exc:
                 self._detail = f"the batch waits for the disk: {exc.message}"
                 logger.error("%s", self._detail)
-                await asyncio.sleep(_DISK_PAUSE)
 
     def _to(self, state: EngineState, detail: str) -> None:
         if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.by_agreement:
