@@ -5,15 +5,12 @@ The fast suite runs property tests with few examples and leaves out :data:`HEAVY
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -96,30 +93,6 @@ def run_fewer(item: pytest.Function) -> None:
     own = getattr(owner, name, None)
     if own is not None and own is not settings.default:
         setattr(owner, name, settings(own, max_examples=max(10, own.max_examples // _FEWER)))
-
-
-def pytest_collection_finish() -> None:
-    if "fastapi" in sys.modules:
-        build_routes_once()
-
-
-def build_routes_once() -> None:
-    """Build the models of each FastAPI route once per process: the tests make hundreds of apps, of 80 ms each."""
-    from fastapi import routing
-
-    build, built = routing.APIRoute.__init__, dict[tuple[str, ...], dict[str, Any]]()
-
-    def init(self: routing.APIRoute, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        key = (path, endpoint.__module__, endpoint.__qualname__, repr(options))
-        if key not in built:
-            build(self, path, endpoint, **options)
-            built[key] = dict(vars(self))
-            return
-        vars(self).update(built[key], endpoint=endpoint)
-        self.dependant = dataclasses.replace(self.dependant, call=endpoint)
-        self.app = routing.request_response(self.get_route_handler())
-
-    routing.APIRoute.__init__ = init
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ and docstring, and with any JSON object as their body.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.metadata
 import inspect
@@ -57,19 +56,20 @@ class OpenAIBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class JsonRoute(APIRoute):
+class JsonRoute(Route):
     """A route whose endpoint takes and returns wire models.
 
     The endpoint takes ``request``, path parameters (strings), and a model for the body; a missing body is read as
-    ``{}``. It is called directly, because FastAPI's handler would take longer than everything else that a claim costs.
-    Only endpoints with other parameters (queries) go through FastAPI's handler; they have no body.
+    ``{}``. It is called directly, because FastAPI's handler would take longer than everything else that a claim costs,
+    and its route is built for the OpenAPI document only. Only endpoints with other parameters (queries) go through
+    FastAPI's handler; they have no body.
 
     Args:
         security: what opens the route, as OpenAPI states it; empty: nothing is needed.
         refusals: status, or a class of statuses such as ``"4XX"``, to when it is returned.
         refused: a further model of responses that are not a 200.
         extra: further fields of the OpenAPI operation.
-        options: as for :class:`fastapi.routing.APIRoute`.
+        options: as for :class:`fastapi.routing.APIRoute`; ``methods`` is ``GET`` by default.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class JsonRoute(APIRoute):
     ) -> None:
         model: Any = ErrorResponse if refused is None else ErrorResponse | refused
         stated = {"4XX": "the request is refused; `error` says why", **(refusals or {})}
-        summary, _, description = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
-        super().__init__(
+        summary, _, self._description = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
+        self._build = functools.partial(
+            APIRoute,
             path,
             endpoint,
             summary=" ".join(summary.split()).removesuffix("."),
@@ -94,11 +95,16 @@ class JsonRoute(APIRoute):
             openapi_extra={**({"security": security} if security else {}), **(extra or {})},
             **options,
         )
-        self.description = description
+        super().__init__(path, endpoint, methods=options.get("methods"))
         # FastAPI's handler wants this around it
-        self.app = _direct_app(endpoint, self.param_convertors.keys()) or AsyncExitStackMiddleware(self.app)
-        if "GET" in self.methods:
-            self.methods.add("HEAD")
+        self.app = _direct_app(endpoint, self.param_convertors.keys()) or AsyncExitStackMiddleware(self.stated.app)
+
+    @functools.cached_property
+    def stated(self) -> APIRoute:
+        """The route as FastAPI states it in an OpenAPI document."""
+        route = self._build()
+        route.description = self._description
+        return route
 
 
 def _direct_app(endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]) -> ASGIApp | None:
@@ -153,10 +159,10 @@ class OpenApi:
     def document(self) -> dict[str, Any]:
         """The whole document, as JSON data."""
         stated = [route for route in self.routes if isinstance(route, Route) and route.include_in_schema]
-        shown = [_without_head(route) for route in stated if isinstance(route, APIRoute)]
+        shown = [route.stated for route in stated if isinstance(route, JsonRoute)]
         whole = get_openapi(title=self.title, version=_version(), description=self.description, routes=shown)
         for route in stated:
-            if not isinstance(route, APIRoute):
+            if not isinstance(route, JsonRoute):
                 for method in sorted((route.methods or set[str]()) - {"HEAD"}):
                     operation = _plain_operation(route, method, self.plain_security(route.path_format))
                     whole["paths"].setdefault(route.path_format, {})[method.lower()] = operation
@@ -166,12 +172,6 @@ class OpenApi:
     async def openapi(self) -> OpenAIBody:
         """This document."""
         return OpenAIBody.model_validate(self.document)
-
-
-def _without_head(route: APIRoute) -> APIRoute:
-    shown = copy.copy(route)
-    shown.methods = route.methods - {"HEAD"}
-    return shown
 
 
 def _plain_operation(route: Route, method: str, security: Security) -> dict[str, Any]:
