@@ -316,12 +316,13 @@ def run_group(swarm: SwarmClient, version: int) -> float:
 def step(swarm: SwarmClient, number: int) -> StepResult:
     """The result of training step ``number``, once the engine rolls with its weights."""
 
-    def rolling() -> bool:
+    def done() -> list[StepResult]:
         status = swarm.status()
-        return status.engine.engine_status is EngineState.ROLLING and status.engine.global_step >= number
+        rolling = status.engine.engine_status is EngineState.ROLLING and status.engine.global_step >= number
+        return [one for one in status.steps if one.step == number and rolling]
 
-    assert until(rolling, STEP_SECONDS), swarm.status().model_dump(exclude={"resolved_config"})
-    [result] = [one for one in swarm.status().steps if one.step == number]
+    assert until(lambda: bool(done()), STEP_SECONDS), swarm.status().model_dump(exclude={"resolved_config"})
+    [result] = done()
     return result
 
 
