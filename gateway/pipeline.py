@@ -16,7 +16,7 @@ from gateway.observability.request import answered_by, phase
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.rollout.server import Training
+from gateway.rollout.server import BATCH_WAITS, Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
@@ -153,6 +153,10 @@ class Pipeline:
                 return await first(training, incoming, session)
             return await best(training, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
+            if exc.code == BATCH_WAITS:
+                # nothing that is sampled now would be trained: one answer will do
+                outcome = await _straight(route, training, incoming)
+                return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": BATCH_WAITS})
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
 

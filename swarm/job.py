@@ -29,6 +29,10 @@ CollectionMethod = Literal[
 ]
 
 
+#: When episodes run: also while the trainer computes a step, or only between steps.
+ServingMode = Literal["always", "between_steps"]
+
+
 #: How the rewards of a group become advantages; the formulas and their sources are in ``adapters/verl/advantage.py``.
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 
@@ -60,6 +64,12 @@ class TrainJob(Model):
         ge=0,
         description="weight syncs that surplus and partial groups outlive before they are dropped; 0: dropped at the "
         "next sync, null: never",
+    )
+    serving: Literal["auto"] | ServingMode = Field(
+        default="auto",
+        description="always: episodes run on while the trainer computes a step, and pause only while weights are "
+        "transferred; between_steps: none runs meanwhile. auto: always on a CPU, unless max_staleness is 0 or clients "
+        "agree on the batch; between_steps on GPUs, whose memory the trainer may need",
     )
     max_cached_episodes: int = Field(
         default=9999,
@@ -120,6 +130,11 @@ class TrainJob(Model):
             raise ValueError("max_parallel_episodes must be at least num_repeat, or no group could ever run")
         if self.batch_size % self.mini_batch_num:
             raise ValueError("batch_size must be divisible by mini_batch_num")
+        if self.serving == "always" and self.max_staleness == 0:
+            raise ValueError(
+                "serving: always needs a max_staleness of 1 or more: what is sampled while a step is computed is one "
+                "weight sync old when it is trained"
+            )
         if self.n_gpu * self.nnodes % self.tensor_parallel_size:
             raise ValueError("n_gpu * nnodes must be divisible by tensor_parallel_size")
         return self
@@ -129,6 +144,11 @@ class TrainJob(Model):
         """Tokens that the model takes, prompt and answer together."""
         given = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
         return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
+
+    @property
+    def by_agreement(self) -> bool:
+        """Whether clients say when a batch is complete."""
+        return self.collection.endswith("agree_sync_weight")
 
     @property
     def checkpoint_every(self) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 from swarm.states import EngineState
 from swarm.types import Model, StepResult, WorkflowOutput
 
@@ -19,6 +19,8 @@ from swarm.types import Model, StepResult, WorkflowOutput
 SYNCING = "Engine is syncing weights"
 POST_ROLLING = "Engine is in post-rolling phase"
 NO_EPISODES = "No available episodes to claim."
+#: AgentJet's client waits as in the phase that it knows.
+BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
 
 EpisodeType = Literal["train", "eval"]
 
@@ -108,6 +110,9 @@ class ClaimEpisodeRequest(WireRequest):
     )
     throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
+    unless_batch_waits: bool = Field(
+        default=False, description="do not wait while a whole batch waits for the trainer: no episode is needed then"
+    )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
@@ -443,6 +448,8 @@ class ServerStatus(Model):
     engine: EngineStatus
     boot_stage: str = ""
     engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
+    serving: ServingMode | None = Field(default=None, description="when episodes run; null while no engine serves")
+    training_seconds: float | None = Field(default=None, description="since the trainer got the batch that it has")
     engine_changes: int | None = Field(
         default=None, description="another number after each change of state: `?after_change=` it waits for the next"
     )

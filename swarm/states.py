@@ -66,7 +66,8 @@ class EpisodeEvent(StrEnum):
 ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.OFFLINE: frozenset({EngineState.BOOTING}),
     EngineState.BOOTING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
-    EngineState.ROLLING: frozenset({EngineState.ROLLING_POST, EngineState.OFFLINE}),
+    # straight to WEIGHT_SYNCING where episodes go on while the trainer computes
+    EngineState.ROLLING: frozenset({EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING, EngineState.OFFLINE}),
     # back to ROLLING if a late report says that the batch which is about to leave was trained already
     EngineState.ROLLING_POST: frozenset({EngineState.WEIGHT_SYNCING, EngineState.ROLLING, EngineState.OFFLINE}),
     EngineState.WEIGHT_SYNCING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),

@@ -24,9 +24,11 @@ from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 
 Device = Literal["cpu", "cuda"]
+
+ROLLOUT = "actor_rollout_ref.rollout"
 
 #: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
 MIN_MICRO_BATCH_TOKENS = 16384
@@ -37,6 +39,13 @@ def resolve_device(job: TrainJob) -> Device:
     if job.device == "auto":
         return "cuda" if any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists() else "cpu"
     return job.device
+
+
+def serving_mode(job: TrainJob, device: Device) -> ServingMode:
+    """When episodes run, see ``job.serving``."""
+    if job.serving != "auto":
+        return job.serving
+    return "always" if device == "cpu" and job.max_staleness != 0 and not job.by_agreement else "between_steps"
 
 
 def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> DictConfig:
@@ -54,6 +63,8 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
     """
     config = copy.deepcopy(_defaults())
     for_device = cpu_values(job, model) if device == "cpu" else cuda_values(job)
+    if serving_mode(job, device) == "always":
+        for_device |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     values = {**job_values(job, model, run_dir), **parser_values(job, model), **for_device}
     # our own keys may be absent from verl's YAML where its dataclasses have them
     for key, value in values.items():

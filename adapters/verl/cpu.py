@@ -48,7 +48,7 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
         f"{rollout}.dtype": "float32",
         f"{rollout}.enforce_eager": True,
         # trainer and vLLM share no device memory: nothing has to be freed while the trainer computes, and vLLM need not
-        # sleep. Nothing is served then either, because the server has ended the episodes of the batch.
+        # sleep
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.max_num_batched_tokens": max(2048, length),
@@ -73,8 +73,11 @@ def cpu_environment(run_dir: Path) -> dict[str, str]:
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "adapters.verl.cpu_platform",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
-        # trainer and vLLM compute in turns, each on all cores; vLLM would pin its threads and leave one core out
+        # trainer and vLLM share all cores; vLLM would pin its threads and leave one core out
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # threads that spin while they wait for work take the cores from the other process: with the default, a token
+        # takes vLLM ten times as long beside a trainer that computes
+        "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": str(cores),
     }
     shim = vllm_metadata(run_dir / "shim")

@@ -6,6 +6,7 @@ trainer's thread; the batch is fetched in the second call, so that an error reac
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +20,15 @@ from adapters.verl.fields import batch_rows
 from adapters.verl.health import HealthWatch
 from adapters.verl.replicas import Replicas
 from swarm.errors import EngineError
+from swarm.job import ServingMode
 from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BatchReady, Stop
+from swarm.link.messages import BatchReady, Resume, Stop, WeightsSynced
 from swarm.tokens import TrainBatch
 
 PARTITION = "train"
+#: seconds within which the server says that vLLM may go on with new weights
+RESUME_SECONDS = 60.0
 
 
 class StopRequested(Exception):
@@ -37,12 +41,16 @@ class BatchFeed:
     Args:
         link: the ``rollout`` end of the engine link.
         model: the name under which vLLM serves the policy.
-        stays_awake: whether vLLM serves while the trainer computes.
+        serving: when episodes run.
+        rollout: verl's configuration of vLLM.
     """
 
-    def __init__(self, link: EngineEnd, model: str, *, stays_awake: bool) -> None:
+    def __init__(self, link: EngineEnd, model: str, serving: ServingMode, rollout: Any) -> None:
         self._link = link
-        self._requests = BatchRequests(link, stays_awake=stays_awake)
+        self.serves_always = serving == "always"
+        #: whether vLLM serves while the trainer computes; elsewhere it gives up its memory meanwhile
+        self.stays_awake = not rollout.free_cache_engine
+        self._requests = BatchRequests(link, stays_awake=self.stays_awake, serving=serving)
         self._model = model
         self._replicas: Replicas | None = None
         self._uids: list[str] = []
@@ -87,6 +95,25 @@ class BatchFeed:
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the server that the step is done."""
         self._requests.report(step, metrics)
+
+    def weights_changed(self, policy_version: int) -> None:
+        """Tell the server that vLLM, which is paused, has new weights; returns when it knows.
+
+        Raises:
+            StopRequested: the server said Stop instead.
+            EngineError: it does not answer.
+        """
+        self._link.send(WeightsSynced(policy_version=policy_version))
+        deadline = time.monotonic() + RESUME_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and not self._link.lost:
+            match self._link.receive(timeout=min(left, 1.0)):
+                case Resume():
+                    return
+                case Stop():
+                    raise StopRequested
+                case _:
+                    pass
+        raise EngineError("the swarm server does not answer that it knows of the new weights")
 
     def _wait(self) -> TrainBatch:
         # no deadline of its own: a swarm may be idle for days. A server that dies is noticed by its heartbeats.

@@ -1,15 +1,18 @@
 """Where verl's vLLM replicas answer and which weights they have: verl and Ray internals, kept in this one file.
 
-Written against verl 0.9.1 (the exact version is pinned): a server's weight version has no public accessor there.
+Written against verl 0.9.1 (the exact version is pinned), where a server's weight version and the event loop of its
+HTTP server have no public accessor.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
 
-#: seconds; these calls only read attributes of idle actors
+#: seconds for a call that reads an attribute, or pauses or resumes vLLM
 CALL_TIMEOUT = 60.0
 
 
@@ -38,3 +41,22 @@ class Replicas:
         if len(versions) != 1 or None in versions:
             raise RuntimeError(f"the vLLM replicas serve different weights: versions {sorted(map(str, versions))}")
         return int(versions.pop())
+
+    def pause(self) -> None:
+        """Hold all requests where they are and forget what was computed for them: they go on with the new weights.
+
+        Without clearing the cache vLLM would go on with keys and values of the old weights.
+        """
+        self._on_engine(lambda engine: engine.pause_generation(mode="keep", clear_cache=True))
+
+    def resume(self) -> None:
+        """Go on with the requests that :meth:`pause` held."""
+        self._on_engine(lambda engine: engine.resume_generation())
+
+    def _on_engine(self, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        def run(server: Any) -> None:
+            # Ray runs this beside the event loop of vLLM's server
+            loop = server._server_task.get_loop()
+            asyncio.run_coroutine_threadsafe(work(server.engine), loop).result(CALL_TIMEOUT)
+
+        ray.get([handle.__ray_call__.remote(run) for handle in self._handles], timeout=CALL_TIMEOUT)

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
+from swarm.job import ServingMode
 from swarm.link.code import imported
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, CodeImported
@@ -30,6 +31,7 @@ class TaskRunner:
         model_name: str,
         run_dir: str,
         code: dict[str, dict[str, str]],
+        serving: ServingMode,
     ) -> None:
         """Train until ``total_training_steps``, a Stop of the server, or an error.
 
@@ -41,6 +43,7 @@ class TaskRunner:
             run_dir: folder of this run.
             code: where the driver imports the synced code from, see :class:`~swarm.link.messages.CodeImported`; empty
                 without synced code.
+            serving: when episodes run.
         """
         folder = Path(run_dir)
         with deadline.deadline(deadline.BOOT, "loading verl", folder):
@@ -74,8 +77,7 @@ class TaskRunner:
         trainer: Any = None
         succeeded = False
         try:
-            awake = not config.actor_rollout_ref.rollout.free_cache_engine
-            feed = BatchFeed(self._link, model_name, stays_awake=awake)
+            feed = BatchFeed(self._link, model_name, serving, config.actor_rollout_ref.rollout)
             with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder), _announce_vllm(self._link):
                 trainer = SwarmTrainer(config, self._link, feed, folder)
                 trainer.init()

@@ -23,7 +23,7 @@ from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas
 from adapters.verl.steps import mini_batch_rows, plain_metrics
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BootProgress
+from swarm.link.messages import BootProgress, WeightSync
 
 VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
@@ -48,8 +48,6 @@ class SwarmTrainer(PPOTrainerSync):
         self._micro_batch = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
         # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
-        # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
-        self._stays_awake = not config.actor_rollout_ref.rollout.free_cache_engine
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes
@@ -84,7 +82,8 @@ class SwarmTrainer(PPOTrainerSync):
         threading.Thread(target=importlib.import_module, args=(VLLM_MODULE,), daemon=True).start()
 
     def on_init_end(self) -> None:
-        self._feed.attach(Replicas(self.llm_server_manager))
+        self._replicas = Replicas(self.llm_server_manager)
+        self._feed.attach(self._replicas)
         self.stage("first weight sync", "trainer to vLLM")
         with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir):
             super().on_init_end()
@@ -95,7 +94,8 @@ class SwarmTrainer(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
-        if not self._stays_awake:
+        # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
+        if not self._feed.stays_awake:
             super().on_sample_end()
 
     def on_step_end(self) -> None:
@@ -105,19 +105,26 @@ class SwarmTrainer(PPOTrainerSync):
 
     @contextmanager
     def _serving_paused(self) -> Iterator[None]:
-        """While replicas that are awake change weights, nothing is sampled: every answer has one policy version.
+        """While replicas that are awake change weights, nothing is sampled: every token has one policy version.
 
-        The server has ended all episodes by now, but vLLM may still compute for callers that went away or came past the
-        server: these requests end with ``finish_reason: "abort"``, later ones wait in vLLM's queue. A sleeping replica
-        has done all this already.
+        Where episodes run on, vLLM keeps their requests. Elsewhere the server has ended all episodes by now, but vLLM
+        may still compute for callers that went away or came past the server: these requests end with ``finish_reason:
+        "abort"``, later ones wait in vLLM's queue. A sleeping replica has done all this already.
         """
-        if not self._stays_awake:
+        if self._feed.serves_always:
+            self._link.send(WeightSync())
+            with marked_timer("pause", self.timing_raw):
+                self._replicas.pause()
             yield
-            return
-        with marked_timer("abort", self.timing_raw):
-            self.checkpoint_manager.abort_replicas()
-        yield
-        self.checkpoint_manager.resume_generation_replicas()
+            self._feed.weights_changed(self._replicas.policy_version())
+            self._replicas.resume()
+        elif self._feed.stays_awake:
+            with marked_timer("abort", self.timing_raw):
+                self.checkpoint_manager.abort_replicas()
+            yield
+            self.checkpoint_manager.resume_generation_replicas()
+        else:
+            yield
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # verl cuts a batch into mini-batches of a fixed number of rows and pads the rest: adapt their size to the batch

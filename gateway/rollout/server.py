@@ -51,6 +51,8 @@ _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
 
+#: Code of a claim that is refused because the trainer needs no episodes now.
+BATCH_WAITS = "batch_waits"
 #: Collection methods that train whole groups only.
 _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
@@ -142,7 +144,8 @@ class Episodes:
         """Claim a group of ``count`` episodes.
 
         Raises:
-            UnavailableError: there are none within the bounds of the configuration, or the server refuses.
+            UnavailableError: there are none within the bounds of the configuration, or the server refuses; with
+                ``batch_waits`` none are needed now.
         """
         while True:
             serving = await self.serving()
@@ -150,6 +153,8 @@ class Episodes:
             try:
                 return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
+                if exc.code == BATCH_WAITS:
+                    raise
                 self._read_at = float("-inf")
                 await waited.after(exc)
             except SwarmGatewayError as exc:
@@ -160,15 +165,21 @@ class Episodes:
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
+
+        async def claim(wait: float) -> EpisodeGroup:
+            return await self._client.claim_group(
+                count, wait, discard_episode_timeout=idle_seconds, unless_batch_waits=True
+            )
+
         if len(self._open_groups):
             try:
-                return await self._client.claim_group(count, 0.0, discard_episode_timeout=idle_seconds)
+                return await claim(0.0)
             except UnavailableError as exc:
                 if exc.code != "no_episodes":
                     raise
             # a group that waits for feedback must not keep a user waiting
             self._open_groups.make_room()
-        return await self._client.claim_group(count, wait, discard_episode_timeout=idle_seconds)
+        return await claim(wait)
 
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""

@@ -47,7 +47,7 @@ STATES: dict[EngineState, tuple[str, str, str]] = {
     EngineState.BOOTING: ("◔", WARNING, "claims wait until it rolls"),
     EngineState.ROLLING: ("●", f"bold {GOOD}", "episodes are claimed and run"),
     EngineState.ROLLING_POST: ("◕", ACCENT, "the batch is complete; what runs may finish"),
-    EngineState.WEIGHT_SYNCING: ("◆", ACCENT, "training, then new weights; claims wait"),
+    EngineState.WEIGHT_SYNCING: ("◆", ACCENT, "new weights; claims wait"),
 }
 #: Cells of bars in the overview, in the head, and in the table of tasks.
 _OVERVIEW_BAR, _HEAD_BAR, _TASK_BAR = 8, 12, 10
@@ -232,6 +232,9 @@ def _head(status: ServerStatus) -> list[Line]:
     stage = status.boot_stage if booting and status.boot_stage not in engine.engine_status_detail else ""
     if detail := printable(" ".join(part for part in (stage, engine.engine_status_detail) if part)):
         lines.append(Line(detail, label="why" if engine.engine_status is EngineState.OFFLINE else "doing"))
+    if status.training_seconds is not None:
+        goes_on = "; episodes run on" if status.serving == "always" else ""
+        lines.append(Line(f"on a batch for {seconds(status.training_seconds)}{goes_on}", label="trains"))
     if failure := status.engine_failure:
         reason = f"{printable(failure.reason)} ({failure.count} in a row without a step)"
         lines.append(Line(reason, WARNING, "died"))

@@ -159,19 +159,23 @@ class AsyncSwarmClient(EngineControl):
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
         idempotency_key: str | None = None,
+        unless_batch_waits: bool = False,
     ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
-        The group has an address of its own, where one request samples an answer for each episode.
+        The group has an address of its own, where one request samples an answer for each episode. With
+        ``unless_batch_waits`` the claim fails at once while the trainer needs no episodes, because a whole batch waits
+        for it.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
-                ``engine_offline``, ``engine_booting``, ``engine_syncing``, ``engine_post_rolling``, ``throttled``,
-                ``no_episodes``). An engine that is OFFLINE is not waited for.
+                ``engine_offline``, ``engine_booting``, ``engine_syncing``, ``engine_post_rolling``, ``batch_waits``,
+                ``throttled``, ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
         timeouts = (discard_episode_timeout, max_episode_seconds)
-        return await self._claim(Claim(count, wait_seconds, episode_type, *timeouts, throttle_policy, idempotency_key))
+        rest = (throttle_policy, idempotency_key, unless_batch_waits)
+        return await self._claim(Claim(count, wait_seconds, episode_type, *timeouts, *rest))
 
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises

@@ -21,6 +21,7 @@ from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
 from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.protocol import (
+    BATCH_WAITS,
     MAX_SECONDS,
     NO_EPISODES,
     POST_ROLLING,
@@ -49,6 +50,7 @@ LIFE = 8.0
 
 #: The first phrase that is found counts: a throttled claim is without an episode, too.
 _PHRASE_CODES = {
+    BATCH_WAITS: "batch_waits",
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",
     "throttled": "throttled",
@@ -143,6 +145,7 @@ class Claim:
     max_episode_seconds: float | None = None
     throttle: Throttle | None = None
     idempotency_key: str | None = None
+    unless_batch_waits: bool = False
 
 
 class OpenEpisodes:
@@ -226,7 +229,8 @@ class Claimer:
             now = monotonic()
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
-            if now >= deadline or offline >= OFFLINE_GRACE:
+            refused = wanted.unless_batch_waits and code == "batch_waits"
+            if now >= deadline or offline >= OFFLINE_GRACE or refused:
                 what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
                 within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wanted.wait_seconds:g} s"
                 raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
@@ -293,6 +297,7 @@ def _call(
         "max_episode_seconds": wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout),
         "throttle_policy": policy,
         "wait_seconds": poll,
+        "unless_batch_waits": wanted.unless_batch_waits,
         "idempotency_key": key,
     }
     timeout = poll + wire.WAIT_GRACE

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from swarm.job import ServingMode
 from swarm.link.messages import BatchReady, Message, RolloutReady, StepDone
 from swarm.tokens import TrainBatch
 from swarm.types import StepResult
@@ -27,11 +28,13 @@ class BatchRequests:
     Args:
         link: the ``rollout`` end of the engine link.
         stays_awake: whether vLLM serves while the trainer computes.
+        serving: when episodes run.
     """
 
-    def __init__(self, link: Sender, *, stays_awake: bool = True) -> None:
+    def __init__(self, link: Sender, *, stays_awake: bool = True, serving: ServingMode = "between_steps") -> None:
         self._link = link
         self._stays_awake = stays_awake
+        self._serving: ServingMode = serving
         self._got = ""
         self._reported = ""
         self._received_at = 0.0
@@ -54,6 +57,7 @@ class BatchRequests:
                 next_step=next_step,
                 last_batch=self._got,
                 stays_awake=self._stays_awake,
+                serving=self._serving,
             )
         )
 

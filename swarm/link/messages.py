@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from swarm.errors import LinkError
+from swarm.job import ServingMode
 from swarm.tokens import READERS, TrainBatch
 from swarm.types import StepResult
 
@@ -65,6 +66,7 @@ class RolloutReady(_Message, frozen=True, kw_only=True):
     ``last_batch`` is the id of the batch that the trainer got last in this life, empty before the first: the batch that
     was given after it is the answer to this request, so that a repetition gets that one again, and no other.
     ``stays_awake`` tells that vLLM serves while the trainer computes; else it has to give its memory away meanwhile.
+    ``serving`` is when episodes run.
     """
 
     addresses: Annotated[list[str], Meta(min_length=1)]
@@ -73,6 +75,18 @@ class RolloutReady(_Message, frozen=True, kw_only=True):
     next_step: int
     last_batch: str = ""
     stays_awake: bool = True
+    serving: ServingMode = "between_steps"
+
+
+class WeightSync(_Message, frozen=True, kw_only=True):
+    """Where episodes run while the trainer computes: vLLM pauses now, to get new weights."""
+
+
+class WeightsSynced(_Message, frozen=True, kw_only=True):
+    """vLLM has the weights of ``policy_version`` and is paused until the server answers with :class:`Resume`, so that
+    no token of the new weights is taken for one of the old."""
+
+    policy_version: int
 
 
 class StepDone(_Message, frozen=True, kw_only=True):
@@ -95,6 +109,10 @@ class BatchReady(_Message, frozen=True, kw_only=True):
     batch: TrainBatch
 
 
+class Resume(_Message, frozen=True, kw_only=True):
+    """Server to ``rollout``: the new policy version is known, vLLM may go on."""
+
+
 class Stop(_Message, frozen=True, kw_only=True):
     """Server to both roles: finish now."""
 
@@ -106,9 +124,12 @@ Message = (
     | ResolvedConfig
     | CodeImported
     | RolloutReady
+    | WeightSync
+    | WeightsSynced
     | StepDone
     | Finished
     | BatchReady
+    | Resume
     | Stop
 )
 

@@ -22,10 +22,12 @@ from swarm.link.messages import (
     Finished,
     Message,
     ResolvedConfig,
+    Resume,
     Role,
     RolloutReady,
     StepDone,
     Stop,
+    WeightsSynced,
 )
 from swarm.link.segments import remove_segments
 from swarm.link.server import EngineLink
@@ -88,7 +90,7 @@ class EngineProcess:
         await self.link.__aexit__(None, None, None)
 
     async def expect(self, kind: type[M], seconds: float) -> M:
-        """The next message of ``kind``; boot progress is recorded on the way.
+        """The next message of ``kind``; on the way boot progress is recorded and weight syncs are acknowledged.
 
         Raises:
             AssertionError: the engine finished, or nothing came in time.
@@ -97,6 +99,8 @@ class EngineProcess:
             while True:
                 role, message = await self.link.receive()
                 self._note(role, message)
+                if isinstance(message, WeightsSynced):
+                    await self.link.send("rollout", Resume())
                 if isinstance(message, kind):
                     return message
                 assert not isinstance(message, Finished), f"the engine finished: {message.error}\n{self.tail()}"

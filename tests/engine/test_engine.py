@@ -16,7 +16,7 @@ import pytest
 from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
-from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, sample, timeline, until
 from tests.standins import vllm_rules
@@ -111,25 +111,25 @@ async def make_batch(client: httpx.AsyncClient, ready: RolloutReady, sizes: dict
     return TrainBatch(batch_id=uuid.uuid4().hex, groups=groups)
 
 
-async def served_logprobs(client: httpx.AsyncClient, ready: RolloutReady) -> list[float]:
-    """log p(FIXED[i] | FIXED[:i]) for i > 0, by vLLM."""
+async def served_logprobs(client: httpx.AsyncClient, ready: RolloutReady, ids: list[int] = FIXED) -> list[float]:
+    """log p(ids[i] | ids[:i]) for i > 0, by vLLM."""
     answer = await client.post(
         f"http://{ready.addresses[0]}/v1/completions",
-        json={"model": ready.model, "prompt": FIXED, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
+        json={"model": ready.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
     )
     entries = answer.raise_for_status().json()["choices"][0]["prompt_logprobs"][1:]
-    return [entry[str(token)]["logprob"] for entry, token in zip(entries, FIXED[1:], strict=True)]
+    return [entry[str(token)]["logprob"] for entry, token in zip(entries, ids[1:], strict=True)]
 
 
-def reference_logprobs(folder: Path) -> list[float]:
+def reference_logprobs(folder: Path, ids: list[int] = FIXED) -> list[float]:
     """The same by transformers, from a checkpoint in Hugging Face layout."""
     import torch
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        logits = network(torch.tensor([FIXED])).logits[0].log_softmax(-1)
-    return [logits[i, token].item() for i, token in enumerate(FIXED[1:])]
+        logits = network(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [logits[i, token].item() for i, token in enumerate(ids[1:])]
 
 
 def distance(left: list[float], right: list[float]) -> float:
@@ -157,6 +157,41 @@ async def check_tools_are_refused(ready: RolloutReady) -> None:
 def segments() -> set[str]:
     shm = Path("/dev/shm")
     return {path.name for path in shm.iterdir()} if shm.is_dir() else set()
+
+
+async def check_requests_outlive_a_weight_sync(
+    engine: EngineProcess, client: httpx.AsyncClient, ready: RolloutReady, checkpoint: Path
+) -> RolloutReady:
+    """vLLM serves while the trainer computes, and no request ends with the weight sync: each of its tokens has the
+    log-probability of the old weights (``checkpoint``) before the sync, of the new ones after it."""
+    calls: list[ModelCall] = []
+    synced = asyncio.Event()
+
+    async def user(number: int) -> None:
+        while not synced.is_set():
+            calls.append(await sample(client, ready, f"user {number}", max_tokens=64, ignore_eos=True))
+
+    users = [asyncio.create_task(user(number)) for number in range(3)]
+    await engine.link.send("rollout", BatchReady(batch=await make_batch(client, ready)))
+    await engine.expect(StepDone, STEP_TIMEOUT)
+    following = await engine.expect(RolloutReady, STEP_TIMEOUT)
+    synced.set()
+    await asyncio.gather(*users)
+    assert {call.finish_reason for call in calls} == {"length"}
+    switches: list[int] = []
+    for call in calls:
+        ids = [*call.prompt_ids.tolist(), *call.response_ids.tolist()]
+        answered = slice(len(call.prompt_ids) - 1, None)
+        old, new = (
+            reference_logprobs(checkpoint, ids)[answered],
+            (await served_logprobs(client, following, ids))[answered],
+        )
+        sampled = call.logprobs.tolist()
+        fits = [n for n in range(len(sampled) + 1) if distance([*old[:n], *new[n:]], sampled) < 1e-3]
+        assert fits, "its tokens are of neither weights, or of both by turns"
+        switches.append(fits[0])
+    assert any(0 < switch < 64 for switch in switches), f"no request was running at the sync: {switches}"
+    return following
 
 
 async def test_trains_what_was_sampled_and_serves_what_was_trained(
@@ -194,14 +229,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert distance(served, reference_logprobs(checkpoint)) < 1e-3
         assert distance(served, reference_logprobs(model)) > 1e-3, "two steps changed nothing"
 
-        # vLLM is awake while the trainer computes (past the server, which ends all episodes, one can still sample); the
-        # weight update ends what is in flight, openly
-        batch = await make_batch(client, ready)
-        await engine.link.send("rollout", BatchReady(batch=batch))
-        long = asyncio.create_task(sample(client, ready, "long", max_tokens=64, ignore_eos=True))
-        await engine.expect(StepDone, STEP_TIMEOUT)
-        assert (await long).finish_reason in ("length", "abort")
-        ready = await engine.expect(RolloutReady, STEP_TIMEOUT)
+        ready = await check_requests_outlive_a_weight_sync(engine, client, ready, checkpoint)
         assert (await sample(client, ready, "after", max_tokens=4)).finish_reason in ("stop", "length")
 
         assert await engine.stop() == Finished()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.observability.logs import TextFormatter
 from tests.gateway.conftest import BODY, CHAT, Http, gateway_before
@@ -63,6 +64,25 @@ async def test_each_request_completes_one_task_of_the_batch(rig: server.Rig, gat
         response = await gateway.post(CHAT, json=BODY)
         assert response.headers["x-swarm-trained"] == "true"
     assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_will_do(
+    rig: server.Rig, gateway: Http, stream: bool
+) -> None:
+    rig.controller.rollout_ready(structs.replace(server.ready(rig.vllm_address), serving="always"))
+    trainer = asyncio.create_task(rig.controller.next_batch())
+    for _ in range(2 * server.JOB.batch_size):
+        assert (await gateway.post(CHAT, json=BODY)).headers["x-swarm-trained"] == "true"
+    assert len((await trainer).groups) == server.JOB.batch_size
+    rig.vllm.requests.clear()
+    if stream:
+        rig.vllm.script.append(streamed(role_chunk(), token_chunk([1], "stop"), usage_chunk(1)))
+    response = await gateway.post(CHAT, json=BODY | {"stream": stream})
+    assert response.status_code == 200
+    assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "batch_waits")
+    assert [sent.get("n", 1) for _, sent in rig.vllm.requests] == [1]
+    assert (await gateway.get("/status")).json()["errors"] == {}
 
 
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:

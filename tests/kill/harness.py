@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.processes import ROOT
 from benchmarks.wire import Connection, ask_json
-from swarm.job import TrainJob, dump_job
+from swarm.job import ServingMode, TrainJob, dump_job
 from tests.kill.drivers import DRIVERS
 from tests.kill.invariants import Witnesses, lines
 from tests.kill.proxy import Proxy
@@ -56,6 +56,7 @@ class Harness:
 
     folder: Path
     seed: int
+    serving: ServingMode
     kills: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -71,9 +72,10 @@ class Harness:
             AssertionError: something did not start, go on, or finish in time; says what.
         """
         began = time.monotonic()
+        job = JOB.model_copy(update={"serving": self.serving})
         async with self._proxy.serving() as port, self._processes():
             await self._start_server()
-            await self._ask("/sync_train_config", {"yaml_as_string": dump_job(JOB)})
+            await self._ask("/sync_train_config", {"yaml_as_string": dump_job(job)})
             operator = asyncio.create_task(self._operate())
             for name in CLIENTS:
                 await self._start_client(name, port)

@@ -39,8 +39,11 @@ from swarm.link.messages import (
     Finished,
     Message,
     ResolvedConfig,
+    Resume,
     RolloutReady,
     Stop,
+    WeightsSynced,
+    WeightSync,
 )
 from swarm.tokens import TrainBatch
 
@@ -104,7 +107,8 @@ class Engine:
         """Connect, and train until the end."""
         with self._connect("driver") as self.driver, self._connect("rollout") as self.rollout:
             self.link = Link(self.rollout)
-            self.requests = BatchRequests(self.link)
+            always = self.job.serving == "always"
+            self.requests = BatchRequests(self.link, serving="always" if always else "between_steps")
             self.boot()
             self.ask()
             if self.rolling():
@@ -133,7 +137,17 @@ class Engine:
         return True
 
     def report(self) -> None:
+        if self.job.serving == "always":
+            self.sync()
         self.requests.report(self.version, {"loss": 0.25})
+
+    def sync(self) -> None:
+        """Put the weights of ``version`` into vLLM, as far as the server sees it."""
+        self.rollout.send(WeightSync())
+        self.rollout.send(WeightsSynced(policy_version=self.version))
+        while not isinstance(self.rollout.receive(timeout=1.0), Resume | Stop):
+            if time.monotonic() > self._end:
+                return
 
     def stop(self) -> bool:
         """The server said Stop; whether to leave."""

@@ -223,6 +223,7 @@ class EpisodeRoutes:
             as_group=as_group,
             claim_key=wanted.idempotency_key or "",
             throttle=wanted.throttle_policy,
+            unless_batch_waits=wanted.unless_batch_waits,
         )
         came = time.monotonic()
         try:

@@ -242,6 +242,11 @@ class Collection:
             return self._groups.ready()
         return self._groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
+    @property
+    def full(self) -> bool:
+        """Whether what waits makes a batch, though another may be out."""
+        return self._groups.full(self._clients.any_agreed, self._clients.all_agreed)
+
     def seal(self) -> None:
         """The batch is decided: it stays :attr:`ready` until it is taken, even if another client turns up."""
         self._groups.seal()

@@ -109,6 +109,10 @@ class GroupStore:
         """Whether :meth:`take` gives a batch, with these agreements."""
         if self._taken is not None:
             return self._taken.back
+        return self.full(any_agreed, all_agreed)
+
+    def full(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
+        """Whether what waits makes a batch, though another may be out."""
         return self._method.ready(Tally(len(self._whole), self._trainable, any_agreed, all_agreed, self._cache_full))
 
     def waiting(self) -> Iterator[Group]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from swarm.errors import ConflictError, UnavailableError
 from swarm.job import TrainJob
@@ -38,6 +39,12 @@ class Controller(EpisodeRequests):
         self._config = config
         #: the batch that this engine has now, and the last one that it was given
         self._sent = self._given = ""
+        #: when, on the monotonic clock, it got the former
+        self._sent_at = 0.0
+        #: whether the engine waits for a batch
+        self._asked = False
+        #: a batch was taken and is not yet on disk as such
+        self._leaving = False
 
     def open(self, journal: JournalPort) -> None:
         """Restore what ``journal`` holds, and append changes to it from now on.
@@ -65,6 +72,8 @@ class Controller(EpisodeRequests):
             engine=self.engine_status(),
             boot_stage=self.boot_stage,
             engine_seconds=self.seconds_in_state,
+            serving=None if self._serving is None else "always" if self._serving.always else "between_steps",
+            training_seconds=time.monotonic() - self._sent_at if self._sent else None,
             engine_changes=self._changes,
             weight_syncs=self._weight_syncs,
             engine_pid=self.engine_pid,
@@ -107,6 +116,7 @@ class Controller(EpisodeRequests):
         job = self._training.start()
         self.boot_stage, self.last_lines = "starting", []
         self._sent = self._given = ""
+        self._asked = False
         self._to(EngineState.BOOTING, "starting the engine process")
         return job
 
@@ -124,33 +134,60 @@ class Controller(EpisodeRequests):
         Returns ``None``, except for a repetition of a request that was answered: then its batch, in case the answer
         was lost.
         """
-        outstanding = self.pool.collection.outstanding
         if message.last_batch != self._given:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
+            outstanding = self.pool.collection.outstanding
             return outstanding if outstanding is not None and outstanding.batch_id == self._sent else None
         self._serving = Serving(
-            tuple(message.addresses), message.model, message.policy_version, self._engine_gone, message.stays_awake
+            tuple(message.addresses),
+            message.model,
+            message.policy_version,
+            self._engine_gone,
+            message.stays_awake,
+            always=message.serving == "always",
         )
-        self.pool.collection.advance(message.policy_version)
-        if self._state is EngineState.WEIGHT_SYNCING and not self._sent and outstanding is not None:
+        pool = self.pool
+        pool.serves_always = self._serving.always
+        pool.collection.advance(message.policy_version)
+        if self._leaving:
             # the batch waits for the disk: if it were taken back now, the engine would get it twice
             logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
-        elif self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
-            self._sent = ""
-            if self._take_back():
-                logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
+            return None
+        self._sent, pool.trainer_busy = "", False
+        if self._take_back():
+            logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
+        self._asked = True
+        self._detail = f"collecting the batch of step {message.next_step}"
+        if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
             self.boot_stage = ""
-            self._to(EngineState.ROLLING, f"collecting the batch of step {message.next_step}")
+            self._to(EngineState.ROLLING, self._detail)
+        self._collected.notify()
         return None
 
-    async def next_batch(self) -> TrainBatch:
-        """Wait for a complete batch, pass through ROLLING_POST, and take the batch: → WEIGHT_SYNCING.
+    def weight_sync_begins(self) -> None:
+        """vLLM pauses for new weights, and keeps what it samples: ROLLING → WEIGHT_SYNCING."""
+        if self._state is EngineState.ROLLING:
+            self._to(EngineState.WEIGHT_SYNCING, "transferring the weights")
 
-        The batch is returned once it is on disk that it is out, however long that takes.
+    def weights_synced(self, policy_version: int) -> None:
+        """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING."""
+        if self._serving is None or self._state is not EngineState.WEIGHT_SYNCING:
+            return
+        self._serving = replace(self._serving, policy_version=policy_version)
+        self.pool.collection.advance(policy_version)
+        self._to(EngineState.ROLLING, f"serving the weights of step {policy_version}")
+
+    async def next_batch(self) -> TrainBatch:
+        """Wait until the engine asks for a batch and there is one, and take it.
+
+        Where episodes run between steps only: through ROLLING_POST → WEIGHT_SYNCING. The batch is returned once it is
+        on disk that it is out, however long that takes.
         """
         pool = self.pool
         while True:
-            await self._collected.until(lambda: self._state is EngineState.ROLLING and pool.batch_ready)
+            await self._collected.until(lambda: self._asked and self._state is EngineState.ROLLING and pool.batch_ready)
+            if pool.serves_always:
+                break
             pool.collection.seal()
             self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
             timeout = self._config.post_rolling_timeout
@@ -161,17 +198,21 @@ class Controller(EpisodeRequests):
             # the batch had come back, and its step was reported after all
             self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
         batch = pool.collection.take()
-        self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
-        while True:
-            try:
-                await self.synced()
-            except UnavailableError as exc:
-                self._detail = f"the batch waits for the disk: {exc.message}"
-                logger.error("%s", self._detail)
-            else:
-                self._sent = self._given = batch.batch_id
-                self._detail = "training on the batch"
-                return batch
+        self._asked, self._leaving = False, True
+        if pool.serves_always:
+            pool.trainer_busy = True
+            # the next batch may begin
+            self.pool_changed()
+        else:
+            self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
+        try:
+            await self._on_disk()
+        finally:
+            self._leaving = False
+        self._sent = self._given = batch.batch_id
+        self._sent_at = time.monotonic()
+        self._detail = "training on the batch"
+        return batch
 
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""
@@ -225,6 +266,14 @@ class Controller(EpisodeRequests):
         self._changed.notify()
 
     # ------------------------------------------------------------------ inside
+
+    async def _on_disk(self) -> None:
+        while True:
+            try:
+                return await self.synced()
+            except UnavailableError as exc:
+                self._detail = f"the batch waits for the disk: {exc.message}"
+                logger.error("%s", self._detail)
 
     def _to(self, state: EngineState, detail: str) -> None:
         if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.by_agreement:

@@ -49,7 +49,7 @@ class Serving:
     """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
 
     ``gone`` happens when the engine that serves goes OFFLINE; new weights of the same engine keep it. With
-    ``stays_awake`` vLLM serves while the trainer computes.
+    ``stays_awake`` vLLM serves while the trainer computes; with ``always`` episodes run meanwhile.
     """
 
     addresses: tuple[str, ...]
@@ -57,6 +57,7 @@ class Serving:
     policy_version: int
     gone: Once
     stays_awake: bool = True
+    always: bool = False
 
 
 class EngineBoard:

@@ -26,9 +26,12 @@ from swarm.link.messages import (
     CodeImported,
     Finished,
     ResolvedConfig,
+    Resume,
     RolloutReady,
     StepDone,
     Stop,
+    WeightsSynced,
+    WeightSync,
 )
 from swarm.link.server import EngineLink
 from swarm.server.concurrency import first_of
@@ -225,6 +228,11 @@ class Supervisor:
                     deadline = deadline if goodbye.done() else None
                     if (again := controller.rollout_ready(message)) is not None:
                         await link.send("rollout", BatchReady(batch=again))
+                case WeightSync():
+                    controller.weight_sync_begins()
+                case WeightsSynced(policy_version=version):
+                    controller.weights_synced(version)
+                    await link.send("rollout", Resume())
                 case StepDone(result=result):
                     controller.step_done(result)
                 case Finished(error=error):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.errors import ConflictError
+from swarm.protocol import BATCH_WAITS
 from swarm.server.concurrency import until_gone
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
@@ -28,14 +29,14 @@ Name = tuple[str, str]
 
 @dataclass(eq=False)
 class WaitingClaim:
-    """A claim in the queue: ``callers`` wait until it is ``granted``; ``reason`` says why the last try failed."""
+    """A claim in the queue: ``callers`` wait until it is ``granted`` or refused; ``reason`` says why it waits."""
 
     wish: ClaimWish
     reason: str = ""
     callers: int = 0
     since: float = field(default_factory=time.monotonic)
     taken: bool = False
-    granted: asyncio.Future[Grant] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    granted: asyncio.Future[Grant | Refusal] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def name(self) -> Name:
@@ -92,6 +93,8 @@ class ClaimQueue:
             if isinstance(outcome, Grant):
                 return outcome
             refusal = outcome
+        if self._in_vain(wish):
+            return Refusal(BATCH_WAITS)
         if self._closed or not (wait or self._waiting):
             return refusal
         waiting = WaitingClaim(wish, refusal.reason, callers=1)
@@ -147,6 +150,9 @@ class ClaimQueue:
 
     def serve(self) -> None:
         """Grant what can be granted now."""
+        for waiting in [one for one in self._waiting if self._in_vain(one.wish)]:
+            self._unqueue(waiting)
+            waiting.granted.set_result(Refusal(BATCH_WAITS))
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
             if isinstance(outcome, Grant):
@@ -178,6 +184,9 @@ class ClaimQueue:
         for waiting in self._waiting:
             waiting.granted.cancel()
 
+    def _in_vain(self, wish: ClaimWish) -> bool:
+        return wish.unless_batch_waits and (pool := self._pool()) is not None and pool.batch_waits
+
     def _try(self, wish: ClaimWish) -> Grant | Refusal:
         pool = self._pool()
         outcome = Refusal("") if pool is None or self._closed else pool.claim(wish)
@@ -200,8 +209,8 @@ class ClaimQueue:
             self._unqueue(waiting)
             # it may have held up the claims behind it
             self.serve()
-        elif not waiting.taken:
-            self.give_back(waiting.wish, waiting.granted.result())
+        elif not waiting.taken and isinstance(grant := waiting.granted.result(), Grant):
+            self.give_back(waiting.wish, grant)
 
     def _unqueue(self, waiting: WaitingClaim) -> None:
         self._waiting.pop(waiting, None)

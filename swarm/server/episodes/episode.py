@@ -122,7 +122,8 @@ class EpisodeGroup:
 class ClaimWish(NamedTuple):
     """What a client asks for: all ``episodes`` at once or none; times in seconds.
 
-    All wishes with the same client and ``claim_key`` (unless empty) get what the first one got; after a restart, for
+    With ``unless_batch_waits`` it does not queue up behind a batch that waits for the trainer. All wishes with the same
+    client and ``claim_key`` (unless empty) get what the first one got; after a restart, for
     several episodes only if they were claimed ``as_group``.
     """
 
@@ -134,6 +135,7 @@ class ClaimWish(NamedTuple):
     as_group: bool = False
     claim_key: str = ""
     throttle: SwarmThrottlePolicy | None = None
+    unless_batch_waits: bool = False
 
     @property
     def task_hint(self) -> str:

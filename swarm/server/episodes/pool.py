@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.episode import (
     DELETED,
@@ -37,6 +37,8 @@ from swarm.tokens import ModelCall, Trajectory
 
 logger = logging.getLogger(__name__)
 
+#: states in which vLLM serves, where episodes run while the trainer computes
+_SERVING = frozenset({EngineState.ROLLING, EngineState.WEIGHT_SYNCING})
 #: errors for calls in flight
 _ENDED = partial(ConflictError, "the episode has ended", code="episode_ended")
 _ABORTED = partial(ConflictError, "the episode was aborted by its client", code="episode_aborted")
@@ -72,14 +74,18 @@ class EpisodePool:
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
         self.collection = self._new_collection("")
+        #: whether episodes run on while the trainer computes and the weights are synced
+        self.serves_always = False
+        #: whether it computes meanwhile, so that another batch has to wait
+        self.trainer_busy = False
 
     # ------------------------------------------------------------------ runs and the engine
 
     def enter(self, engine: EngineState) -> None:
-        """Follow the engine to state ``engine``; a weight sync deletes what still runs."""
+        """Follow the engine to state ``engine``; a weight sync deletes what runs, unless the pool serves always."""
         self._engine = engine
         self.collection.follow(engine is EngineState.ROLLING)
-        if engine is EngineState.WEIGHT_SYNCING:
+        if engine is EngineState.WEIGHT_SYNCING and not self.serves_always:
             self._release("the batch left without the episode")
 
     def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
@@ -125,6 +131,8 @@ class EpisodePool:
         slots = self._job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
+        if self.batch_waits:
+            return Refusal(BATCH_WAITS)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         collection = self.collection
@@ -315,6 +323,11 @@ class EpisodePool:
     def batch_ready(self) -> bool:
         """Whether there is a batch to train now."""
         return self.collection.ready
+
+    @property
+    def batch_waits(self) -> bool:
+        """Whether a whole batch waits for a trainer that still computes the one before."""
+        return self.trainer_busy and self._engine in _SERVING and self.collection.full
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
+from starlette.responses import Response
 
 from swarm.http.serve import bind
 from swarm.link.messages import RolloutReady
@@ -79,6 +81,28 @@ async def test_a_call_in_flight_is_told_that_its_engine_is_gone_and_works_with_t
     rig.vllm.default = plain([7])
     assert (await episode.chat()).status_code == 200
     assert [call.response_ids for call in episode.calls] == [[7]]
+
+
+async def test_a_call_outlives_a_weight_sync_where_episodes_run_on_and_names_both_versions(rig: Rig) -> None:
+    rig.controller.rollout_ready(structs.replace(ready(rig.vllm_address), serving="always"))
+    synced = asyncio.Event()
+
+    async def late(body: dict[str, Any]) -> Response:
+        await synced.wait()
+        return plain([7])(body)
+
+    rig.vllm.script.append(late)
+    episode = await rig.claim()
+    call = asyncio.create_task(episode.chat())
+    await rig.eventually(lambda: bool(rig.vllm.requests))
+    rig.controller.weight_sync_begins()
+    rig.controller.weights_synced(1)
+    synced.set()
+    assert (await call).headers["x-swarm-policy-version"] == "1"
+    [recorded] = episode.calls
+    assert (recorded.min_policy_version, recorded.max_policy_version) == (0, 1)
+    await episode.end()
+    assert rig.controller.pool.information().completed_episodes == 1
 
 
 async def test_a_stream_that_its_engine_leaves_half_said_is_not_trained(rig: Rig) -> None:

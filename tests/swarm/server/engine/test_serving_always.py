@@ -1,0 +1,148 @@
+"""Episodes run on while the trainer computes: batches leave, weights change, and nobody is cut off or kept waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarm.job import TrainJob
+from swarm.link.messages import RolloutReady
+from swarm.protocol import BATCH_WAITS
+from swarm.server.engine.controller import Controller
+from swarm.server.episodes.episode import ClaimWish
+from swarm.states import EngineState
+from swarm.tokens import TrainBatch
+from tests.swarm.server.engine.test_controller import LONG, claim, done, finish, opened, out, ready, refusal, waiting
+from tests.swarm.server.memory import MemoryJournal
+
+pytestmark = pytest.mark.anyio
+
+JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_parallel_episodes=8)
+
+
+def always(version: int = 0, last_batch: str = "") -> RolloutReady:
+    plain = ready(version, last_batch)
+    return RolloutReady(
+        addresses=plain.addresses,
+        model=plain.model,
+        policy_version=version,
+        next_step=plain.next_step,
+        last_batch=last_batch,
+        serving="always",
+    )
+
+
+def rolling(journal: MemoryJournal | None = None) -> Controller:
+    controller = opened(journal)
+    controller.sync_job(JOB)
+    controller.boot()
+    controller.rollout_ready(always())
+    return controller
+
+
+async def gateway_claim(controller: Controller, wait: float = LONG) -> object:
+    return await controller.claim(ClaimWish("gateway", episodes=2, unless_batch_waits=True), wait)
+
+
+def synced(controller: Controller, version: int) -> None:
+    controller.weight_sync_begins()
+    controller.weights_synced(version)
+
+
+def step(controller: Controller, batch: TrainBatch, number: int) -> None:
+    """What an engine says once it has computed step ``number``."""
+    synced(controller, number)
+    controller.step_done(done(batch, number))
+    controller.rollout_ready(always(number, batch.batch_id))
+
+
+async def test_episodes_run_on_while_the_trainer_computes_and_the_weights_change() -> None:
+    controller = rolling()
+    running = await claim(controller, 2)
+    batch = await out(controller)
+    assert controller.state is EngineState.ROLLING
+    begun = await claim(controller, 2)
+    controller.weight_sync_begins()
+    assert controller.state is EngineState.WEIGHT_SYNCING and controller.policy_version == 0
+    queued = await waiting(controller, 2)
+    finish(controller, running, "c")
+    controller.weights_synced(1)
+    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    assert len(await asyncio.wait_for(queued, LONG)) == 2
+    controller.step_done(done(batch))
+    controller.rollout_ready(always(1, batch.batch_id))
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, begun, "d")
+    following = await asyncio.wait_for(feed, LONG)
+    assert [group.task_id for group in following.groups] == ["c", "d"]
+    assert controller.pool.information().trained_episodes == 4
+
+
+async def test_a_batch_waits_for_the_trainer_and_then_leaves_at_once() -> None:
+    controller = rolling()
+    first = await out(controller)
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "c")
+    last = await claim(controller, 2)
+    await claim(controller, 6)
+    unsure = asyncio.create_task(gateway_claim(controller))
+    await asyncio.sleep(0)
+    finish(controller, last, "d")
+    assert await asyncio.wait_for(unsure, LONG) == BATCH_WAITS, "it was in the queue when the batch became whole"
+    assert await gateway_claim(controller) == BATCH_WAITS
+    assert await refusal(controller) == BATCH_WAITS
+    patient = await waiting(controller, 2)
+    assert not feed.done()
+    step(controller, first, 1)
+    assert [group.task_id for group in (await asyncio.wait_for(feed, LONG)).groups] == ["c", "d"]
+    assert len(await asyncio.wait_for(patient, LONG)) == 2
+
+
+async def test_a_batch_that_becomes_whole_while_the_trainer_waits_refuses_nobody() -> None:
+    controller = rolling()
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    running = await claim(controller, 8)
+    queued = asyncio.create_task(gateway_claim(controller))
+    await asyncio.sleep(0)
+    finish(controller, running[:2], "b")
+    await asyncio.wait_for(feed, LONG)
+    assert await asyncio.wait_for(queued, LONG) != BATCH_WAITS
+
+
+async def test_what_is_older_than_the_job_allows_is_dropped_at_the_sync() -> None:
+    controller = rolling()
+    first = await out(controller)
+    finish(controller, await claim(controller, 2), "old")
+    step(controller, first, 1)
+    feed = asyncio.create_task(controller.next_batch())
+    assert controller.pool.information().tasks == {"old": 2}
+    finish(controller, await claim(controller, 2), "new")
+    second = await asyncio.wait_for(feed, LONG)
+    old = await claim(controller, 2)
+    finish(controller, await claim(controller, 2), "sampled by version 0")
+    step(controller, second, 2)
+    finish(controller, old, "also")
+    assert controller.pool.collection.dropped == 4
+
+
+async def test_a_trainer_that_dies_gets_its_batch_again() -> None:
+    controller = rolling()
+    batch = await out(controller)
+    running = await claim(controller, 2)
+    controller.offline("killed")
+    controller.boot()
+    controller.rollout_ready(always())
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
+    controller.rollout_ready(always(0, batch.batch_id))
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch, "it asks for another without a step"
+    finish(controller, running, "c")
+    step(controller, batch, 1)
+    assert controller.pool.information().tasks == {"c": 2}
+    assert controller.rollout_ready(always(7)) is None, "a request that was answered"
+
+
+def test_a_job_that_trains_nothing_old_cannot_serve_always() -> None:
+    with pytest.raises(ValueError, match="max_staleness of 1 or more"):
+        TrainJob(model="m", serving="always", max_staleness=0)
