@@ -14,7 +14,14 @@ CYCLE = [
 ]
 #: the batch that was about to leave is trained already
 BACK = (EngineState.ROLLING_POST, EngineState.ROLLING)
-ALLOWED = {*CYCLE, BACK, *((state, EngineState.OFFLINE) for state in EngineState if state is not EngineState.OFFLINE)}
+#: where episodes run while the trainer computes, there is nothing to wait for
+STRAIGHT = (EngineState.ROLLING, EngineState.WEIGHT_SYNCING)
+ALLOWED = {
+    *CYCLE,
+    BACK,
+    STRAIGHT,
+    *((state, EngineState.OFFLINE) for state in EngineState if state is not EngineState.OFFLINE),
+}
 
 
 @pytest.mark.parametrize("current", EngineState)
