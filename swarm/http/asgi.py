@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import re
+import secrets
 import time
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterable
@@ -112,7 +112,7 @@ class RequestMiddleware:
         given = header(scope["headers"], b"x-request-id")
         if given is None or not _REQUEST_ID.fullmatch(given):
             # no secret: it only has to be unique
-            given = b"req_%032x" % random.getrandbits(128)
+            given = b"req_" + secrets.token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = given.decode()
         status = 0
 
