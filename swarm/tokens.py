@@ -63,9 +63,9 @@ def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any]
     return read
 
 
-token_ids = _reader(np.int32, "iu", int)
+token_ids = _reader(np.int32, "iu", int, np.int32)
 loss_mask = _reader(np.bool_, "biu")
-logprobs = _reader(np.float32, "iuf", int, float)
+logprobs = _reader(np.float32, "iuf", int, float, np.float32)
 #: the function that makes arrays of each type
 READERS: dict[Any, Callable[[Any], NDArray[Any]]] = {TokenIds: token_ids, LossMask: loss_mask, LogProbs: logprobs}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.tokens import ModelCall, Timeline, Trajectory, as_lists
+from swarm.tokens import ModelCall, Timeline, Trajectory, as_lists, logprobs, token_ids
 
 CALL: dict[str, Any] = {
     "call_id": "c",
@@ -41,6 +41,12 @@ def test_lists_become_arrays_that_nobody_writes_to() -> None:
     assert given.flags.writeable and np.shares_memory(given, call.response_ids)
     assert as_lists(ModelCall(**CALL)) == CALL
     assert as_lists(Timeline(**LINE)) == LINE
+
+
+def test_a_list_may_hold_elements_of_arrays() -> None:
+    ids, values = token_ids([1, 2]), logprobs([-0.5, -1.0])
+    assert token_ids([*ids, 3]).tolist() == [1, 2, 3]
+    assert logprobs([*values, 0.0]).tolist() == [-0.5, -1.0, 0.0]
 
 
 def test_calls_are_equal_if_all_their_tokens_are() -> None:
