@@ -154,11 +154,17 @@ class Pipeline:
             return await best(training, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
             if exc.code == BATCH_WAITS:
-                # nothing that is sampled now would be trained: one answer will do
-                outcome = await _straight(route, training, incoming)
-                return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": BATCH_WAITS})
+                return await self._surplus(incoming, route, training)
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
+
+    async def _surplus(self, incoming: Incoming, route: Route, training: Training) -> Outcome:
+        """One untrained answer: nothing that is sampled now would be trained."""
+        try:
+            outcome = await _straight(route, training, incoming)
+        except (UnavailableError, UpstreamError) as exc:
+            return await self._fallback(incoming, route, training, exc, engine=False)
+        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": BATCH_WAITS})
 
     async def _fallback(
         self,

@@ -71,6 +71,11 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
     _check(config)
+    if serving_mode(job, device) == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
+        raise ConfigError(
+            f"overrides: {ROLLOUT}.free_cache_engine puts vLLM to sleep while the trainer computes: that needs "
+            "serving: between_steps"
+        )
     check_parsers(OmegaConf.select(config, VLLM))
     return config
 

@@ -54,6 +54,7 @@ class BatchFeed:
         self._model = model
         self._replicas: Replicas | None = None
         self._uids: list[str] = []
+        self._stopped = False
         self._step = 0
 
     def attach(self, replicas: Replicas) -> None:
@@ -99,9 +100,10 @@ class BatchFeed:
     def weights_changed(self, policy_version: int) -> None:
         """Tell the server that vLLM, which is paused, has new weights; returns when it knows.
 
+        A Stop waits until :meth:`collect`: the step is done, and has yet to be reported.
+
         Raises:
-            StopRequested: the server said Stop instead.
-            EngineError: it does not answer.
+            EngineError: the server does not answer.
         """
         self._link.send(WeightsSynced(policy_version=policy_version))
         deadline = time.monotonic() + RESUME_SECONDS
@@ -110,7 +112,8 @@ class BatchFeed:
                 case Resume():
                     return
                 case Stop():
-                    raise StopRequested
+                    self._stopped = True
+                    return
                 case _:
                     pass
         raise EngineError("the swarm server does not answer that it knows of the new weights")
@@ -120,6 +123,8 @@ class BatchFeed:
         assert self._replicas is not None
         with HealthWatch(self._replicas.addresses) as watch:
             while not self._link.lost:
+                if self._stopped:
+                    raise StopRequested
                 match self._link.receive(timeout=1.0):
                     case BatchReady() as message if batch := self._requests.take(message):
                         return batch

@@ -244,7 +244,7 @@ class Collection:
 
     @property
     def full(self) -> bool:
-        """Whether what waits makes a batch, though another may be out."""
+        """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
         return self._groups.full(self._clients.any_agreed, self._clients.all_agreed)
 
     def seal(self) -> None:

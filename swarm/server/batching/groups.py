@@ -109,11 +109,19 @@ class GroupStore:
         """Whether :meth:`take` gives a batch, with these agreements."""
         if self._taken is not None:
             return self._taken.back
-        return self.full(any_agreed, all_agreed)
+        return self._method.ready(Tally(len(self._whole), self._trainable, any_agreed, all_agreed, self._cache_full))
 
     def full(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
-        """Whether what waits makes a batch, though another may be out."""
-        return self._method.ready(Tally(len(self._whole), self._trainable, any_agreed, all_agreed, self._cache_full))
+        """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
+        whole = trainable = 0
+        for group in self.waiting():
+            # at the next version each is one sync older
+            kept = sum(not self._old(member.oldest_version - 1) for member in group.members)
+            if group.number in self._whole:
+                kept = kept if kept == len(group.members) else 0
+                whole += kept > 0
+            trainable += _trainable(kept)
+        return self._method.ready(Tally(whole, trainable, any_agreed, all_agreed, self._cache_full))
 
     def waiting(self) -> Iterator[Group]:
         """The groups that wait for a batch, whole ones first; not to be changed."""

@@ -161,6 +161,8 @@ class Controller(EpisodeRequests):
         if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
             self.boot_stage = ""
             self._to(EngineState.ROLLING, self._detail)
+        else:
+            self.pool_changed()
         self._collected.notify()
         return None
 

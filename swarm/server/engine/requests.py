@@ -19,6 +19,7 @@ from typing import Any
 from swarm.errors import RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import (
+    BATCH_WAITS,
     NO_EPISODES,
     POST_ROLLING,
     SYNCING,
@@ -282,7 +283,7 @@ class EpisodeRequests(EngineBoard):
             return AgreeSyncWeightResponse(success=False, failure_reason="there is no training job yet")
         reason = self._pool.collection.agree(client_uuid)
         in_vain = self._pool.collection.in_vain
-        self._watch()
+        self.pool_changed()
         await self.synced()
         if in_vain:
             return AgreeSyncWeightResponse(success=True, failure_reason=_IN_VAIN)
@@ -350,6 +351,8 @@ class EpisodeRequests(EngineBoard):
     def _why_not(self, refusal: Refusal) -> str:
         if self._closing:
             return "The swarm server is shutting down"
+        if refusal.reason == BATCH_WAITS:
+            return BATCH_WAITS
         match self._state:
             case EngineState.ROLLING:
                 return refusal.reason or NO_EPISODES

@@ -150,7 +150,7 @@ class ClaimQueue:
 
     def serve(self) -> None:
         """Grant what can be granted now."""
-        for waiting in [one for one in self._waiting if self._in_vain(one.wish)]:
+        for waiting in [one for one in self._waiting if self._in_vain(one.wish) and not one.granted.done()]:
             self._unqueue(waiting)
             waiting.granted.set_result(Refusal(BATCH_WAITS))
         for waiting in list(self._waiting):
@@ -185,7 +185,8 @@ class ClaimQueue:
             waiting.granted.cancel()
 
     def _in_vain(self, wish: ClaimWish) -> bool:
-        return wish.unless_batch_waits and (pool := self._pool()) is not None and pool.batch_waits
+        asks = wish.unless_batch_waits and wish.episode_type == "train"
+        return asks and (pool := self._pool()) is not None and pool.batch_waits
 
     def _try(self, wish: ClaimWish) -> Grant | Refusal:
         pool = self._pool()

@@ -131,8 +131,8 @@ class EpisodePool:
         slots = self._job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
-        if self.batch_waits:
-            return Refusal(BATCH_WAITS)
+        if wish.episode_type == "train" and self.batch_waits:
+            return Refusal(BATCH_WAITS, holds_place=False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         collection = self.collection

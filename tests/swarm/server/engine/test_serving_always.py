@@ -10,7 +10,7 @@ from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.protocol import BATCH_WAITS
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.episode import ClaimWish
+from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.states import EngineState
 from swarm.tokens import TrainBatch
 from tests.swarm.server.engine.test_controller import LONG, claim, done, finish, opened, out, ready, refusal, waiting
@@ -146,3 +146,34 @@ async def test_a_trainer_that_dies_gets_its_batch_again() -> None:
 def test_a_job_that_trains_nothing_old_cannot_serve_always() -> None:
     with pytest.raises(ValueError, match="max_staleness of 1 or more"):
         TrainJob(model="m", serving="always", max_staleness=0)
+
+
+async def test_groups_that_expire_at_the_next_sync_make_no_batch_that_others_wait_for() -> None:
+    controller = rolling()
+    first = await out(controller)
+    feed = asyncio.create_task(controller.next_batch())
+    running = {task: await claim(controller, 2) for task in ("c", "d", "surplus")}
+    for task, claims in running.items():
+        finish(controller, claims, task)
+    step(controller, first, 1)
+    second = await asyncio.wait_for(feed, LONG)
+    assert [group.task_id for group in second.groups] == ["c", "d"]
+    # sampled by version 0: it may wait for version 1, and is too old for version 2
+    finish(controller, await claim(controller, 2), "as old")
+    assert controller.pool.information().tasks == {"surplus": 2, "as old": 2}
+    assert len(await claim(controller, 2)) == 2, "the trainer would have nothing to do after its step"
+
+
+async def test_a_batch_that_waits_holds_up_no_evaluation_and_says_so_during_the_sync() -> None:
+    controller = rolling()
+    await out(controller)
+    for task in ("c", "d"):
+        finish(controller, await claim(controller, 2), task)
+    assert await refusal(controller) == BATCH_WAITS
+    train = asyncio.create_task(claim(controller, 1, LONG))
+    await asyncio.sleep(0)
+    evaluation = await controller.claim(ClaimWish("me", episode_type="eval", unless_batch_waits=True), LONG)
+    assert isinstance(evaluation, Grant)
+    controller.weight_sync_begins()
+    assert await gateway_claim(controller) == BATCH_WAITS
+    train.cancel()
