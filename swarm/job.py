@@ -65,11 +65,11 @@ class TrainJob(Model):
         description="weight syncs that surplus and partial groups outlive before they are dropped; 0: dropped at the "
         "next sync, null: never",
     )
-    serving: Literal["auto"] | ServingMode = Field(
-        default="auto",
+    serving: ServingMode = Field(
+        default="between_steps",
         description="always: episodes run on while the trainer computes a step, and pause only while weights are "
-        "transferred; between_steps: none runs meanwhile. auto: always on a CPU, unless max_staleness is 0 or clients "
-        "agree on the batch; between_steps on GPUs, whose memory the trainer may need",
+        "transferred, which takes time from a trainer on the same cores and memory of its GPU; between_steps: none "
+        "runs meanwhile",
     )
     max_cached_episodes: int = Field(
         default=9999,
@@ -144,11 +144,6 @@ class TrainJob(Model):
         """Tokens that the model takes, prompt and answer together."""
         given = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
         return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
-
-    @property
-    def by_agreement(self) -> bool:
-        """Whether clients say when a batch is complete."""
-        return self.collection.endswith("agree_sync_weight")
 
     @property
     def checkpoint_every(self) -> int:

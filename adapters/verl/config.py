@@ -24,7 +24,7 @@ from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values
 from swarm.errors import ConfigError
-from swarm.job import ServingMode, TrainJob
+from swarm.job import TrainJob
 
 Device = Literal["cpu", "cuda"]
 
@@ -39,13 +39,6 @@ def resolve_device(job: TrainJob) -> Device:
     if job.device == "auto":
         return "cuda" if any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists() else "cpu"
     return job.device
-
-
-def serving_mode(job: TrainJob, device: Device) -> ServingMode:
-    """When episodes run, see ``job.serving``."""
-    if job.serving != "auto":
-        return job.serving
-    return "always" if device == "cpu" and job.max_staleness != 0 and not job.by_agreement else "between_steps"
 
 
 def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> DictConfig:
@@ -63,7 +56,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
     """
     config = copy.deepcopy(_defaults())
     for_device = cpu_values(job, model) if device == "cpu" else cuda_values(job)
-    if serving_mode(job, device) == "always":
+    if job.serving == "always":
         for_device |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     values = {**job_values(job, model, run_dir), **parser_values(job, model), **for_device}
     # our own keys may be absent from verl's YAML where its dataclasses have them
@@ -71,7 +64,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
     _check(config)
-    if serving_mode(job, device) == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
+    if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
         raise ConfigError(
             f"overrides: {ROLLOUT}.free_cache_engine puts vLLM to sleep while the trainer computes: that needs "
             "serving: between_steps"

@@ -95,7 +95,7 @@ class _Run:
             EngineError: the trainer failed; other exceptions carry their cause (see :func:`root_cause`).
         """
         from adapters.models import resolve_model
-        from adapters.verl.config import as_plain, resolve_device, serving_mode, verl_config
+        from adapters.verl.config import as_plain, resolve_device, verl_config
 
         self._run_dir.mkdir(parents=True, exist_ok=True)
         forget_deadline(self._run_dir)
@@ -108,8 +108,7 @@ class _Run:
         parsers = (
             f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"
         )
-        serving = serving_mode(job, device)
-        chosen = f"on {device}, serving {serving}, {parsers}"
+        chosen = f"on {device}, serving {job.serving}, {parsers}"
         print(f"engine: {model} {chosen}", flush=True)
         link.send(BootProgress(stage="starting Ray", detail=chosen))
         os.environ.update(environment)
@@ -137,7 +136,7 @@ class _Run:
             job.model_name,
             str(self._run_dir),
             code,
-            serving,
+            job.serving,
         )
         while True:
             ready, _ = ray.wait([done], timeout=0.5)

@@ -51,6 +51,7 @@ def make_job(model: Path, **changes: Any) -> TrainJob:
             "max_response_length": 64,
             "lr": 1e-3,
             "total_training_steps": 10,
+            "serving": "always",
         }
         | changes
     )

@@ -200,6 +200,7 @@ def config(tmp_path: Path) -> Path:
             # it trains, and still knows its tool afterwards
             "lr": 1e-5,
             "total_training_steps": 50,
+            "serving": "always",
             # what the engine starts from after its death
             "save_freq": 3,
         },
