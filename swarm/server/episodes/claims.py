@@ -93,7 +93,7 @@ class ClaimQueue:
             if isinstance(outcome, Grant):
                 return outcome
             refusal = outcome
-        if self._in_vain(wish):
+        if _gives_way(wish) and (pool := self._pool()) is not None and pool.batch_waits:
             return Refusal(BATCH_WAITS)
         if self._closed or not (wait or self._waiting):
             return refusal
@@ -150,9 +150,10 @@ class ClaimQueue:
 
     def serve(self) -> None:
         """Grant what can be granted now."""
-        for waiting in [one for one in self._waiting if self._in_vain(one.wish) and not one.granted.done()]:
-            self._unqueue(waiting)
-            waiting.granted.set_result(Refusal(BATCH_WAITS))
+        if (pool := self._pool()) is not None and pool.batch_waits:
+            for waiting in [one for one in self._waiting if _gives_way(one.wish) and not one.granted.done()]:
+                self._unqueue(waiting)
+                waiting.granted.set_result(Refusal(BATCH_WAITS))
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
             if isinstance(outcome, Grant):
@@ -184,10 +185,6 @@ class ClaimQueue:
         for waiting in self._waiting:
             waiting.granted.cancel()
 
-    def _in_vain(self, wish: ClaimWish) -> bool:
-        asks = wish.unless_batch_waits and wish.episode_type == "train"
-        return asks and (pool := self._pool()) is not None and pool.batch_waits
-
     def _try(self, wish: ClaimWish) -> Grant | Refusal:
         pool = self._pool()
         outcome = Refusal("") if pool is None or self._closed else pool.claim(wish)
@@ -217,6 +214,11 @@ class ClaimQueue:
         self._waiting.pop(waiting, None)
         if self._joinable.get(waiting.name) is waiting:
             del self._joinable[waiting.name]
+
+
+def _gives_way(wish: ClaimWish) -> bool:
+    """Whether the claim is refused, instead of queued, while a whole batch waits."""
+    return wish.unless_batch_waits and wish.episode_type == "train"
 
 
 def _check_same(wish: ClaimWish, count: int) -> None:
