@@ -252,7 +252,9 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
 async def test_kl_loss_trains_rows_of_any_number_and_a_dead_vllm_is_noticed(
     model: Path, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
-    async with EngineProcess(make_job(model, num_repeat=2, kl_coef=0.01, mini_batch_num=2), tmp_path / "run") as engine:
+    async with EngineProcess(
+        make_job(model, num_repeat=2, kl_coef=0.01, mini_batch_num=2, serving="between_steps"), tmp_path / "run"
+    ) as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         await stand_ins_are_as_strict(ready)
         # as many groups, and as large, as the collection method gives: the job's two, fewer, more
