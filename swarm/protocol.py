@@ -6,6 +6,7 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -21,6 +22,7 @@ POST_ROLLING = "Engine is in post-rolling phase"
 NO_EPISODES = "No available episodes to claim."
 #: AgentJet's client waits as in the phase that it knows.
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
+TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
 EpisodeType = Literal["train", "eval"]
 
@@ -111,7 +113,9 @@ class ClaimEpisodeRequest(WireRequest):
     throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     unless_batch_waits: bool = Field(
-        default=False, description="do not wait while a whole batch waits for the trainer: no episode is needed then"
+        default=False,
+        description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, or "
+        "the trainer died and is being started again",
     )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
@@ -434,12 +438,24 @@ class JournalStatus(Model):
     error: str = Field(default="", description="why the last commit failed")
 
 
+#: Starts of an engine, or of its trainer, after deaths with no training step between them.
+MAX_RESTARTS = 5
+#: Seconds.
+_LONGEST_PAUSE = 60.0
+
+
 class EngineFailure(Model):
-    """The engine died, and has neither done a step nor been stopped on purpose since; kept while it starts again."""
+    """The engine, or its trainer, died, and has neither done a step nor been stopped on purpose since; kept while it
+    starts again."""
 
     reason: str
     count: int = Field(ge=1, description="deaths in a row")
     wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+
+    def pause(self, first: float) -> float:
+        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one,
+        up to a minute; with jitter."""
+        return min(_LONGEST_PAUSE, first * 2 ** (self.count - 1)) * random.uniform(0.5, 1.0)
 
 
 class ServerStatus(Model):

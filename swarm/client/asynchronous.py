@@ -164,13 +164,13 @@ class AsyncSwarmClient(EngineControl):
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
         The group has an address of its own, where one request samples an answer for each episode. With
-        ``unless_batch_waits`` the claim fails at once while the trainer needs no episodes, because a whole batch waits
-        for it.
+        ``unless_batch_waits`` the claim fails at once while the model answers but the trainer needs no episodes: a
+        whole batch waits for it, or it died and is being started again.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
                 ``engine_offline``, ``engine_booting``, ``engine_syncing``, ``engine_post_rolling``, ``batch_waits``,
-                ``throttled``, ``no_episodes``). An engine that is OFFLINE is not waited for.
+                ``trainer_away``, ``throttled``, ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
         timeouts = (discard_episode_timeout, max_episode_seconds)

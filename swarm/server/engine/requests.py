@@ -23,6 +23,7 @@ from swarm.protocol import (
     NO_EPISODES,
     POST_ROLLING,
     SYNCING,
+    TRAINER_AWAY,
     AgreeSyncWeightResponse,
     EngineFailure,
     EngineStatus,
@@ -94,6 +95,11 @@ class EngineBoard:
     def policy_version(self) -> int:
         """The trainer step whose weights vLLM serves; 0 before the first."""
         return self._serving.policy_version if self._serving else 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether vLLM serves."""
+        return self._serving is not None
 
     @property
     def serving(self) -> Serving:
@@ -344,8 +350,8 @@ class EpisodeRequests(EngineBoard):
     def _why_not(self, refusal: Refusal) -> str:
         if self._closing:
             return "The swarm server is shutting down"
-        if refusal.reason == BATCH_WAITS:
-            return BATCH_WAITS
+        if refusal.reason in (BATCH_WAITS, TRAINER_AWAY):
+            return refusal.reason
         match self._state:
             case EngineState.ROLLING:
                 return refusal.reason or NO_EPISODES
