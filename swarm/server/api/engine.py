@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from swarm.errors import SwarmGatewayError
 from swarm.protocol import EngineStatus, ServerStatus, StartEngineResponse, SuccessResponse
 from swarm.server.api.agentjet import StateShown, sees_uuids
 from swarm.server.api.config import BACKLOG
@@ -99,4 +100,10 @@ class EngineRoutes:
                 await until_gone(request.receive, waiting)
             except ClientGoneError:
                 return Response(status_code=499)
-        return self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))
+        status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))
+        try:
+            defaults = self.changes.defaults()
+        except SwarmGatewayError:
+            # whoever syncs a job is told
+            return status
+        return status.model_copy(update={"job_defaults": defaults}) if defaults else status

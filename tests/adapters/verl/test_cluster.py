@@ -164,7 +164,8 @@ cluster.start_ray(cluster.init_arguments(TrainJob(model="m"), "cpu", folder.path
 import ray
 def ask():
     import my_code
-    return {"files": imported(top_level(code), code).locations, "cwd": os.getcwd(), "name": my_code.NAME, "path": sys.path}
+    files = imported(top_level(code), code).locations
+    return {"files": files, "cwd": os.getcwd(), "name": my_code.NAME, "path": sys.path}
 try:
     assert os.getcwd() == here
     driver = {who: one.locations for who, one in cluster.code_imported(code).items()}
