@@ -77,6 +77,8 @@ class EngineBoard:
         self._serving: Serving | None = None
         self._engine_gone = Once()
         self.engine_pid: int | None = None
+        #: the code snapshot that the engine's processes say they import
+        self.code: str | None = None
         self.boot_stage = ""
         self.last_lines: list[str] = []
         self.failure: EngineFailure | None = None
