@@ -122,7 +122,7 @@ class _Run:
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from adapters.verl.replicas import end_trainer, outlives_trainer, serves_on
+        from adapters.verl.replicas import VllmDiedError, end_trainer, outlives_trainer
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
@@ -144,10 +144,10 @@ class _Run:
                 self._train(done, link)
                 return
             except ray.exceptions.RayError as exc:
-                if not (outlives_trainer(config) and serves_on()):
+                if not outlives_trainer(config) or isinstance(innermost(exc), VllmDiedError):
                     raise
                 error = passed_deadline(self._run_dir) or root_cause(exc)
-            _complain(f"the trainer failed, and vLLM serves on: {error}", 1)
+            _complain(f"the trainer failed: {error}", 1)
             # at once: the dead trainer's role must not count as silent
             link.send(TrainerDied(error=error))
             end_trainer(runner)
@@ -253,8 +253,8 @@ class _Run:
         return {**chosen, **forced}
 
 
-def root_cause(exc: BaseException) -> str:
-    """One line for people: the innermost cause of ``exc``, through Ray's wrappers."""
+def innermost(exc: BaseException) -> BaseException:
+    """The innermost cause of ``exc``, through Ray's wrappers."""
     import ray.exceptions
 
     seen: set[int] = set()
@@ -266,6 +266,12 @@ def root_cause(exc: BaseException) -> str:
         if not isinstance(following, BaseException):
             break
         current = following
+    return current
+
+
+def root_cause(exc: BaseException) -> str:
+    """One line for people: the innermost cause of ``exc``."""
+    current = innermost(exc)
     if isinstance(current, SwarmGatewayError):
         return current.message
     text = str(current).strip() or "no message"

@@ -158,6 +158,7 @@ class DataPlane:
             attempts=self.config.call_attempts,
             version=lambda: controller.policy_version,
             owner=owner,
+            syncs=controller.syncs,
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"

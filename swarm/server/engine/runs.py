@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
+
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
@@ -150,7 +152,7 @@ class TrainingRun:
             what = "again reports" if known else "reports, though it is not out,"
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
-        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
+        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch, result.step)}})
         self.pool.collection.confirm(result.batch_id, result.step)
         self._journal.append(StepRow(self._run_id, result))
         self.steps.append(result)
@@ -171,17 +173,22 @@ def _no_job() -> ConflictError:
     return ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
 
 
-def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
+def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
+    """Our metrics of the batch of ``step``: rewards over all its episodes (population deviation), tokens sampled per
+    episode, and by how many weight syncs the sampled tokens are older than the weights that ``step`` began with."""
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in trajectories]
     tokens = [trajectory.sampled_tokens for trajectory in trajectories]
+    timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
+    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
     return {
         "swarm/reward_mean": statistics.fmean(rewards),
         "swarm/reward_std": statistics.pstdev(rewards),
         "swarm/episodes": float(len(trajectories)),
         "swarm/tasks": float(len(batch.groups)),
         "swarm/response_tokens_mean": statistics.fmean(tokens),
+        "swarm/staleness_mean": float(ages.mean()),
+        "swarm/staleness_max": float(ages.max()),
     }
 
 

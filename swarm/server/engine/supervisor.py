@@ -260,8 +260,8 @@ class Supervisor:
                         await link.send("rollout", BatchReady(batch=again))
                 case WeightSync():
                     controller.weight_sync_begins()
-                case WeightsSynced(policy_version=version):
-                    controller.weights_synced(version)
+                case WeightsSynced(policy_version=version, sampled=sampled):
+                    controller.weights_synced(version, sampled)
                     await link.send("rollout", Resume())
                 case StepDone(result=result):
                     controller.step_done(result)
