@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -42,8 +43,14 @@ EXIT_GRACE = 20.0
 def main() -> None:
     """Entry point; exit code 0 when the run ended on purpose, 2 for a wrong configuration, else 1."""
     parser = argparse.ArgumentParser(prog="python -m adapters.verl", description=__doc__.splitlines()[0])
-    parser.add_argument("job", type=Path, help="TrainJob as YAML")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("job", type=Path, nargs="?", help="TrainJob as YAML")
+    what.add_argument("--resolve", action="store_true", help="tell verl's configuration for the job on stdin, as JSON")
     arguments = parser.parse_args()
+    if arguments.resolve:
+        from adapters.verl.resolve import main as resolve
+
+        sys.exit(resolve())
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
     run = _Run(run_dir)
     try:
@@ -274,5 +281,10 @@ def root_cause(exc: BaseException) -> str:
     current = innermost(exc)
     if isinstance(current, SwarmGatewayError):
         return current.message
+    if isinstance(current, ModuleNotFoundError) and os.environ.get(CODE_VARIABLE):
+        return (
+            f"the synced code needs the Python module {current.name!r}, which is not installed on {platform.node()}: "
+            f"install it there for {sys.executable}; code sync sends no dependencies"
+        )
     text = str(current).strip() or "no message"
     return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"

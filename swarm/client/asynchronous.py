@@ -16,7 +16,8 @@ from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
 from swarm.client.claiming import Claim, Claimer, OpenEpisodes, Throttle
-from swarm.client.engine import EngineControl, WeightSyncCallbacks, raise_failed_starts, watch
+from swarm.client.control import Control
+from swarm.client.engine import WeightSyncCallbacks, raise_failed_starts, watch
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep_async
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
@@ -39,7 +40,7 @@ ItemT = TypeVar("ItemT")
 CLOSE_GRACE = 10.0
 
 
-class AsyncSwarmClient(EngineControl):
+class AsyncSwarmClient(Control):
     """Runs episodes and controls the engine of one swarm server.
 
     Args:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import LinkError
 from swarm.job import ServingMode
+from swarm.link.code import ImportedCode
 from swarm.tokens import READERS, TrainBatch
 from swarm.types import StepResult
 
@@ -51,12 +52,12 @@ class ResolvedConfig(_Message, frozen=True, kw_only=True):
 
 
 class CodeImported(_Message, frozen=True, kw_only=True):
-    """Where the engine's processes import the synced code from, before the first ``RolloutReady``.
+    """What the engine's processes import of the synced code, before the first ``RolloutReady``.
 
     ``processes`` has the answer of :func:`swarm.link.code.imported` in each process that was asked, by what it is.
     """
 
-    processes: dict[str, dict[str, str]]
+    processes: dict[str, ImportedCode]
 
 
 class RolloutReady(_Message, frozen=True, kw_only=True):

@@ -234,9 +234,9 @@ def sync_code(tmp_path: Path) -> Path:
     (code / "my_code").mkdir()
     (code / "my_code" / "__init__.py").write_text(f"NAME = {NAME!r}\n")
     snapshots = Snapshots(tmp_path / "run")
-    folder = snapshots.add(zipped(code))
-    snapshots.select(folder)
-    return folder
+    stored = snapshots.add(zipped(code))
+    snapshots.select(stored.id)
+    return snapshots.files(stored.id)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from typing import Any
 
 from swarm.job import TrainJob, parse_job
 from swarm.link.batches import BatchRequests
-from swarm.link.code import CODE_VARIABLE, imported, top_level
+from swarm.link.code import CODE_VARIABLE, ImportedCode, imported, top_level
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import (
     BatchReady,
@@ -199,9 +199,11 @@ class Failing(Engine):
         if self.kind == "stubborn":
             leave_traces()
         if self.code:
-            files = imported(top_level(Path(os.environ[CODE_VARIABLE])))
-            there = files if self.code == "imports" else dict.fromkeys(files, "/elsewhere/mine.py")
-            self.rollout.send(CodeImported(processes={"the driver": files, "a Ray worker": there}))
+            folder = Path(os.environ[CODE_VARIABLE])
+            here = there = imported(top_level(folder), folder)
+            if self.code == "elsewhere":
+                there = ImportedCode(here.folder, dict.fromkeys(here.locations, "/elsewhere/mine.py"), here.digest)
+            self.rollout.send(CodeImported(processes={"the driver": here, "a Ray worker": there}))
 
     def rolling(self) -> bool:
         if self.kind == "lingering":

@@ -83,6 +83,7 @@ class Controller(EpisodeRequests):
             model=self.job.model_name if self.has_job else "",
             pool=self._pool.information() if self._pool else None,
             steps=list(self._training.steps)[-steps:] if steps else [],
+            code=self.code,
             job=self.job if self.has_job else None,
             resolved_config=self.resolved_config,
         )
@@ -114,11 +115,16 @@ class Controller(EpisodeRequests):
         """
         check_engine(self._state, EngineState.BOOTING)
         job = self._training.start()
-        self.boot_stage, self.last_lines = "starting", []
+        self.boot_stage, self.last_lines, self.code = "starting", [], None
         self._sent = self._given = ""
         self._asked = False
         self._to(EngineState.BOOTING, "starting the engine process")
         return job
+
+    @property
+    def run_id(self) -> str:
+        """The training run; empty before the first."""
+        return self._training.run_id
 
     def run_stopped(self) -> None:
         """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
@@ -279,7 +285,7 @@ class Controller(EpisodeRequests):
         self._serve_no_more()
         if self._pool is not None:
             self._pool.trainer_away = False
-        self.engine_pid = None
+        self.engine_pid = self.code = None
         self.boot_stage = ""
         self.last_lines = list(last_lines)
         self._take_back()

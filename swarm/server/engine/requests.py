@@ -1,8 +1,8 @@
 """What is known about the engine, requests about episodes in any of its states, and what becomes due as time passes.
 
 Invariant: the state changes only along the table of :mod:`swarm.states`, and each change wakes everyone who waits. What
-an ``async`` method answers is on disk; every change of the pool serves the waiting claims and wakes whoever waits for a
-batch.
+an ``async`` method answers is on disk, except a claim: its row is written before those of its calls and its end, which
+wait for the disk. Every change of the pool serves the waiting claims and wakes whoever waits for a batch.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class EngineBoard:
         #: those over which vLLM kept its requests
         self.syncs = WeightSyncs()
         self.engine_pid: int | None = None
+        #: the code snapshot that the engine's processes say they import
+        self.code: str | None = None
         self.boot_stage = ""
         self.last_lines: list[str] = []
         self.failure: EngineFailure | None = None
@@ -217,7 +219,6 @@ class EpisodeRequests(EngineBoard):
             RequestError: more episodes than the job has slots.
             ConflictError: its key was used for another claim.
             ClientGoneError: the caller left while it waited.
-            UnavailableError: see :meth:`synced`; a claim with a key may be repeated, without one its episodes go back.
         """
         if self._pool is not None:
             if wish.episodes > self.job.slots:
@@ -239,12 +240,6 @@ class EpisodeRequests(EngineBoard):
                 self._watch()
         if isinstance(outcome, Refusal):
             return self._why_not(outcome)
-        try:
-            await self.synced()
-        except UnavailableError:
-            if not wish.claim_key:
-                self.claims.give_back(wish, outcome)
-            raise
         return outcome
 
     async def end(

@@ -41,8 +41,9 @@ from swarm.protocol import MAX_RESTARTS
 from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from swarm.server.engine.history import History
 from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
-from swarm.server.engine.snapshots import Snapshots
+from swarm.server.engine.snapshots import Snapshots, Stored
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
@@ -74,9 +75,10 @@ class Supervisor:
         self._command = tuple(command or ENGINE_COMMAND)
         self._run: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        # the synced code that the engine is to run, and whether its processes have told that they do
-        self._code: Path | None = None
-        self._code_is_run = False
+        # the synced code that the engine is to run; the controller has it once the engine's processes told that they do
+        self._code: Stored | None = None
+        self._snapshots = Snapshots(config.run_dir)
+        self._history = History(config.run_dir)
 
     async def start(self) -> int:
         """Start the engine with the synced job; returns the process id of its driver.
@@ -153,6 +155,7 @@ class Supervisor:
             if not started.done():
                 controller.died(reason)
             controller.offline(reason, lines)
+            self._history.end(reason)
             if not started.done():
                 started.set_exception(EngineError(reason))
 
@@ -185,10 +188,14 @@ class Supervisor:
         run_dir.mkdir(parents=True, exist_ok=True)
         job_path = run_dir / "job.yaml"
         job_path.write_text(dump_job(job))
-        self._code = Snapshots(run_dir).selected() if self._config.allow_code_sync else None
-        self._code_is_run = False
-        environ = engine_environment(link.address, token, run_dir, self._code)
+        self._code = self._snapshots.selected() if self._config.allow_code_sync else None
+        self._history.begin(self._controller.run_id, job, self._code and self._code.id)
+        environ = engine_environment(link.address, token, run_dir, self._folder)
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
+
+    @property
+    def _folder(self) -> Path | None:
+        return self._snapshots.files(self._code.id) if self._code is not None else None
 
     async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
         """Run until the engine is to be ended; the reason, for people. ``goodbye`` is what the engine says of it."""
@@ -244,15 +251,16 @@ class Supervisor:
                     controller.progress(stage, detail)
                 case ResolvedConfig(config=config):
                     controller.resolved_config = config
-                case CodeImported(processes=processes) if self._code is not None:
-                    if differing := differences(self._code, processes):
-                        return f"the engine does not run the synced code in {self._code}: {differing}"
-                    self._code_is_run = True
-                    logger.info("%s import the synced code in %s", " and ".join(processes), self._code)
-                case RolloutReady() if self._code is not None and not self._code_is_run:
+                    self._history.resolved(config)
+                case CodeImported(processes=processes) if self._code is not None and self._folder is not None:
+                    if differing := differences(self._folder, self._code.digest, processes):
+                        return f"the engine does not run the synced code in {self._folder}: {differing}"
+                    controller.code = self._code.id
+                    logger.info("%s import the synced code in %s", " and ".join(processes), self._folder)
+                case RolloutReady() if self._code is not None and controller.code is None:
                     return (
-                        f"the engine does not tell whether it runs the synced code in {self._code}: if that holds the "
-                        "packages swarm or adapters, sync those of this server's version"
+                        f"the engine does not tell whether it runs the synced code in {self._folder}: if that holds "
+                        "the packages swarm or adapters, sync those of this server's version"
                     )
                 case RolloutReady():
                     deadline = deadline if goodbye.done() or lost is not None else None

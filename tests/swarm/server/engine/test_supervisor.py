@@ -111,9 +111,9 @@ def sync_code(run_dir: Path) -> Path:
     (code / "mine").mkdir(parents=True)
     (code / "mine/__init__.py").write_text("")
     snapshots = Snapshots(run_dir)
-    folder = snapshots.add(zipped(code))
-    snapshots.select(folder)
-    return folder
+    stored = snapshots.add(zipped(code))
+    snapshots.select(stored.id)
+    return snapshots.files(stored.id)
 
 
 async def test_synced_code_is_said_to_run_once_the_engine_tells_so(
