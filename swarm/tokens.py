@@ -184,14 +184,14 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
 
 
 def join_runs(runs: Sequence[tuple[int, int]]) -> VersionRuns:
-    """``runs`` in order, without those that hold no token or go on with the version before; empty if one is left."""
+    """``runs`` in order, without those that hold no token or go on with the version before."""
     joined: VersionRuns = []
     for begin, version in runs:
         if joined and joined[-1][0] == begin:
             joined.pop()
         if not joined or joined[-1][1] != version:
             joined.append((begin, version))
-    return joined if len(joined) > 1 else []
+    return joined
 
 
 @dataclass

@@ -101,6 +101,7 @@ class _Growing:
         self.length += sampled
 
     def freeze(self) -> Timeline:
+        runs = join_runs(self.runs)
         return Timeline(
             prompt_ids=self.prompt_ids,
             response_ids=np.concatenate(self.response_ids),
@@ -108,7 +109,7 @@ class _Growing:
             logprobs=np.concatenate(self.logprobs),
             min_policy_version=min(self.versions),
             max_policy_version=max(self.versions),
-            versions=join_runs(self.runs),
+            versions=runs if len(runs) > 1 else [],
             num_calls=self.num_calls,
         )
 

@@ -192,10 +192,9 @@ class Recorder:
             return TokenTruthError(f"vLLM sent token ids or log-probabilities that are {exc}", code="not_numbers")
         if not ((values > _NO_LOGPROB) & np.isfinite(values)).all():
             return TokenTruthError("a sampled token has no log-probability", code="logprob_missing")
-        runs = self._syncs.runs([self._first, *choice.parts], index, len(response_ids), max_version)
-        versions = join_runs(runs)
-        # without tokens, or where it is not known: whatever was served meanwhile
-        sampled_by = [version for _, version in versions or runs[:1]] or [self._first.version, max_version]
+        runs = join_runs(self._syncs.runs([self._first, *choice.parts], index, len(response_ids), max_version))
+        # where it is not known: whatever was served meanwhile
+        sampled_by = [version for _, version in runs] or [self._first.version, max_version]
         return ModelCall(
             call_id=f"call-{secrets.token_hex(16)}",
             prompt_ids=prompt_ids,
@@ -203,6 +202,6 @@ class Recorder:
             logprobs=values,
             min_policy_version=min(sampled_by),
             max_policy_version=max(sampled_by),
-            versions=versions,
+            versions=runs if len(runs) > 1 else [],
             finish_reason=choice.finish_reason or "",
         )
