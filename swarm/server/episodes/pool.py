@@ -274,7 +274,7 @@ class EpisodePool:
             else:
                 self._finish(episode, task_id, end, end_key, outcome)
                 self.collection.add(client_uuid, outcome)
-        return failures[0] if failures else ""
+        return "; ".join(dict.fromkeys(failures))
 
     def abort(
         self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
