@@ -24,7 +24,7 @@ from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 
 Device = Literal["cpu", "cuda"]
 
@@ -76,6 +76,14 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     if job.serving == "always":
         values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     return values
+
+
+def serving_mode(job: TrainJob, config: DictConfig) -> ServingMode:
+    """When episodes run under ``job``, whose configuration is ``config``; decides what ``auto`` means."""
+    if job.serving != "auto":
+        return job.serving
+    sleeps = OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine")
+    return "between_steps" if sleeps or job.max_staleness == 0 else "always"
 
 
 def as_plain(config: DictConfig) -> dict[str, Any]:

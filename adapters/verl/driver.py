@@ -28,7 +28,7 @@ from adapters.verl.cluster import (
 from adapters.verl.deadline import forget_deadline, passed_deadline
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
-from swarm.job import TrainJob, parse_job
+from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
@@ -102,20 +102,21 @@ class _Run:
             EngineError: the trainer failed; other exceptions carry their cause (see :func:`root_cause`).
         """
         from adapters.models import resolve_model
-        from adapters.verl.config import as_plain, resolve_device, verl_config
+        from adapters.verl.config import as_plain, resolve_device, serving_mode, verl_config
 
         self._run_dir.mkdir(parents=True, exist_ok=True)
         forget_deadline(self._run_dir)
         model = resolve_model(job.model)
         device = resolve_device(job)
-        environment = self._environment(job, model, device)
         config = verl_config(job, model, self._run_dir, device)
+        serving = serving_mode(job, config)
+        environment = self._environment(job, model, device, serving)
         link.send(ResolvedConfig(config=as_plain(config)))
         vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         parsers = (
             f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"
         )
-        chosen = f"on {device}, serving {job.serving}, {parsers}"
+        chosen = f"on {device}, serving {serving}{' (auto)' if job.serving == 'auto' else ''}, {parsers}"
         print(f"engine: {model} {chosen}", flush=True)
         link.send(BootProgress(stage="starting Ray", detail=chosen))
         os.environ.update(environment)
@@ -129,7 +130,7 @@ class _Run:
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from adapters.verl.replicas import end_trainer, outlives_trainer, serves_on
+        from adapters.verl.replicas import VllmDiedError, end_trainer, outlives_trainer
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
@@ -145,16 +146,16 @@ class _Run:
                 job.model_name,
                 str(self._run_dir),
                 code,
-                job.serving,
+                serving,
             )
             try:
                 self._train(done, link)
                 return
             except ray.exceptions.RayError as exc:
-                if not (outlives_trainer(config) and serves_on()):
+                if not outlives_trainer(config) or isinstance(innermost(exc), VllmDiedError):
                     raise
                 error = passed_deadline(self._run_dir) or root_cause(exc)
-            _complain(f"the trainer failed, and vLLM serves on: {error}", 1)
+            _complain(f"the trainer failed: {error}", 1)
             # at once: the dead trainer's role must not count as silent
             link.send(TrainerDied(error=error))
             end_trainer(runner)
@@ -221,7 +222,7 @@ class _Run:
             remove_leftovers(self._ray_folder, self._began)
         timer.cancel()
 
-    def _environment(self, job: TrainJob, model: str, device: str) -> dict[str, str]:
+    def _environment(self, job: TrainJob, model: str, device: str, serving: ServingMode) -> dict[str, str]:
         """Variables for every process of the run; what the operator has set wins where it is a matter of taste."""
         from adapters.verl.cpu import cpu_environment
 
@@ -251,7 +252,7 @@ class _Run:
             # other machines see, without authentication
             forced["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if device == "cpu":
-            for name, value in cpu_environment(self._run_dir).items():
+            for name, value in cpu_environment(self._run_dir, serving).items():
                 (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value
         # the supervisor's comes with everything that the run imports from, synced code first
         paths = [forced.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
@@ -260,8 +261,8 @@ class _Run:
         return {**chosen, **forced}
 
 
-def root_cause(exc: BaseException) -> str:
-    """One line for people: the innermost cause of ``exc``, through Ray's wrappers."""
+def innermost(exc: BaseException) -> BaseException:
+    """The innermost cause of ``exc``, through Ray's wrappers."""
     import ray.exceptions
 
     seen: set[int] = set()
@@ -273,6 +274,12 @@ def root_cause(exc: BaseException) -> str:
         if not isinstance(following, BaseException):
             break
         current = following
+    return current
+
+
+def root_cause(exc: BaseException) -> str:
+    """One line for people: the innermost cause of ``exc``."""
+    current = innermost(exc)
     if isinstance(current, SwarmGatewayError):
         return current.message
     if isinstance(current, ModuleNotFoundError) and os.environ.get(CODE_VARIABLE):

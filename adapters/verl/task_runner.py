@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
-from adapters.verl.replicas import find_server
+from adapters.verl.replicas import has_server
 from swarm.job import ServingMode
 from swarm.link.code import ImportedCode, imported
 from swarm.link.engine import EngineEnd
@@ -88,7 +88,9 @@ class TaskRunner:
             tracking = getattr(trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)
-            tq.close()
+            if succeeded:
+                # takes seconds; what it started goes with this actor in any case
+                tq.close()
 
 
 def _leave() -> None:
@@ -107,7 +109,7 @@ class _announce_vllm:
         self._thread = threading.Thread(target=self._watch, name="announce-vllm", daemon=True)
 
     def __enter__(self) -> None:
-        if find_server() is not None:
+        if has_server():
             # it serves, and is taken over
             self._done.set()
         self._thread.start()
@@ -118,6 +120,6 @@ class _announce_vllm:
 
     def _watch(self) -> None:
         while not self._done.wait(0.5):
-            if find_server() is not None:
+            if has_server():
                 self._link.send(BootProgress(stage="starting vLLM"))
                 return

@@ -120,6 +120,7 @@ class SwarmTrainer(PPOTrainerSync):
             with self._requests_held(self.timing_raw):
                 yield
         elif self._feed.stays_awake:
+            self._link.send(WeightSync())
             with marked_timer("abort", self.timing_raw):
                 self.checkpoint_manager.abort_replicas()
             yield
@@ -134,7 +135,7 @@ class SwarmTrainer(PPOTrainerSync):
         with marked_timer("pause", timing):
             self._replicas.pause()
         yield
-        self._feed.weights_changed(self._replicas.policy_version())
+        self._feed.weights_changed(self._replicas.policy_version(), self._replicas.sampled())
         self._replicas.resume()
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -166,6 +166,7 @@ class DataPlane:
             version=lambda: controller.policy_version,
             owner=owner,
             goes_on=goes_on,
+            syncs=controller.syncs,
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"

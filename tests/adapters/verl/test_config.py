@@ -98,6 +98,24 @@ def test_gpu_run_keeps_verls_defaults(tmp_path: Path) -> None:
     assert verl.actor_rollout_ref.actor.use_dynamic_bsz
 
 
+@pytest.mark.parametrize(
+    ("device", "changes", "mode"),
+    [
+        ("cpu", {}, "always"),
+        ("cpu", {"max_staleness": 0}, "between_steps"),
+        ("cpu", {"serving": "between_steps"}, "between_steps"),
+        ("cuda", {}, "between_steps"),
+        ("cuda", {"serving": "always"}, "always"),
+        ("cuda", {"overrides": {"actor_rollout_ref.rollout.free_cache_engine": False}}, "always"),
+    ],
+)
+def test_auto_serves_always_where_vllm_stays_awake(
+    tmp_path: Path, device: Any, changes: dict[str, Any], mode: str
+) -> None:
+    job = TrainJob.model_validate({"model": "tiny"} | changes)
+    assert config.serving_mode(job, config.verl_config(job, "/models/tiny", tmp_path, device)) == mode
+
+
 def test_gpu_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
     verl = compose(tmp_path, "cuda", max_prompt_length=30_000, max_response_length=10_000)
     assert verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 40_000
