@@ -93,6 +93,7 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "max_policy_version": 4,
         "claimed_at": 1.5e9,
         "ended_at": 1.6e9,
+        "tokens": asdict(TokenCounts()),
         "num_calls": 1,
         "finish_reason": "",
     }
