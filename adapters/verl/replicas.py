@@ -1,4 +1,5 @@
-"""Where verl's vLLM replicas answer and which weights they have: verl and Ray internals, kept in this one file.
+"""Where verl's vLLM replicas answer, which weights they have, and whether they outlive their trainer: verl and Ray
+internals, kept in this one file.
 
 Written against verl 0.9.1 (the exact version is pinned), where a server's weight version and the event loop of its
 HTTP server have no public accessor.
@@ -7,16 +8,73 @@ HTTP server have no public accessor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
+import ray.exceptions
+from ray.util import list_named_actors
 
 from adapters.verl.token_in import OUTCOMES, TokenIn
+from swarm.errors import EngineError
 
 #: seconds for a call that reads an attribute, or pauses or resumes vLLM
 CALL_TIMEOUT = 60.0
+#: seconds within which a vLLM that is well says whether it is paused; less than the server allows the trainer's silence
+ANSWER_TIMEOUT = 4.0
+#: seconds within which the actors of a dead trainer go
+END_TIMEOUT = 30.0
+#: verl names the first server of its first replica so
+FIRST_SERVER = "vllm_server_0_0"
+
+
+def outlives_trainer(config: Any) -> bool:
+    """Whether vLLM serves on when the trainer dies, by verl's full configuration.
+
+    It must be awake while the trainer computes, in a Ray cluster of the run's own, for a trainer of one process.
+    """
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    return trainer.nnodes == 1 and trainer.n_gpus_per_node == 1 and not rollout.free_cache_engine
+
+
+def find_server() -> Any | None:
+    """The actor of the first vLLM server of this run; ``None`` while there is none."""
+    try:
+        return ray.get_actor(FIRST_SERVER)
+    except ValueError:
+        return None
+
+
+def serves_on() -> bool:
+    """Whether the vLLM of a trainer that died serves: it is alive, and was not paused for new weights."""
+    if (server := find_server()) is None:
+        return False
+    with contextlib.suppress(ray.exceptions.RayError):
+        paused = server.__ray_call__.remote(lambda it: _on_loop(it, it.engine.is_paused(), ANSWER_TIMEOUT))
+        return not ray.get(paused, timeout=ANSWER_TIMEOUT)
+    return False
+
+
+def end_trainer(runner: Any) -> None:
+    """End the actor ``runner``, and wait until no actor with a name is left but the vLLM that outlives it.
+
+    Raises:
+        EngineError: some are left: another trainer could not use their names.
+    """
+    ray.kill(runner)
+    deadline = time.monotonic() + END_TIMEOUT
+    while left := [one["name"] for one in list_named_actors(all_namespaces=True) if one["name"] != FIRST_SERVER]:
+        if time.monotonic() > deadline:
+            raise EngineError(f"processes of the trainer that failed are left after {END_TIMEOUT:.0f} s: {left}")
+        time.sleep(0.1)
+
+
+def _on_loop(server: Any, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
+    """The result of ``work`` on the event loop of vLLM's server; Ray runs what it is sent beside that loop."""
+    return asyncio.run_coroutine_threadsafe(work, server._server_task.get_loop()).result(timeout)
 
 
 class Replicas:
@@ -64,9 +122,7 @@ class Replicas:
 
     def _on_engine(self, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         def run(server: Any) -> None:
-            # Ray runs this beside the event loop of vLLM's server
-            loop = server._server_task.get_loop()
-            asyncio.run_coroutine_threadsafe(work(server.engine), loop).result(CALL_TIMEOUT)
+            _on_loop(server, work(server.engine), CALL_TIMEOUT)
 
         self._on_servers(run)
 

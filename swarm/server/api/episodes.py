@@ -1,7 +1,7 @@
 """Routes of episodes: claim, end, abort, agree.
 
-Invariant: what a response says is on disk; claims with a key, ends and aborts may be repeated; a claim whose caller
-left while it waited leaves nothing behind.
+Invariant: what a response to an end or an abort says is on disk; claims with a key, ends and aborts may be repeated; a
+claim whose caller left while it waited leaves nothing behind.
 """
 
 from __future__ import annotations

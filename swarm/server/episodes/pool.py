@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, EpisodeEnd, PoolInformation
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, TRAINER_AWAY, EpisodeEnd, PoolInformation
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.episode import (
     DELETED,
@@ -79,6 +79,8 @@ class EpisodePool:
         self.serves_always = False
         #: whether it computes meanwhile, so that another batch has to wait
         self.trainer_busy = False
+        #: whether it died, and vLLM serves on without it
+        self.trainer_away = False
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -132,8 +134,8 @@ class EpisodePool:
         slots = self._job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
-        if wish.episode_type == "train" and self.batch_waits:
-            return Refusal(BATCH_WAITS, holds_place=False)
+        if wish.episode_type == "train" and (reason := self.needs_none):
+            return Refusal(reason, holds_place=False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         collection = self.collection
@@ -331,9 +333,12 @@ class EpisodePool:
         return self.collection.ready
 
     @property
-    def batch_waits(self) -> bool:
-        """Whether a whole batch waits for a trainer that still computes the one before."""
-        return self.trainer_busy and self._engine in _SERVING and self.collection.full
+    def needs_none(self) -> str:
+        """Why no train episode is needed although vLLM serves: a whole batch waits for a trainer that still computes
+        the one before, or the trainer died; otherwise empty."""
+        if self.trainer_away:
+            return TRAINER_AWAY
+        return BATCH_WAITS if self.trainer_busy and self._engine in _SERVING and self.collection.full else ""
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""
