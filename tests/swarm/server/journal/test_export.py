@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
-from swarm.tokens import Timeline, Trajectory, as_lists
+from swarm.tokens import Timeline, TokenCounts, Trajectory, as_lists
 from swarm.types import WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, dropped, ended, over, refused, stepped, taken, trajectory
 
