@@ -144,6 +144,17 @@ class Renderer:
         return messages, [prompt if self.text is None else prompt | {"prompt": self.text}]
 
 
+def test_a_request_for_tokens_alone_is_left_as_it_is() -> None:
+    class Patched(Renderer):
+        pass
+
+    tokens = TokenIn(Patched)
+    request = SimpleNamespace(model_extra={EARLIER_IDS: [1]})
+    _, [prompt] = asyncio.run(Patched("done").preprocess_chat(request, []))
+    assert prompt["prompt_token_ids"] == WORDS.encode("done", False)
+    assert not any(tokens.take().values())
+
+
 def ask(renderer: Renderer, earlier: Any, cut: int | None = None) -> list[int]:
     request = SimpleNamespace(
         model_extra={EARLIER_IDS: earlier} if earlier else None,
