@@ -134,8 +134,8 @@ class Candidate(Model):
     ``message`` is the OpenAI message of the choice, ``text`` its text content ("" if there is none). ``tool_calls`` are
     as the model wrote them, see :attr:`malformed_calls`. Token counts are the engine's; ``latency_seconds`` is from the
     request to the last byte. ``request`` is the body from which the answer was sampled (empty if unknown). ``logprobs``
-    is the choice's object in OpenAI's form if ``request`` asked for it. ``session`` holds the turns before this one, if there is a session. Only a delivered answer can have
-    ``feedback``.
+    is the choice's object in OpenAI's form if ``request`` asked for it. ``session`` holds the turns before this one, if
+    there is a session. Only a delivered answer can have ``feedback``.
     """
 
     index: int = Field(ge=0)
