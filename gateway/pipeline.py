@@ -16,13 +16,14 @@ from gateway.observability.request import answered_by, phase
 from gateway.rollout.answering import PassedThroughError, best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy, passes
-from gateway.rollout.server import BATCH_WAITS, Training
+from gateway.rollout.server import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason
 from gateway.types import Caller, Incoming, Outcome, Relayed, released_by
+from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
 
 
@@ -158,8 +159,8 @@ class Pipeline:
         except PassedThroughError as exc:
             return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code == BATCH_WAITS:
-                return await self._untrained(incoming, route, training, BATCH_WAITS)
+            if exc.code in NEEDS_NONE:
+                return await self._untrained(incoming, route, training, exc.code)
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
 
