@@ -137,7 +137,12 @@ def opencode_command(served: Stack, home: Path, package: str) -> Command:
 def qwen_command(served: Stack, home: Path, prompt: str, *options: str) -> Command:
     """``qwen -p`` and its environment; its settings are written into ``home``."""
     (home / ".qwen").mkdir(exist_ok=True)
-    settings = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
+    settings = {
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"enableAutoUpdate": False},
+        # asks the model beside the conversation what to remember of it
+        "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+    }
     (home / ".qwen" / "settings.json").write_text(json.dumps(settings))
     command = [QWEN_CODE.command("qwen"), "-p", prompt, "--yolo", "--auth-type", "openai", *options]
     return command, {"OPENAI_BASE_URL": served.base_url, "OPENAI_API_KEY": "any", "OPENAI_MODEL": MODEL}
