@@ -75,12 +75,12 @@ def codex(served: Stack, home: Path, prompt: str, *options: str, resume: bool = 
     return _lines(run(command, home, env))
 
 
-def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str) -> str:
+def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str, context: int = 100_000) -> str:
     """What ``opencode run`` prints; ``package`` is the provider's, which tells the dialect."""
     config = home / ".config" / "opencode"
     (config / "node_modules").mkdir(parents=True, exist_ok=True)
     (config / "package-lock.json").write_text(json.dumps(_OPENCODE_LOCK))
-    limits = {"context": 100_000, "output": 1_000}
+    limits = {"context": context, "output": 1_000}
     provider = {
         "npm": package,
         "options": {"baseURL": served.base_url, "apiKey": "any"},

@@ -68,8 +68,8 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
-    """Both processes with their files in ``folder``; ``hook`` judges, and ``settings`` are the gateway's."""
+def stack(folder: Path, hook: str = HOOK, gateway: str = "gateway.cli", **settings: Any) -> Generator[Stack]:
+    """Both processes with their files in ``folder``; ``hook`` judges, and ``settings`` are those of the ``gateway``."""
     with (
         _process("tests.standins.server", "clients", str(folder / "run"), "0") as swarm_url,
         SwarmClient(swarm_url) as swarm,
@@ -82,7 +82,7 @@ def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
         (hooks / "on_compute_relative_reward.py").write_text(hook)
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, **settings}))
-        with _process("gateway.cli", "serve", "--config", str(config)) as url:
+        with _process(gateway, "serve", "--config", str(config)) as url:
             yield Stack(url, swarm)
 
 

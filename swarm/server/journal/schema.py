@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
