@@ -27,14 +27,15 @@ from swarm.errors import RequestError
 SESSION = "x-swarm-session"
 #: Headers in which agents name their sessions: Claude Code, Codex (``thread-id`` names its sub-agent), opencode.
 _AGENT_SESSIONS = ("x-claude-code-session-id", "session-id", "x-session-id")
-#: Bytes of a question and its answer; shorter ones are said in many conversations.
-_LEAST_PAIR = 80
 #: Characters of a session's name.
 _LONGEST = 256
 #: Instructions do not count: applications put the time of day into them.
 INSTRUCTIONS = frozenset({"system", "developer"})
 _BYTES = 16
 _START = b"\0" * _BYTES
+_INNER = b"\1" * _BYTES
+#: Bytes of a first message that says where an agent works, and is another when it works there again.
+_LEAST_CONTEXT = 200
 
 
 @dataclass
@@ -107,7 +108,7 @@ class DeliveredTurn:
     Attributes:
         completion_id: names the answer, without its dialect's prefix.
         agent: the sub-agent that asked; empty: the main one.
-        asked, answered, pair: digests of the conversation before and with the answer, and of its end alone.
+        asked, answered, inner: digests of the conversation before and with the answer, see :class:`Digests`.
         parent: the turn that this one continues.
         choices: how many answers were delivered.
         size: bytes that only this turn needs.
@@ -126,7 +127,7 @@ class DeliveredTurn:
     asked: bytes
     answered: bytes
     parent: DeliveredTurn | None
-    pair: bytes = b""
+    inner: bytes = b""
     agent: str = ""
     choices: int = 1
     size: int = 0
@@ -233,22 +234,22 @@ class Digests:
     """A conversation as digests.
 
     Attributes:
-        digest: of all of it.
-        answers: per assistant message, oldest first, the digests of the conversation before and with it, and of it and
-            the message before it alone (empty where they are too short to tell a conversation).
-        last: the meaning of the last message.
+        digest, inner: of all of it, and of what follows a first message that is long, such as what an agent says of the
+            project as it is now; where the first is short, ``inner`` is empty.
+        answers: per assistant message, oldest first, the digests of the conversation before and with it, and with it
+            as ``inner``.
         sizes: bytes per message, as JSON of its meaning; 0 for instructions.
     """
 
     digest: bytes
+    inner: bytes
     answers: tuple[tuple[bytes, bytes, bytes], ...]
-    last: bytes
     sizes: tuple[int, ...]
 
 
 def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
     """The digests of ``messages``, in Chat Completions form."""
-    digest, last = _START, b""
+    digest = inner = b""
     answers: list[tuple[bytes, bytes, bytes]] = []
     sizes: list[int] = []
     for message in messages:
@@ -256,28 +257,29 @@ def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
             sizes.append(0)
             continue
         meaning = _bytes(_meaning(message))
+        if not digest:
+            digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
+        elif inner:
+            inner = _chained(inner, meaning)
         before, digest = digest, _chained(digest, meaning)
         sizes.append(len(meaning))
         if message.get("role") == "assistant":
-            answers.append((before, digest, _pair(last, meaning)))
-        last = meaning
-    return Digests(digest, tuple(answers), last, tuple(sizes))
+            answers.append((before, digest, inner if inner != _INNER else b""))
+    return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
 
 
 def answered(said: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
-    """The digests of a conversation with the assistant's ``message`` appended, and of this and the message before it
-    (see :class:`Digests`), and the bytes of that message."""
+    """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
+    that message."""
     meaning = _bytes(_meaning({**message, "role": "assistant"}))
-    return _chained(said.digest, meaning), _pair(said.last, meaning), len(meaning)
+    # an answer to the first message alone is the same in many conversations
+    inner = _chained(said.inner, meaning) if said.inner not in (b"", _INNER) else b""
+    return _chained(said.digest, meaning), inner, len(meaning)
 
 
 def digest_of(text: str) -> bytes:
     """The digest of a text."""
     return _chained(_START, text.encode("utf-8", "replace"))
-
-
-def _pair(question: bytes, answer: bytes) -> bytes:
-    return _chained(question, answer) if len(question) + len(answer) >= _LEAST_PAIR else b""
 
 
 def text_of(message: Mapping[str, Any]) -> str:

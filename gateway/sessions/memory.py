@@ -32,7 +32,7 @@ _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 #: Begins the names of sub-agents that have none of their own.
 _CHILD = "of-"
 #: Characters; a shorter text may be said twice by chance. And how many are kept of one answer.
-_SHORTEST_PROMPT, _PROMPTS = 16, 16
+_SHORTEST_PROMPT, _TEXTS = 16, 16
 #: Characters; a shorter answer may stand in a text by chance.
 _SHORTEST_SUMMARY = 40
 #: The latest turns of an agent that may have been its summary.
@@ -46,7 +46,7 @@ class Place:
     Attributes:
         known: how that is known. ``answer``: its messages hold the answer; ``altered``: they hold another answer in its
             place; ``question``: the same request came before; ``name``: it names the session, and nothing else tells;
-            ``compacted``: they hold the answer with another past, or as a summary of it; ``branch``: an agent asks in
+            ``compacted``: they hold the answer as a summary of what came before; ``branch``: an agent asks in
             the session for something of its own.
         agent: the sub-agent that asks; empty: the main one.
         strength: of ``altered``: how similar the two answers are.
@@ -80,8 +80,8 @@ class Memory:
         self._roots: dict[Scope, Scope] = {}
         self._by_answer: _Index = {}
         self._by_question: _Index = {}
-        #: by the texts that a turn's calls pass on, which may be what a sub-agent is asked
-        self._by_prompt: _Index = {}
+        #: by the texts of a turn that may come back in a user's place: its answer, and what its calls pass on
+        self._by_text: _Index = {}
         self.by_id: dict[str, DeliveredTurn] = {}
         self.size = 0
 
@@ -94,11 +94,9 @@ class Memory:
     def place(self, scope: Scope, agent: str, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
         """Where a request of ``agent`` with ``messages`` stands, ``None`` where a conversation begins."""
         answers = [message for message in messages if message.get("role") == "assistant"]
-        for (before, whole, pair), answer in zip(reversed(said.answers), reversed(answers), strict=True):
-            if found := self._by_answer.get((scope, whole)):
-                return _placed(found, agent, "answer")
-            if found := self._by_answer.get((scope, pair)):
-                return _placed(found, agent, "compacted")
+        for (before, whole, inner), answer in zip(reversed(said.answers), reversed(answers), strict=True):
+            if found := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
+                return _placed(found, agent)
             for conversation, turn in reversed(self._by_question.get((scope, before), [])):
                 if agent in ("", turn.agent) and (strength := similarity(text_of(turn.message), text_of(answer))):
                     return Place(conversation, turn, "altered", turn.agent, strength)
@@ -115,11 +113,14 @@ class Memory:
         return Place(conversation, summary, "branch" if summary is None else "compacted", agent)
 
     def _told_to(self, scope: Scope, messages: list[dict[str, Any]]) -> Place | None:
-        """The conversation that had its sub-agent asked what ``messages`` ask, by a tool's argument."""
+        """The conversation that had its sub-agent asked what ``messages`` ask, by a tool's argument, or that has one of
+        them as its summary."""
         for message in reversed(messages):
             for text in texts_of(message) if message.get("role") == "user" else ():
-                if found := self._by_prompt.get((scope, digest_of(text.strip()))):
+                if found := self._by_text.get((scope, digest_of(text.strip()))):
                     conversation, turn = found[-1]
+                    if text.strip() == text_of(turn.message).strip():
+                        return Place(conversation, turn, "compacted", turn.agent)
                     return Place(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
         return None
 
@@ -155,10 +156,10 @@ class Memory:
         self.size += turn.size
         for where in _found_in(scope):
             _note(self._by_answer, (where, turn.answered), (conversation, turn))
-        if turn.pair:
-            _note(self._by_answer, (scope, turn.pair), (conversation, turn))
-        for prompt in _prompts(turn.message):
-            _note(self._by_prompt, (scope, prompt), (conversation, turn))
+        if turn.inner:
+            _note(self._by_answer, (scope, turn.inner), (conversation, turn))
+        for text in _texts_in(turn.message):
+            _note(self._by_text, (scope, text), (conversation, turn))
         _note(self._by_question, (scope, turn.asked), (conversation, turn))
         self.by_id[turn.completion_id] = turn
         leaving: list[Conversation] = []
@@ -189,10 +190,10 @@ class Memory:
         for turn in conversation.turns:
             for where in _found_in(conversation.scope):
                 _drop(self._by_answer, (where, turn.answered), turn)
-            if turn.pair:
-                _drop(self._by_answer, (conversation.scope, turn.pair), turn)
-            for prompt in _prompts(turn.message):
-                _drop(self._by_prompt, (conversation.scope, prompt), turn)
+            if turn.inner:
+                _drop(self._by_answer, (conversation.scope, turn.inner), turn)
+            for text in _texts_in(turn.message):
+                _drop(self._by_text, (conversation.scope, text), turn)
             _drop(self._by_question, (conversation.scope, turn.asked), turn)
         late = [turn.completion_id for turn in conversation.turns if turn.open]
         self.forget([turn.completion_id for turn in conversation.turns if not turn.open])
@@ -204,17 +205,18 @@ class Memory:
             self.by_id.pop(completion_id, None)
 
 
-def _placed(found: _Found, agent: str, known: Literal["answer", "compacted"]) -> Place:
+def _placed(found: _Found, agent: str) -> Place:
     """Of conversations with one digest, the newest turn of the same agent, or of any, that nobody has continued."""
     own = [entry for entry in found if entry[1].agent == agent] or found
     fresh = [entry for entry in own if not entry[0].after(entry[1], agent or entry[1].agent)]
     conversation, turn = (fresh or own)[-1]
-    return Place(conversation, turn, known, agent or turn.agent)
+    return Place(conversation, turn, "answer", agent or turn.agent)
 
 
-def _prompts(message: dict[str, Any]) -> list[bytes]:
-    """Digests of the longer texts among the arguments of an answer's calls."""
-    found: list[bytes] = []
+def _texts_in(message: dict[str, Any]) -> list[bytes]:
+    """Digests of the text of an answer and of the texts among the arguments of its calls, if they are long enough."""
+    summary = text_of(message).strip()
+    found = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []
     for call in message.get("tool_calls") or ():
         try:
             arguments: Any = orjson.loads(call["function"]["arguments"])
@@ -223,7 +225,7 @@ def _prompts(message: dict[str, Any]) -> list[bytes]:
         values = list(arguments.values()) if isinstance(arguments, dict) else []
         texts = [value.strip() for value in values if isinstance(value, str)]
         found += [digest_of(text) for text in texts if len(text) >= _SHORTEST_PROMPT]
-    return found[:_PROMPTS]
+    return found[:_TEXTS]
 
 
 def _summary_in(messages: list[dict[str, Any]], turns: list[DeliveredTurn]) -> DeliveredTurn | None:

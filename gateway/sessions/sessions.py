@@ -126,7 +126,7 @@ class Sessions:
             parent = None
             conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
         conversation.settings, conversation.hooks = settings, link.hooks
-        digest, pair, answer_size = answered(link.said, message)
+        digest, inner, answer_size = answered(link.said, message)
         body, size = _sharing(link.incoming.call.body, link.said.sizes, parent)
         turn = DeliveredTurn(
             completion_id=plain_id(completion_id),
@@ -137,7 +137,7 @@ class Sessions:
             asked=link.said.digest,
             answered=digest,
             parent=parent,
-            pair=pair,
+            inner=inner,
             agent=link.agent,
             choices=choices,
             size=size + answer_size,

@@ -75,7 +75,15 @@ def codex(served: Stack, home: Path, prompt: str, *options: str, resume: bool = 
     return _lines(run(command, home, env))
 
 
-def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str, context: int = 100_000) -> str:
+def opencode(
+    served: Stack,
+    home: Path,
+    package: str,
+    prompt: str,
+    *options: str,
+    context: int = 100_000,
+    env: dict[str, str] | None = None,
+) -> str:
     """What ``opencode run`` prints; ``package`` is the provider's, which tells the dialect."""
     config = home / ".config" / "opencode"
     (config / "node_modules").mkdir(parents=True, exist_ok=True)
@@ -96,7 +104,7 @@ def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str
         "provider": {"swarm": provider},
     }
     (config / "opencode.json").write_text(json.dumps(settings))
-    env = {
+    own = {
         "XDG_CONFIG_HOME": str(home / ".config"),
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -105,7 +113,7 @@ def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str
         "OPENCODE_DISABLE_SHARE": "1",
     }
     # its arguments it puts between quotes
-    return run([OPENCODE.command("opencode"), "run", *options], home, env, prompt).strip()
+    return run([OPENCODE.command("opencode"), "run", *options], home, own | (env or {}), prompt).strip()
 
 
 def _lines(printed: str) -> list[dict[str, Any]]:

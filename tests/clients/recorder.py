@@ -2,6 +2,9 @@
 
 ``python -m tests.clients.recorder serve --config gateway.yaml``: one JSON object a line, in ``calls.jsonl`` beside the
 configuration.
+
+The user makes the gateway fail by words of the last message, once for each client: ``FAIL ONCE`` with a 503,
+``BREAK ONCE`` in the midst of a streamed answer.
 """
 
 from __future__ import annotations
@@ -9,11 +12,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gateway import pipeline
 from gateway.cli import main
 from gateway.sessions import sessions
+from gateway.types import Decided
+from swarm.errors import UnavailableError, UpstreamError
 
 #: What an agent may tell of its session; nothing else of its headers is kept.
 _TELLING = re.compile(r"session|thread|agent|parent|codex-window|stainless-retry")
@@ -40,6 +48,36 @@ def record(path: Path) -> None:
     sessions.Sessions.link, sessions.SessionLink.delivered = noted_link, noted_delivered
 
 
+def fail_once() -> None:
+    """Do what the user orders."""
+    answer = pipeline.Pipeline.answer
+    done: set[str] = set()
+
+    def ordered(incoming: Any, order: str) -> bool:
+        client = incoming.headers.get("user-agent", "").partition("/")[0] + order
+        if client in done or order not in str(incoming.call.messages[-1].get("content")):
+            return False
+        done.add(client)
+        return True
+
+    async def broken(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for chunk in chunks:
+            yield chunk
+            raise UpstreamError("it broke, as was ordered")
+
+    async def failing(self: Any, incoming: Any) -> Any:
+        if ordered(incoming, "FAIL ONCE"):
+            raise UnavailableError("it fails, as was ordered", retry_after=0.1)
+        outcome = await answer(self, incoming)
+        if incoming.call.stream and ordered(incoming, "BREAK ONCE"):
+            assert isinstance(outcome, Decided)
+            return replace(outcome, chunks=lambda: broken(outcome.chunks()))
+        return outcome
+
+    pipeline.Pipeline.answer = failing
+
+
 if __name__ == "__main__":
+    fail_once()
     record(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("calls.jsonl"))
     sys.exit(main())

@@ -97,14 +97,25 @@ async def test_what_comes_after_a_summary_goes_on_from_it(sessions: Sessions, to
     assert sessions.counts.linked["compacted"] == 1
 
 
-async def test_a_past_that_was_cut_short_is_that_of_its_end(sessions: Sessions, to: Talks) -> None:
-    question, answer = (
-        user("why does the parser of dates fail in leap years?"),
-        "It divides by four alone, and forgets.",
-    )
-    say(sessions, to, [user("hi"), assistant("Hello."), question], answer)
-    later = [user("<state>We spoke of dates.</state>"), assistant("I see."), question, assistant(answer), user("and?")]
-    assert texts(ask(sessions, to, later)) == [answer]
+async def test_a_summary_is_known_where_no_session_has_a_name(sessions: Sessions, to: Talks) -> None:
+    summary, talk = "The user wants the parser of dates repaired.", [user("repair it")]
+    say(sessions, to, talk, "I look.")
+    say(sessions, to, [*talk, user("Summarise.")], summary)
+    later = [user("Today is Sunday."), assistant("I see."), user(f" {summary}\n"), assistant("Yes."), user("and?")]
+    assert texts(ask(sessions, to, later)) == ["I look.", summary]
+    assert ask(sessions, to, later, key="another").session is None
+
+
+@pytest.mark.parametrize(("opening", "known"), [("Files: " + "a.py " * 50, ["I look."]), ("Files: a.py", [])])
+async def test_an_agent_that_tells_anew_where_it_works_goes_on(
+    sessions: Sessions, to: Talks, opening: str, known: list[str]
+) -> None:
+    def talk(opening: str) -> Messages:
+        return [user(opening), assistant("Got it."), user("repair it")]
+
+    say(sessions, to, talk(opening), "I look.")
+    later = [*talk(opening + " b.py"), assistant("I look."), user("and?")]
+    assert texts(ask(sessions, to, later)) == known
 
 
 async def test_a_fork_is_a_session_of_its_own_that_knows_its_origin(sessions: Sessions, to: Talks) -> None:

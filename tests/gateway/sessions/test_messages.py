@@ -82,14 +82,5 @@ def test_each_answer_is_the_digest_of_the_messages_up_to_it(said: list[tuple[str
     assert len(whole.sizes) == len(messages)
 
 
-def test_the_end_of_a_conversation_is_known_with_another_past_where_it_is_long_enough() -> None:
-    question, answer = user("why does the date parser fail in leap years?"), assistant("It divides by four alone.")
-    _, pair, _ = answered(digests_of([user("hi"), assistant("Hello."), question]), answer)
-    later = digests_of([user("We spoke of dates."), assistant("I see."), question, answer, user("and now?")])
-    assert pair and later.answers[-1][2] == pair
-    _, short, _ = answered(digests_of([user("hi")]), assistant("Hello."))
-    assert short == b""
-
-
 def test_sizes_are_bytes_of_json() -> None:
     assert size_of({"a": "é"}) == len('{"a":"é"}'.encode())
