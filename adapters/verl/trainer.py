@@ -19,7 +19,7 @@ from verl.utils.debug import marked_timer
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from adapters.verl import deadline
-from adapters.verl.advantage import GRPO, RLOO, episode_factors, scale_advantages
+from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics
@@ -155,7 +155,9 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = super()._compute_advantage(batch, *args, **kwargs)
-        return scale_advantages(batch, episode_factors(batch.keys, leave_one_out=self._leave_one_out))
+        factors = episode_factors(batch.keys, leave_one_out=self._leave_one_out)
+        # rows that verl pads with have none
+        return put_right(batch, factors, [self._feed.credits.get(key, 0.0) for key in batch.keys])
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._update_actor(batch, metrics)

@@ -93,20 +93,28 @@ def codex(served: Stack, home: Path, prompt: str, *options: str, **how: bool) ->
     return _lines(run(command, home, env))
 
 
-def opencode(served: Stack, home: Path, package: str, prompt: str, *options: str) -> str:
+def opencode(
+    served: Stack,
+    home: Path,
+    package: str,
+    prompt: str,
+    *options: str,
+    context: int = 100_000,
+    env: dict[str, str] | None = None,
+) -> str:
     """What ``opencode run`` prints; ``package`` as of :func:`opencode_command`."""
-    command, env = opencode_command(served, home, package)
+    command, own = opencode_command(served, home, package, context)
     # its arguments it puts between quotes
-    return run([*command, *options], home, env, prompt).strip()
+    return run([*command, *options], home, own | (env or {}), prompt).strip()
 
 
-def opencode_command(served: Stack, home: Path, package: str) -> Command:
+def opencode_command(served: Stack, home: Path, package: str, context: int = 100_000) -> Command:
     """``opencode run`` and its environment; its settings are written into ``home``. ``package`` is the provider's,
     which tells the dialect."""
     config = home / ".config" / "opencode"
     (config / "node_modules").mkdir(parents=True, exist_ok=True)
     (config / "package-lock.json").write_text(json.dumps(_OPENCODE_LOCK))
-    limits = {"context": 100_000, "output": 1_000}
+    limits = {"context": context, "output": 1_000}
     sees = {"input": ["text", "image"], "output": ["text"]}
     provider = {
         "npm": package,
@@ -123,7 +131,7 @@ def opencode_command(served: Stack, home: Path, package: str) -> Command:
         "provider": {"swarm": provider},
     }
     (config / "opencode.json").write_text(json.dumps(settings))
-    env = {
+    own = {
         "XDG_CONFIG_HOME": str(home / ".config"),
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -131,7 +139,7 @@ def opencode_command(served: Stack, home: Path, package: str) -> Command:
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_SHARE": "1",
     }
-    return [OPENCODE.command("opencode"), "run"], env
+    return [OPENCODE.command("opencode"), "run"], own
 
 
 def qwen_command(served: Stack, home: Path, prompt: str, *options: str) -> Command:

@@ -50,7 +50,7 @@ class Stack:
         order), and that nothing is under way any more."""
         before = self.rewards()
         yield
-        self._settled()
+        self.settled()
         new = {task: given for task, given in self.rewards().items() if task not in before}
         assert [sorted(given) for given in new.values()] == [sorted(rewards)] * groups
 
@@ -65,7 +65,7 @@ class Stack:
         """Those of every task in the pool."""
         return self.swarm.get_rollout_stat().completed_tasks_rewards
 
-    def _settled(self) -> None:
+    def settled(self) -> None:
         """Wait until the gateway has nothing left to do for any request."""
         deadline = time.monotonic() + SECONDS
         while (status := self._status())["in_flight"] or status["background"]:
@@ -77,21 +77,31 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
-    """Both processes with their files in ``folder``; ``hook`` judges, and ``settings`` are the gateway's."""
+def stack(
+    folder: Path,
+    hook: str = HOOK,
+    session_hook: str = "",
+    gateway: str = "gateway.cli",
+    batch_size: int = 500,
+    **settings: Any,
+) -> Generator[Stack]:
+    """Both processes with their files in ``folder``; ``hook`` judges answers and ``session_hook`` sessions, and
+    ``settings`` are those of the ``gateway``."""
     with (
         _process("tests.standins.server", "clients", str(folder / "run"), "0") as swarm_url,
         SwarmClient(swarm_url) as swarm,
     ):
         # room for all that the suite does: a step would empty the pool that it looks into
-        job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=500, max_response_length=2000)
+        job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=batch_size, max_response_length=2000)
         swarm.auto_sync_train_config_and_start_engine(job)
         hooks = folder / "hooks"
         hooks.mkdir()
         (hooks / "on_compute_relative_reward.py").write_text(hook)
+        if session_hook:
+            (hooks / "on_session_end.py").write_text(session_hook)
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, **settings}))
-        with _process("gateway.cli", "serve", "--config", str(config)) as url:
+        with _process(gateway, "serve", "--config", str(config)) as url:
             yield Stack(url, swarm)
 
 

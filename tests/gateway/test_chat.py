@@ -224,6 +224,17 @@ async def test_a_hook_sees_the_headers_without_secrets(swarm: Swarm, open_gatewa
     assert "hush" not in seen.values() and {seen[name] for name in needed} == {"7"} and seen["x-name"] == "Jörg"
 
 
+async def test_the_names_that_agents_give_their_sessions_are_no_secrets(
+    swarm: Swarm, open_gateway: OpenGateway
+) -> None:
+    names = ["session-id", "x-session-id", "x-parent-session-id", "x-claude-code-session-id"]
+    async with open_gateway(submit=SUBMIT + "[{**request.body, 'headers': request.headers}] * 4") as http:
+        for agent in ("codex_exec/0.169.0", "opencode/1.18.33", "another"):
+            await http.post(CHAT, json=BODY, headers={**dict.fromkeys(names, "s"), "user-agent": agent})
+    seen = [[name for name in names if name in body["headers"]] for body in swarm.bodies]
+    assert seen == [names, names, ["x-claude-code-session-id"]]
+
+
 async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(
     swarm: Swarm, open_gateway: OpenGateway
 ) -> None:
