@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from adapters.verl.cluster import (
     remove_leftovers,
     start_ray,
 )
-from adapters.verl.deadline import forget_deadline, passed_deadline
+from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
+from adapters.verl.health import HealthWatch
+from adapters.verl.nodes import ask_node, missing_cluster, missing_nodes, raylets_of_run
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
@@ -117,9 +121,14 @@ class _Run:
         import ray
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
-        start_ray(init_arguments(job, device, self._ray_folder.path, environment, given), self._ray_folder.path)
+        arguments = init_arguments(job, device, self._ray_folder.path, environment, given)
+        if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
+            return
+        start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
+        if job.nnodes > 1 and not self._wait_for(link, lambda: missing_nodes(ray.nodes(), job.nnodes, job.n_gpu)):
+            return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from adapters.verl.task_runner import TaskRunner
@@ -138,17 +147,47 @@ class _Run:
             code,
             job.serving,
         )
-        while True:
-            ready, _ = ray.wait([done], timeout=0.5)
-            if ready:
-                ray.get(done)
-                return
-            if isinstance(link.receive(timeout=0), Stop):
-                # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
-                ray.wait([done], timeout=STOP_GRACE)
-                return
+        with ExitStack() as watching:
+            nodes: HealthWatch | None = None
+            while True:
+                ready, _ = ray.wait([done], timeout=0.5)
+                if ready:
+                    try:
+                        ray.get(done)
+                    except Exception as exc:
+                        if nodes is not None and (gone := nodes.failing()):
+                            raise EngineError(gone) from exc
+                        raise
+                    return
+                if job.nnodes > 1 and nodes is None and (raylets := raylets_of_run(job.nnodes)):
+                    nodes = watching.enter_context(HealthWatch(raylets, ask_node, name="node"))
+                if nodes is not None and nodes.death:
+                    raise EngineError(nodes.death)
+                if isinstance(link.receive(timeout=0), Stop):
+                    # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
+                    ray.wait([done], timeout=STOP_GRACE)
+                    return
+                if self._terminated.is_set():
+                    raise EngineError("the engine was terminated")
+
+    def _wait_for(self, link: EngineEnd, missing: Callable[[], str]) -> bool:
+        """Wait until nothing is missing; ``False`` if the server said Stop meanwhile.
+
+        Raises:
+            EngineError: the engine was terminated, or the time of a boot has passed.
+        """
+        until, told = time.monotonic() + BOOT, ""
+        while what := missing():
+            if what != told:
+                link.send(BootProgress(stage="waiting for nodes", detail=what))
+                told = what
+            if isinstance(link.receive(timeout=0.5), Stop):
+                return False
             if self._terminated.is_set():
                 raise EngineError("the engine was terminated")
+            if time.monotonic() > until:
+                raise EngineError(f"waited {BOOT:.0f} s for nodes: {what}")
+        return True
 
     def abandon(self) -> None:
         """The server is gone, so nobody waits for an orderly end: kill, remove, exit. Called in the link's thread."""
