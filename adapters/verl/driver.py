@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -14,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,13 @@ from adapters.verl.cluster import (
     start_ray,
 )
 from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
-from adapters.verl.health import HealthWatch
-from adapters.verl.nodes import ask_node, missing_cluster, missing_nodes, raylets_of_run
+from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
+from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
 #: seconds that a Stop leaves to the trainer
@@ -46,8 +45,14 @@ EXIT_GRACE = 20.0
 def main() -> None:
     """Entry point; exit code 0 when the run ended on purpose, 2 for a wrong configuration, else 1."""
     parser = argparse.ArgumentParser(prog="python -m adapters.verl", description=__doc__.splitlines()[0])
-    parser.add_argument("job", type=Path, help="TrainJob as YAML")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("job", type=Path, nargs="?", help="TrainJob as YAML")
+    what.add_argument("--resolve", action="store_true", help="tell verl's configuration for the job on stdin, as JSON")
     arguments = parser.parse_args()
+    if arguments.resolve:
+        from adapters.verl.resolve import main as resolve
+
+        sys.exit(resolve())
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
     run = _Run(run_dir)
     try:
@@ -131,44 +136,42 @@ class _Run:
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        from adapters.verl.replicas import end_trainer, outlives_trainer, serves_on
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
-        link.send(BootProgress(stage="loading verl"))
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runner = TaskRunner.options(scheduling_strategy=here).remote()
-        done = runner.run.remote(
-            config,
-            os.environ[ADDRESS_VARIABLE],
-            os.environ[TOKEN_VARIABLE],
-            job.model_name,
-            str(self._run_dir),
-            code,
-            job.serving,
-        )
-        with ExitStack() as watching:
-            nodes: HealthWatch | None = None
-            while True:
-                ready, _ = ray.wait([done], timeout=0.5)
-                if ready:
-                    try:
-                        ray.get(done)
-                    except Exception as exc:
-                        if nodes is not None and (gone := nodes.failing()):
-                            raise EngineError(gone) from exc
-                        raise
-                    return
-                if job.nnodes > 1 and nodes is None and (raylets := raylets_of_run(job.nnodes)):
-                    nodes = watching.enter_context(HealthWatch(raylets, ask_node, name="node"))
-                if nodes is not None and nodes.death:
-                    raise EngineError(nodes.death)
-                if isinstance(link.receive(timeout=0), Stop):
-                    # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
-                    ray.wait([done], timeout=STOP_GRACE)
-                    return
-                if self._terminated.is_set():
-                    raise EngineError("the engine was terminated")
+        nodes = NodeWatch(job.nnodes)
+        while True:
+            link.send(BootProgress(stage="loading verl"))
+            runner = TaskRunner.options(scheduling_strategy=here).remote()
+            done = runner.run.remote(
+                config,
+                os.environ[ADDRESS_VARIABLE],
+                os.environ[TOKEN_VARIABLE],
+                job.model_name,
+                str(self._run_dir),
+                code,
+                job.serving,
+            )
+            try:
+                self._train(done, link, nodes)
+                return
+            except ray.exceptions.RayError as exc:
+                if gone := nodes.failing():
+                    raise EngineError(gone) from exc
+                if not (outlives_trainer(config) and serves_on()):
+                    raise
+                error = passed_deadline(self._run_dir) or root_cause(exc)
+            _complain(f"the trainer failed, and vLLM serves on: {error}", 1)
+            # at once: the dead trainer's role must not count as silent
+            link.send(TrainerDied(error=error))
+            end_trainer(runner)
+            if (again := self._wait_for_start(link)) is None:
+                return
+            forget_deadline(self._run_dir)
+            config = verl_config(job.model_copy(update={"resume": again.resume}), model, self._run_dir, device)
 
     def _wait_for(self, link: EngineEnd, missing: Callable[[], str]) -> bool:
         """Wait until nothing is missing; ``False`` if the server said Stop meanwhile.
@@ -183,11 +186,47 @@ class _Run:
                 told = what
             if isinstance(link.receive(timeout=0.5), Stop):
                 return False
-            if self._terminated.is_set():
-                raise EngineError("the engine was terminated")
+            self._check_terminated()
             if time.monotonic() > until:
                 raise EngineError(f"waited {BOOT:.0f} s for nodes: {what}")
         return True
+
+    def _train(self, done: Any, link: EngineEnd, nodes: NodeWatch) -> None:
+        """Wait for the end of the trainer, or a Stop.
+
+        Raises:
+            ray.exceptions.RayError: it failed.
+            EngineError: this process was terminated, or a node is gone.
+        """
+        import ray
+
+        while True:
+            ready, _ = ray.wait([done], timeout=0.5)
+            if ready:
+                ray.get(done)
+                return
+            if isinstance(link.receive(timeout=0), Stop):
+                # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
+                ray.wait([done], timeout=STOP_GRACE)
+                return
+            self._check_terminated()
+            nodes.check()
+
+    def _wait_for_start(self, link: EngineEnd) -> StartTrainer | None:
+        """The server's word to start another trainer; ``None`` if it says Stop."""
+        # no deadline of its own: a server that dies is noticed by its heartbeats
+        while True:
+            match link.receive(timeout=0.5):
+                case StartTrainer() as message:
+                    return message
+                case Stop():
+                    return None
+                case _:
+                    self._check_terminated()
+
+    def _check_terminated(self) -> None:
+        if self._terminated.is_set():
+            raise EngineError("the engine was terminated")
 
     def abandon(self) -> None:
         """The server is gone, so nobody waits for an orderly end: kill, remove, exit. Called in the link's thread."""
@@ -265,5 +304,10 @@ def root_cause(exc: BaseException) -> str:
         current = following
     if isinstance(current, SwarmGatewayError):
         return current.message
+    if isinstance(current, ModuleNotFoundError) and os.environ.get(CODE_VARIABLE):
+        return (
+            f"the synced code needs the Python module {current.name!r}, which is not installed on {platform.node()}: "
+            f"install it there for {sys.executable}; code sync sends no dependencies"
+        )
     text = str(current).strip() or "no message"
     return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"

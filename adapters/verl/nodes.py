@@ -11,7 +11,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adapters.verl.health import Outcome
+from adapters.verl.health import HealthWatch, Outcome
+from swarm.errors import EngineError
 
 #: seconds for a connection: nothing is computed for it
 CONNECT_TIMEOUT = 1.0
@@ -60,7 +61,34 @@ def raylet(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
 
-def raylets_of_run(wanted: int) -> list[str]:
+class NodeWatch:
+    """Watches the nodes on which verl placed workers, from then on; does nothing for a run on one node.
+
+    Args:
+        wanted: how many nodes the run has.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._watch: HealthWatch | None = None
+
+    def check(self) -> None:
+        """Return at once where all nodes are there.
+
+        Raises:
+            EngineError: one is gone.
+        """
+        if self._wanted > 1 and self._watch is None and (raylets := _raylets_of_run(self._wanted)):
+            self._watch = HealthWatch(raylets, ask_node, name="node").__enter__()
+        if self._watch is not None and self._watch.death:
+            raise EngineError(self._watch.death)
+
+    def failing(self) -> str:
+        """Which node does not answer now, the likely reason for an error elsewhere; empty if all do."""
+        return self._watch.failing() if self._watch is not None else ""
+
+
+def _raylets_of_run(wanted: int) -> list[str]:
     """``host:port`` of the raylet of each node that verl placed workers on; empty until all are placed.
 
     Ray's ids of placement groups end with the id of the job that created them.

@@ -60,7 +60,8 @@ class TrainingRun:
         self._journal = journal
         self._client_timeout = client_timeout
         recovered = journal.recover()
-        self._run_id = recovered.run_id
+        #: empty before the first
+        self.run_id = recovered.run_id
         self._stopped = recovered.stopped
         self._job: TrainJob | None = None
         self._pool: EpisodePool | None = None
@@ -152,19 +153,19 @@ class TrainingRun:
             return False
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
         self.pool.collection.confirm(result.batch_id, result.step)
-        self._journal.append(StepRow(self._run_id, result))
+        self._journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
         return True
 
     def _begin(self, job: TrainJob, reason: str) -> None:
-        self._run_id = new_uuid()
-        if dropped := self.pool.begin_run(self._run_id, job, reason):
+        self.run_id = new_uuid()
+        if dropped := self.pool.begin_run(self.run_id, job, reason):
             logger.warning("dropped %d finished episodes: %s", dropped, reason)
         self._stopped = False
         self.steps.clear()
 
     def _append_run(self) -> None:
-        self._journal.append(RunRow(self._run_id, dump_job(self.job), self._stopped))
+        self._journal.append(RunRow(self.run_id, dump_job(self.job), self._stopped))
 
 
 def _no_job() -> ConflictError:
@@ -172,16 +173,28 @@ def _no_job() -> ConflictError:
 
 
 def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
+    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode, and
+    what merging made of its calls.
+
+    ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
+    earlier answer, among those that go on from one.
+    """
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in trajectories]
     tokens = [trajectory.sampled_tokens for trajectory in trajectories]
+    counts = [trajectory.tokens for trajectory in trajectories]
+    kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
     return {
         "swarm/reward_mean": statistics.fmean(rewards),
         "swarm/reward_std": statistics.pstdev(rewards),
         "swarm/episodes": float(len(trajectories)),
         "swarm/tasks": float(len(batch.groups)),
         "swarm/response_tokens_mean": statistics.fmean(tokens),
+        "swarm/calls": float(sum(one.calls for one in counts)),
+        "swarm/timelines": float(sum(one.timelines for one in counts)),
+        "swarm/unmerged_tokens": float(sum(one.unmerged for one in counts)),
+        "swarm/merged_tokens": float(sum(one.prompts + one.masked + one.trained for one in counts)),
+        "swarm/lost_history": lost / (kept + lost) if lost else 0.0,
     }
 
 
