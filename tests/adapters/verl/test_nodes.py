@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from adapters.verl import nodes
 from adapters.verl.health import DEAD_AFTER, INTERVAL, HealthWatch
-from adapters.verl.nodes import CONNECT_TIMEOUT, ask_node, missing_cluster, missing_nodes
+from adapters.verl.nodes import CONNECT_TIMEOUT, NodeWatch, ask_node, missing_cluster, missing_nodes
+from swarm.errors import EngineError
 
 
 @pytest.fixture
@@ -45,6 +47,23 @@ def test_a_node_whose_raylet_is_killed_is_gone_and_a_busy_one_is_not(raylet: soc
 def test_a_node_is_missed_within_ten_seconds_whether_it_refuses_or_is_silent() -> None:
     rounds = 2 + DEAD_AFTER // (INTERVAL + CONNECT_TIMEOUT)
     assert rounds * (INTERVAL + CONNECT_TIMEOUT) < 9.5
+
+
+def test_a_run_on_several_nodes_is_watched_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[list[str]] = [[], ["10.0.0.2:1"]]
+    monkeypatch.setattr(nodes, "_raylets_of_run", lambda wanted: known.pop(0))
+    started: list[HealthWatch] = []
+    monkeypatch.setattr(HealthWatch, "__enter__", lambda self: started.append(self) or self)
+    NodeWatch(1).check()
+    watch = NodeWatch(2)
+    watch.check()
+    assert not watch.failing() and not started
+    watch.check()
+    watch.check()
+    assert len(started) == 1 and not known
+    started[0].death = "the node at 10.0.0.2:1 cannot be reached"
+    with pytest.raises(EngineError, match=started[0].death):
+        watch.check()
 
 
 def test_a_run_waits_for_its_cluster_and_for_nodes_with_room(raylet: socket.socket) -> None:
