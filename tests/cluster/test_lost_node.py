@@ -17,7 +17,7 @@ from swarm.client import SwarmClient
 from swarm.states import EngineState
 from tests.cluster.ray_nodes import RayNode
 from tests.engine import tiny_model
-from tests.engine.test_gateway_loop import ASK, READY_SECONDS, STEP_SECONDS, Up, until
+from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS, Up, until
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("verl", reason="needs the cpu extra")
@@ -57,7 +57,7 @@ def upstream() -> Iterator[str]:
 
 
 class Users:
-    """Each asks again as soon as it has an answer; a context manager.
+    """Each asks again 0.2 s after it had an answer; a context manager.
 
     Attributes:
         answers: when each came (monotonic seconds), its status, who answered, and how long it took.
@@ -71,7 +71,7 @@ class Users:
 
     def _ask(self) -> None:
         with httpx.Client(base_url=self._gateway, timeout=STEP_SECONDS, trust_env=False) as app:
-            while not self._done.is_set():
+            while not self._done.wait(0.2):
                 began = time.monotonic()
                 answer = app.post("/v1/chat/completions", json={**ASK, "max_tokens": 16})
                 now = time.monotonic()
@@ -95,6 +95,7 @@ def test_users_are_answered_while_a_node_is_away_and_training_goes_on_when_it_is
     tmp_path: Path, upstream: str, nodes: list[RayNode]
 ) -> None:
     tiny_model.build(tmp_path / "tiny")
+    (tmp_path / "letters.py").write_text(HOOKS)
     sections = {
         "job": {
             "model": "tiny",
@@ -108,7 +109,11 @@ def test_users_are_answered_while_a_node_is_away_and_training_goes_on_when_it_is
             "save_freq": 1,
         },
         "swarm": {"port": 0, "run_dir": "run", "boot_timeout": READY_SECONDS - 60},
-        "gateway": {"port": 0, "routes": [{"name": "tiny", "upstream": {"base_url": upstream, "model": "big"}}]},
+        "gateway": {
+            "port": 0,
+            "hooks": "letters:hooks",
+            "routes": [{"name": "tiny", "upstream": {"base_url": upstream, "model": "big"}}],
+        },
     }
     (tmp_path / "up.yaml").write_text(yaml.safe_dump(sections))
     other = nodes[1]
