@@ -55,21 +55,19 @@ class Report:
         row = Row(name)
         self.rows.append(row)
         began = time.monotonic()
+        limit: asyncio.Timeout | None = None
         try:
             if any(earlier.check == needs and earlier.outcome != "ok" for earlier in self.rows):
                 raise SkippedError(f"needs: {needs}")
-            async with asyncio.timeout(max(0.0, self._until - began)):
+            async with asyncio.timeout(max(0.0, self._until - began)) as limit:
                 row.found = await check()
         except SkippedError as exc:
             row.outcome, row.why = "skipped", str(exc)
         except TimeoutError:
-            row.outcome, row.why = "failed", "not done within the limit of time"
+            late = limit is not None and limit.expired()
+            row.outcome, row.why = "failed", "the time for all checks is over" if late else "the engine did not answer"
         except Exception as exc:
-            lines = str(exc).strip().splitlines() or [""]
-            row.outcome, row.why = (
-                "failed",
-                lines[0] if isinstance(exc, FailedError) else f"{type(exc).__name__}: {exc}",
-            )
+            row.outcome, row.why = "failed", _reason(exc)
         row.seconds = round(time.monotonic() - began, 1)
 
     def found(self, name: str) -> dict[str, Any]:
@@ -83,6 +81,14 @@ class Report:
             found = ", ".join(f"{key} {value}" for key, value in row.found.items())
             table.add_row(row.check, row.outcome, f"{row.seconds:.0f}", row.why or found)
         return table
+
+
+def _reason(exc: BaseException) -> str:
+    """One line for people."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    text = next(iter(str(exc).strip().splitlines()), "")
+    return text if isinstance(exc, FailedError) else f"{type(exc).__name__}: {text}"
 
 
 async def check_all(device: str, limit: float, folder: Path) -> Report:
