@@ -188,7 +188,7 @@ class Failing(Engine):
             sys.exit()
         if self.kind == "stubborn":
             leave_traces()
-        if self.code:
+        if self.code and CODE_VARIABLE in os.environ:
             folder = Path(os.environ[CODE_VARIABLE])
             here = there = imported(top_level(folder), folder)
             if self.code == "elsewhere":
