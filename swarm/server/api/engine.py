@@ -6,8 +6,10 @@ Invariant: a command that cannot be carried out is answered with an error that s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -22,7 +24,7 @@ from swarm.server.api.config import BACKLOG
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
-from swarm.server.engine.changes import Changes
+from swarm.server.engine.changes import Changes, read_defaults
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.engine.supervisor import Supervisor
@@ -43,6 +45,7 @@ class EngineRoutes:
     shown: StateShown
     monitor: Monitor
     audit: AuditLog
+    job_defaults: Path | None
 
     def routes(self) -> list[BaseRoute]:
         backlog = {503: BACKLOG}
@@ -101,9 +104,9 @@ class EngineRoutes:
             except ClientGoneError:
                 return Response(status_code=499)
         status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))
-        try:
-            defaults = self.changes.defaults()
-        except SwarmGatewayError:
-            # whoever syncs a job is told
+        if self.job_defaults is None:
             return status
-        return status.model_copy(update={"job_defaults": defaults}) if defaults else status
+        # what is wrong with them is told to whoever syncs a job
+        with contextlib.suppress(SwarmGatewayError):
+            return status.model_copy(update={"job_defaults": read_defaults(self.job_defaults)})
+        return status

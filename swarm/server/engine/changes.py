@@ -157,16 +157,9 @@ class Changes:
 
         Raises:
             ConfigError: names what is wrong.
+            SwarmGatewayError: the server's defaults cannot be read (``job_defaults``).
         """
-        return layered(read_fields(text), set_=given, server=self.defaults())
-
-    def defaults(self) -> dict[str, Any]:
-        """What the server sets in jobs that do not; read anew each time.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
-        return read_defaults(self._config.job_defaults)
+        return layered(read_fields(text), set_=given, server=read_defaults(self._config.job_defaults))
 
     async def resolve(self, layers: Layered) -> ResolvedJob:
         """What an engine would run with the selected code.
@@ -244,7 +237,7 @@ def read_defaults(path: Path | None) -> dict[str, Any]:
     """The fields of a job in the server's file of defaults; none without a file.
 
     Raises:
-        ConfigError: it cannot be read.
+        SwarmGatewayError: it cannot be read (``job_defaults``).
     """
     if path is None:
         return {}
