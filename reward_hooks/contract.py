@@ -170,11 +170,6 @@ class GroupScore(Model):
         """Whether the rewards differ; a group of equal rewards teaches nothing."""
         return max(self.values) - min(self.values) > EQUAL_WITHIN
 
-    @property
-    def best(self) -> int:
-        """Index of the highest reward, the first among equals."""
-        return max(range(len(self.rewards)), key=lambda index: (self.values[index], -index))
-
 
 SubmitResult = list[dict[str, Any]] | Submission
 RewardResult = list[float | Reward] | list[float] | list[Reward]

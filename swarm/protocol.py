@@ -6,6 +6,7 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -21,6 +22,7 @@ POST_ROLLING = "Engine is in post-rolling phase"
 NO_EPISODES = "No available episodes to claim."
 #: AgentJet's client waits as in the phase that it knows.
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
+TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
 EpisodeType = Literal["train", "eval"]
 
@@ -192,7 +194,9 @@ class ClaimEpisodeRequest(WireRequest):
     throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     unless_batch_waits: bool = Field(
-        default=False, description="do not wait while a whole batch waits for the trainer: no episode is needed then"
+        default=False,
+        description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, or "
+        "the trainer died and is being started again",
     )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
@@ -313,6 +317,34 @@ class EndGroupRequest(WireRequest):
     task_id: str = Field(min_length=1, max_length=MAX_NAME)
     ends: list[EpisodeEnd] = Field(min_length=1, max_length=1024)
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+
+
+class EpisodeTokens(Model):
+    """What became of all tokens of one episode's recorded calls, over all its timelines (not the longest only).
+
+    ``sampled == trained + repeated + dropped``. What is ``trained`` here waits for a batch; it may still be dropped
+    with its group (``swarm-gateway swarm export`` knows how it ended).
+    """
+
+    calls: int = Field(description="recorded ones with a sampled token")
+    timelines: int = Field(description="rows for the trainer that they were merged into")
+    sampled: int = Field(description="tokens that the policy sampled")
+    trained: int = Field(description="of these, in a timeline with mask 1")
+    repeated: int = Field(description="of these, sampled again in the same place, and trained once")
+    dropped: int = Field(description="of these, never trained: `why` says the reason")
+    why: str = ""
+    masked: int = Field(description="tokens between answers: results of tools, later turns of the user")
+    prompts: int = Field(description="tokens of the timelines before their first answer")
+    unmerged: int = Field(description="prompts and answers, if each call was a row of its own")
+    kept: int = Field(description="calls whose prompt begins with the very tokens of the conversation's earlier answer")
+    lost: int = Field(description="calls that go on from one whose text the chat template renders otherwise")
+    edited: int = Field(description="calls that give another answer back than was sampled")
+
+
+class EndedResponse(SuccessResponse):
+    """``/end_episode`` and ``/end_group``; with ``success`` and an ``error`` the end stands, but nothing is trained."""
+
+    tokens: dict[str, EpisodeTokens] = Field(default={}, description="by episode uuid")
 
 
 class CanContinueResponse(Model):
@@ -515,12 +547,24 @@ class JournalStatus(Model):
     error: str = Field(default="", description="why the last commit failed")
 
 
+#: Starts of an engine, or of its trainer, after deaths with no training step between them.
+MAX_RESTARTS = 5
+#: Seconds.
+_LONGEST_PAUSE = 60.0
+
+
 class EngineFailure(Model):
-    """The engine died, and has neither done a step nor been stopped on purpose since; kept while it starts again."""
+    """The engine, or its trainer, died, and has neither done a step nor been stopped on purpose since; kept while it
+    starts again."""
 
     reason: str
     count: int = Field(ge=1, description="deaths in a row")
     wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+
+    def pause(self, first: float) -> float:
+        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one,
+        up to a minute; with jitter."""
+        return min(_LONGEST_PAUSE, first * 2 ** (self.count - 1)) * random.uniform(0.5, 1.0)
 
 
 class ServerStatus(Model):

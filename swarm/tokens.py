@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
@@ -22,6 +22,14 @@ TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
 LogProbs = NDArray[np.float32]
 _Count = Annotated[int, Meta(ge=1)]
+
+#: How a call's prompt treats what the same conversation's earlier answer sampled: there is none that the server knows
+#: (``new``), the prompt begins with its very tokens (``kept``), it does not although the messages do (``lost``: the
+#: chat template renders that answer to another text), or the caller gave another answer back than it got (``edited``).
+History = Literal["new", "kept", "lost", "edited"]
+#: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
+#: :mod:`adapters.verl.token_in`.
+EARLIER_IDS = "swarm_earlier_ids"
 
 
 def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any], NDArray[Any]]:
@@ -107,6 +115,7 @@ class ModelCall(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
     min_policy_version: int
     max_policy_version: int
     finish_reason: str
+    history: History = "new"
 
 
 class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
@@ -133,6 +142,37 @@ class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
         return int(np.count_nonzero(self.response_mask))
 
 
+class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """What became of all tokens of an episode's recorded calls, over all its timelines.
+
+    ``sampled == trained + repeated``, unless the episode is dropped: then nothing of ``sampled`` is trained.
+
+    Attributes:
+        calls: recorded ones with a sampled token.
+        timelines: that they were merged into; the trainer's rows.
+        sampled: tokens that the policy sampled.
+        trained: of these, in a timeline with mask 1.
+        repeated: of these, sampled a second time in the same place: they are in the timeline once.
+        masked: tokens between answers in the timelines: results of tools, later turns of the user.
+        prompts: tokens of the timelines before their first answer.
+        unmerged: tokens, prompts included, if each call was a row of its own; the merged rows have
+            ``prompts + masked + trained``.
+        kept, lost, edited: calls by their :data:`History`.
+    """
+
+    calls: int = 0
+    timelines: int = 0
+    sampled: int = 0
+    trained: int = 0
+    repeated: int = 0
+    masked: int = 0
+    prompts: int = 0
+    unmerged: int = 0
+    kept: int = 0
+    lost: int = 0
+    edited: int = 0
+
+
 class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """All timelines of one finished episode with its reward, which is finite."""
 
@@ -142,6 +182,7 @@ class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     timelines: Annotated[list[Timeline], Meta(min_length=1)]
     num_calls: _Count
     log_metrics: dict[str, float] = {}
+    tokens: TokenCounts = TokenCounts()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):

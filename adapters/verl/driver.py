@@ -31,7 +31,7 @@ from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
+from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
 #: seconds that a Stop leaves to the trainer
@@ -129,22 +129,49 @@ class _Run:
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        from adapters.verl.replicas import end_trainer, outlives_trainer, serves_on
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
-        link.send(BootProgress(stage="loading verl"))
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runner = TaskRunner.options(scheduling_strategy=here).remote()
-        done = runner.run.remote(
-            config,
-            os.environ[ADDRESS_VARIABLE],
-            os.environ[TOKEN_VARIABLE],
-            job.model_name,
-            str(self._run_dir),
-            code,
-            job.serving,
-        )
+        while True:
+            link.send(BootProgress(stage="loading verl"))
+            runner = TaskRunner.options(scheduling_strategy=here).remote()
+            done = runner.run.remote(
+                config,
+                os.environ[ADDRESS_VARIABLE],
+                os.environ[TOKEN_VARIABLE],
+                job.model_name,
+                str(self._run_dir),
+                code,
+                job.serving,
+            )
+            try:
+                self._train(done, link)
+                return
+            except ray.exceptions.RayError as exc:
+                if not (outlives_trainer(config) and serves_on()):
+                    raise
+                error = passed_deadline(self._run_dir) or root_cause(exc)
+            _complain(f"the trainer failed, and vLLM serves on: {error}", 1)
+            # at once: the dead trainer's role must not count as silent
+            link.send(TrainerDied(error=error))
+            end_trainer(runner)
+            if (again := self._wait_for_start(link)) is None:
+                return
+            forget_deadline(self._run_dir)
+            config = verl_config(job.model_copy(update={"resume": again.resume}), model, self._run_dir, device)
+
+    def _train(self, done: Any, link: EngineEnd) -> None:
+        """Wait for the end of the trainer, or a Stop.
+
+        Raises:
+            ray.exceptions.RayError: it failed.
+            EngineError: this process was terminated.
+        """
+        import ray
+
         while True:
             ready, _ = ray.wait([done], timeout=0.5)
             if ready:
@@ -154,8 +181,23 @@ class _Run:
                 # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
                 ray.wait([done], timeout=STOP_GRACE)
                 return
-            if self._terminated.is_set():
-                raise EngineError("the engine was terminated")
+            self._check_terminated()
+
+    def _wait_for_start(self, link: EngineEnd) -> StartTrainer | None:
+        """The server's word to start another trainer; ``None`` if it says Stop."""
+        # no deadline of its own: a server that dies is noticed by its heartbeats
+        while True:
+            match link.receive(timeout=0.5):
+                case StartTrainer() as message:
+                    return message
+                case Stop():
+                    return None
+                case _:
+                    self._check_terminated()
+
+    def _check_terminated(self) -> None:
+        if self._terminated.is_set():
+            raise EngineError("the engine was terminated")
 
     def abandon(self) -> None:
         """The server is gone, so nobody waits for an orderly end: kill, remove, exit. Called in the link's thread."""

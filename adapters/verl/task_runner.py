@@ -10,13 +10,11 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
+from adapters.verl.replicas import find_server
 from swarm.job import ServingMode
 from swarm.link.code import ImportedCode, imported
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, CodeImported
-
-#: verl names its first vLLM server actor so
-FIRST_SERVER = "vllm_server_0_0"
 
 
 @ray.remote(num_cpus=1)
@@ -109,6 +107,9 @@ class _announce_vllm:
         self._thread = threading.Thread(target=self._watch, name="announce-vllm", daemon=True)
 
     def __enter__(self) -> None:
+        if find_server() is not None:
+            # it serves, and is taken over
+            self._done.set()
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -117,9 +118,6 @@ class _announce_vllm:
 
     def _watch(self) -> None:
         while not self._done.wait(0.5):
-            try:
-                ray.get_actor(FIRST_SERVER)
-            except ValueError:
-                continue
-            self._link.send(BootProgress(stage="starting vLLM"))
-            return
+            if find_server() is not None:
+                self._link.send(BootProgress(stage="starting vLLM"))
+                return

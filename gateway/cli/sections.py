@@ -38,9 +38,9 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
         ConfigError: a misspelt key or a value out of range; names each.
     """
     config_class = load_attribute("swarm.server.config:ServerConfig")
-    for name in ("run_dir", "job_defaults") if folder is not None else ():
-        if settings.get(name) is not None:
-            settings = {**settings, name: str((folder / str(settings[name])).resolve())}
+    if folder is not None:
+        files = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
+        settings = settings | {name: str((folder / str(path)).resolve()) for name, path in files.items()}
     given = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
     settings = {**given, **settings}
     try:

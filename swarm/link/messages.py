@@ -96,6 +96,13 @@ class StepDone(_Message, frozen=True, kw_only=True):
     result: StepResult
 
 
+class TrainerDied(_Message, frozen=True, kw_only=True):
+    """From ``driver``: the trainer is gone because of ``error``, and with it the role ``rollout``; vLLM serves on with
+    the weights that it has. The driver waits for :class:`StartTrainer` or :class:`Stop`."""
+
+    error: str
+
+
 class Finished(_Message, frozen=True, kw_only=True):
     """The engine leaves: on purpose (``error`` empty) or because of ``error``; with ``wrong_config`` the job is at
     fault, so another start would fail alike."""
@@ -114,6 +121,13 @@ class Resume(_Message, frozen=True, kw_only=True):
     """Server to ``rollout``: the new policy version is known, vLLM may go on."""
 
 
+class StartTrainer(_Message, frozen=True, kw_only=True):
+    """Server to ``driver``, after :class:`TrainerDied`: start another trainer beside the vLLM that serves, with
+    ``resume`` from the last checkpoint."""
+
+    resume: bool
+
+
 class Stop(_Message, frozen=True, kw_only=True):
     """Server to both roles: finish now."""
 
@@ -128,9 +142,11 @@ Message = (
     | WeightSync
     | WeightsSynced
     | StepDone
+    | TrainerDied
     | Finished
     | BatchReady
     | Resume
+    | StartTrainer
     | Stop
 )
 

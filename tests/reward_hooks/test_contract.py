@@ -21,7 +21,6 @@ def test_rewards_and_components_are_finite(value: float) -> None:
 
 
 def test_the_numbers_of_a_group() -> None:
-    assert [score(*values).best for values in ((0.1, 0.9, 0.9), (0.5, 0.5), (-2.0, -1.0, -3.0))] == [1, 0, 1]
     assert [score(*values).informative for values in ((0.0, 1.0), (0.3, 0.1 + 0.2), (1.0,))] == [True, False, False]
     assert score(0.0, 1.0, 0.5).mean == pytest.approx(0.5)
     assert score(0.0, 1.0).values == [0.0, 1.0]

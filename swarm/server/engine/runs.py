@@ -173,16 +173,28 @@ def _no_job() -> ConflictError:
 
 
 def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
+    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode, and
+    what merging made of its calls.
+
+    ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
+    earlier answer, among those that go on from one.
+    """
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in trajectories]
     tokens = [trajectory.sampled_tokens for trajectory in trajectories]
+    counts = [trajectory.tokens for trajectory in trajectories]
+    kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
     return {
         "swarm/reward_mean": statistics.fmean(rewards),
         "swarm/reward_std": statistics.pstdev(rewards),
         "swarm/episodes": float(len(trajectories)),
         "swarm/tasks": float(len(batch.groups)),
         "swarm/response_tokens_mean": statistics.fmean(tokens),
+        "swarm/calls": float(sum(one.calls for one in counts)),
+        "swarm/timelines": float(sum(one.timelines for one in counts)),
+        "swarm/unmerged_tokens": float(sum(one.unmerged for one in counts)),
+        "swarm/merged_tokens": float(sum(one.prompts + one.masked + one.trained for one in counts)),
+        "swarm/lost_history": lost / (kept + lost) if lost else 0.0,
     }
 
 

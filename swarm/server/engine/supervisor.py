@@ -2,7 +2,8 @@
 
 Invariant: whatever ends a run (Stop, exit, silence, a boot that takes too long), the state goes to OFFLINE with the
 reason at once, and no other run starts before nothing of this one is left. Until then it is listened to: a step that it
-did is recorded, however late it says so, and only then is an error held against the batch that it had.
+did is recorded, however late it says so, and only then is an error held against the batch that it had. Where vLLM
+outlives its trainer, the run goes on: another trainer is started, up to ``MAX_RESTARTS`` times without a step.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from swarm.link.messages import (
     ResolvedConfig,
     Resume,
     RolloutReady,
+    StartTrainer,
     StepDone,
     Stop,
+    TrainerDied,
     WeightsSynced,
     WeightSync,
 )
 from swarm.link.server import EngineLink
+from swarm.protocol import MAX_RESTARTS
 from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -55,10 +59,18 @@ class Supervisor:
 
     Args:
         command: the engine's command; the path of the job's YAML is appended.
+        restart_pause: seconds before another trainer starts, see :meth:`EngineFailure.pause`.
     """
 
-    def __init__(self, config: ServerConfig, controller: Controller, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        controller: Controller,
+        command: Sequence[str] | None = None,
+        restart_pause: float = 2.0,
+    ) -> None:
         self._config = config
+        self._restart_pause = restart_pause
         self._controller = controller
         self._command = tuple(command or ENGINE_COMMAND)
         self._run: asyncio.Task[None] | None = None
@@ -187,12 +199,27 @@ class Supervisor:
 
     async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
         """Run until the engine is to be ended; the reason, for people. ``goodbye`` is what the engine says of it."""
+        feed = self._feed(link)
         try:
-            return await first_of(
-                self._stopped(), self._exited(process, goodbye), self._listen(link, goodbye), self._feed(link)
-            )
+            while True:
+                listening = self._listen(link, goodbye)
+                ended = await first_of(self._stopped(), self._exited(process, goodbye), listening, feed)
+                if not isinstance(ended, TrainerDied):
+                    return ended
+                job = self._controller.trainer_died(ended.error)
+                link.forget("rollout")
+                failure = self._controller.failure
+                assert failure is not None
+                if failure.count > MAX_RESTARTS:
+                    return f"{failure.reason} (after {MAX_RESTARTS} other trainers that did no training step)"
+                feed = self._start_trainer(link, job, failure.pause(self._restart_pause))
         except (LinkError, StateError) as exc:
             return exc.message
+
+    async def _start_trainer(self, link: EngineLink, job: TrainJob, pause: float) -> str:
+        await asyncio.sleep(pause)
+        await link.send("driver", StartTrainer(resume=job.resume))
+        return await self._feed(link)
 
     async def _stopped(self) -> str:
         await self._stop.wait()
@@ -203,15 +230,18 @@ class Supervisor:
         await asyncio.sleep(_LAST_WORDS_SECONDS)
         return _reason(goodbye.result()) if goodbye.done() else how
 
-    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str:
+    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str | TrainerDied:
         controller = self._controller
         loop = asyncio.get_running_loop()
         deadline: float | None = loop.time() + self._config.boot_timeout
+        lost: TrainerDied | None = None
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     _, message = await link.receive()
             except TimeoutError:
+                if lost is not None:
+                    return lost
                 if goodbye.done():
                     return _reason(goodbye.result())
                 seconds = self._config.boot_timeout
@@ -233,7 +263,7 @@ class Supervisor:
                         "the packages swarm or adapters, sync those of this server's version"
                     )
                 case RolloutReady():
-                    deadline = deadline if goodbye.done() else None
+                    deadline = deadline if goodbye.done() or lost is not None else None
                     if (again := controller.rollout_ready(message)) is not None:
                         await link.send("rollout", BatchReady(batch=again))
                 case WeightSync():
@@ -243,6 +273,10 @@ class Supervisor:
                     await link.send("rollout", Resume())
                 case StepDone(result=result):
                     controller.step_done(result)
+                case TrainerDied(error=error):
+                    if not controller.serves:
+                        return f"the engine failed: {error}"
+                    lost, deadline = message, loop.time() + _LAST_WORDS_SECONDS
                 case Finished(error=error):
                     if not goodbye.done():
                         if not error and not self._stop.is_set():
