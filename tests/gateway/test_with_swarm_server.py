@@ -100,6 +100,20 @@ async def test_without_its_trainer_vllm_answers_at_once_and_untrained(
     assert (await gateway.post(CHAT, json=BODY)).headers["x-swarm-trained"] == "true"
 
 
+async def test_the_outcome_of_a_session_reaches_the_trainers_batch(rig: server.Rig, tmp_path: Path) -> None:
+    outcome = "def on_session_end(session, context):\n    return session.feedback.rating\n"
+    tasks = server.JOB.batch_size
+    async with gateway_before(str(rig.client.base_url), tmp_path, session_end=outcome, session_weight=2.0) as http:
+        for number in range(tasks):
+            await http.post(CHAT, json=BODY, headers={"x-swarm-session": str(number)})
+            said = {"score": 0.5, "task": str(number)}
+            assert (await http.post(f"/v1/sessions/{number}/end", json=said)).json()["ended"]
+        await none_running(rig)
+    batch = await rig.controller.next_batch()
+    credits = [[one.credit for one in group.trajectories] for group in batch.groups]
+    assert sorted(sorted(group) for group in credits) == [[0.0, 1.0]] * tasks
+
+
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.script.append(plain([1, 2], token_ids=[1]))
     response = await gateway.post(CHAT, json=BODY)
