@@ -62,7 +62,8 @@ def timeline_fields(timeline: Timeline, *, uid: str, reward: float) -> dict[str,
     """One row of verl's.
 
     ``prompts`` int64 [P], ``responses`` int64 [R], ``input_ids`` and ``position_ids`` int64 [P+R], ``response_mask``
-    and ``loss_mask`` int64 [R], ``rollout_log_probs`` and ``rm_scores`` float32 [R] (the reward on the last token).
+    and ``loss_mask`` int64 [R], ``rollout_log_probs`` and ``rm_scores`` float32 [R] (the reward on the last token),
+    ``policy_versions`` int64 [R] (the training steps whose weights sampled the tokens).
     """
     prompts = torch.tensor(timeline.prompt_ids, dtype=torch.int64)
     responses = torch.tensor(timeline.response_ids, dtype=torch.int64)
@@ -80,6 +81,7 @@ def timeline_fields(timeline: Timeline, *, uid: str, reward: float) -> dict[str,
         "loss_mask": mask,
         "rollout_log_probs": torch.tensor(timeline.logprobs, dtype=torch.float32),
         "rm_scores": scores,
+        "policy_versions": torch.tensor(timeline.token_versions(), dtype=torch.int64),
         "num_turns": timeline.num_calls,
         # the data plane quarantines conversations that hold anything but text
         "multi_modal_inputs": {},

@@ -54,6 +54,13 @@ class Stack:
         new = {task: given for task, given in self.rewards().items() if task not in before}
         assert [sorted(given) for given in new.values()] == [sorted(rewards)] * groups
 
+    @contextlib.contextmanager
+    def passes(self, rule: str, requests: int) -> Generator[None]:
+        """Asserts that so many requests pass through by ``rule`` within the block."""
+        before = self._status()["passed_through"].get(rule, 0)
+        yield
+        assert self._status()["passed_through"].get(rule, 0) - before == requests
+
     def rewards(self) -> Mapping[str, list[float]]:
         """Those of every task in the pool."""
         return self.swarm.get_rollout_stat().completed_tasks_rewards
@@ -61,10 +68,12 @@ class Stack:
     def settled(self) -> None:
         """Wait until the gateway has nothing left to do for any request."""
         deadline = time.monotonic() + SECONDS
-        with httpx.Client(base_url=self.url, timeout=SECONDS, trust_env=False) as http:
-            while (status := http.get("/status").json())["in_flight"] or status["background"]:
-                assert time.monotonic() < deadline, status
-                time.sleep(0.05)
+        while (status := self._status())["in_flight"] or status["background"]:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.05)
+
+    def _status(self) -> dict[str, Any]:
+        return httpx.get(f"{self.url}/status", timeout=SECONDS, trust_env=False).json()
 
 
 @contextlib.contextmanager

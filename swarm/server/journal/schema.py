@@ -16,7 +16,7 @@ from typing import IO
 from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
-#: in ``user_version``; raised with every change of the tables
+#: in ``user_version``; raised with every change of the tables, or of the token data in them
 SCHEMA_VERSION = 5
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
