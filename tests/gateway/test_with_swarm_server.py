@@ -118,6 +118,19 @@ async def test_the_outcome_of_a_session_reaches_the_trainers_batch(rig: server.R
     assert sorted(sorted(group) for group in credits) == [[0.0, 1.0]] * tasks
 
 
+async def test_a_session_counts_what_is_answered_once_and_untrained(rig: server.Rig, gateway: Http) -> None:
+    named = {"x-swarm-session": "s"}
+    assert (await gateway.post(CHAT, json=BODY, headers={**named, "x-swarm-train": "false"})).status_code == 200
+    rig.controller.trainer_died("killed")
+    assert (await gateway.post(CHAT, json=BODY, headers=named)).status_code == 200
+    # its name is looked at where it is to be trained only
+    too_long = {"x-swarm-session": "x" * 257, "x-swarm-train": "false"}
+    assert (await gateway.post(CHAT, json=BODY, headers=too_long)).status_code == 200
+    [on] = (await gateway.get("/v1/sessions/s")).json()["on"]
+    [ledger] = on["agents"].values()
+    assert (ledger["passed"], ledger["under_way"]) == ({"not_chosen": 1, "trainer_away": 1}, 0)
+
+
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.script.append(plain([1, 2], token_ids=[1]))
     response = await gateway.post(CHAT, json=BODY)
