@@ -150,7 +150,9 @@ class Pipeline:
             return await self._passed(incoming, route, training, passed)
         try:
             if not trains:
-                return await _straight(route, training, incoming)
+                outcome = await _straight(route, training, incoming)
+                self._sessions.passed(incoming, route.name, "not_chosen")
+                return outcome
             session = self._sessions.link(incoming, route.name, settings, training.hooks)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
@@ -175,6 +177,7 @@ class Pipeline:
             outcome = await _straight(route, training, incoming)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, training, exc, engine=False)
+        self._sessions.passed(incoming, route.name, reason)
         return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
     async def _fallback(
@@ -197,6 +200,7 @@ class Pipeline:
                 error = exc
             else:
                 route.stats.fallbacks[reason] += 1
+                self._sessions.passed(incoming, route.name, reason)
                 return outcome
         if not engine:
             raise error
@@ -205,6 +209,7 @@ class Pipeline:
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1
+        self._sessions.passed(incoming, route.name, reason)
         return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
@@ -54,12 +55,15 @@ class Ledger:
 
     Attributes:
         requests: that were to be sampled and trained.
+        passed: requests that got one answer which is not trained, by why (``not_chosen``: by ``train_fraction`` or a
+            header).
         under_way: groups whose fate is not decided.
         trained: answers that the swarm server has on disk with their rewards.
         dropped: the others, by why.
     """
 
     requests: int = 0
+    passed: Counter[str] = field(default_factory=Counter[str])
     under_way: int = 0
     trained: Fate = field(default_factory=Fate)
     dropped: dict[str, Fate] = field(default_factory=dict[str, Fate])

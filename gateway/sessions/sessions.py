@@ -114,6 +114,18 @@ class Sessions:
         agent = place.agent if place is not None else agent
         return SessionLink(self, incoming, settings, hooks, scope, agent, said, place, report)
 
+    def passed(self, incoming: Incoming, route: str, reason: str) -> None:
+        """Count a request of a named session that got one answer which is not trained, and why."""
+        try:
+            scope, agent, child = names_of(incoming, route)
+        except RequestError:
+            # what is not sampled for training needs no session
+            return
+        if child:
+            scope = self._memory.adopt(scope, child)
+        if scope.kind in ("session", "agent"):
+            self._report(scope, scope.name).agents.setdefault(agent, Ledger()).passed[reason] += 1
+
     def remember(
         self, link: SessionLink, completion_id: str, message: dict[str, Any], reward: float | None, choices: int
     ) -> DeliveredTurn:

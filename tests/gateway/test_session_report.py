@@ -46,8 +46,14 @@ async def test_a_session_says_what_became_of_its_tokens(swarm: Swarm, open_gatew
         each = {"answers": GROUP, "sampled": sampled, "masked": on["agents"][""]["trained"]["masked"]}
         assert sampled >= GROUP and each["masked"] >= GROUP
         assert on["agents"] == {
-            "": {"requests": 1, "under_way": 0, "trained": each, "dropped": {}},
-            "sub": {"requests": 2, "under_way": 0, "trained": each, "dropped": {"reward_hook_failed": each}},
+            "": {"requests": 1, "passed": {}, "under_way": 0, "trained": each, "dropped": {}},
+            "sub": {
+                "requests": 2,
+                "passed": {},
+                "under_way": 0,
+                "trained": each,
+                "dropped": {"reward_hook_failed": each},
+            },
         }
         totals = (await http.get("/status")).json()["tokens"]
         assert totals["delivered"] + totals["wasted"] == 3 * sampled

@@ -104,6 +104,33 @@ async def test_without_its_trainer_vllm_answers_at_once_and_untrained(
     assert (await gateway.post(CHAT, json=BODY)).headers["x-swarm-trained"] == "true"
 
 
+async def test_the_outcome_of_a_session_reaches_the_trainers_batch(rig: server.Rig, tmp_path: Path) -> None:
+    outcome = "def on_session_end(session, context):\n    return session.feedback.rating\n"
+    tasks = server.JOB.batch_size
+    async with gateway_before(str(rig.client.base_url), tmp_path, session_end=outcome, session_weight=2.0) as http:
+        for number in range(tasks):
+            await http.post(CHAT, json=BODY, headers={"x-swarm-session": str(number)})
+            said = {"score": 0.5, "task": str(number)}
+            assert (await http.post(f"/v1/sessions/{number}/end", json=said)).json()["ended"]
+        await none_running(rig)
+    batch = await rig.controller.next_batch()
+    credits = [[one.credit for one in group.trajectories] for group in batch.groups]
+    assert sorted(sorted(group) for group in credits) == [[0.0, 1.0]] * tasks
+
+
+async def test_a_session_counts_what_is_answered_once_and_untrained(rig: server.Rig, gateway: Http) -> None:
+    named = {"x-swarm-session": "s"}
+    assert (await gateway.post(CHAT, json=BODY, headers={**named, "x-swarm-train": "false"})).status_code == 200
+    rig.controller.trainer_died("killed")
+    assert (await gateway.post(CHAT, json=BODY, headers=named)).status_code == 200
+    # its name is looked at where it is to be trained only
+    too_long = {"x-swarm-session": "x" * 257, "x-swarm-train": "false"}
+    assert (await gateway.post(CHAT, json=BODY, headers=too_long)).status_code == 200
+    [on] = (await gateway.get("/v1/sessions/s")).json()["on"]
+    [ledger] = on["agents"].values()
+    assert (ledger["passed"], ledger["under_way"]) == ({"not_chosen": 1, "trainer_away": 1}, 0)
+
+
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.script.append(plain([1, 2], token_ids=[1]))
     response = await gateway.post(CHAT, json=BODY)

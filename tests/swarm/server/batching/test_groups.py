@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from swarm.server.batching.groups import Dropped, GroupStore
 from swarm.server.batching.shares import Shares
@@ -82,6 +83,13 @@ def test_a_group_with_equal_rewards_is_uninformative(reward: float) -> None:
     assert f"all 2 episodes of task 'a' have the reward {reward:g}" in dropped.reason
     groups.add("me", trajectory("a", reward=reward))
     assert groups.add("me", trajectory("a", reward=reward + 0.5)) == []
+    assert batch_tasks(groups) == [("a", 2)]
+
+
+def test_a_group_with_equal_rewards_and_a_credit_teaches_something() -> None:
+    groups = store(batch_size=1, collection="finish_enough_non_dummy_tasks")
+    groups.add("me", trajectory("a", reward=1.0))
+    assert groups.add("me", structs.replace(trajectory("a", reward=1.0), credit=-0.5)) == []
     assert batch_tasks(groups) == [("a", 2)]
 
 

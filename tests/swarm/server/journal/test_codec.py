@@ -43,6 +43,7 @@ def test_a_trajectory_comes_back_exactly(response: list[int], data: st.DataObjec
         episode_uuid="e",
         task_id="\ud800ß",
         reward=0.1,
+        credit=-0.3,
         timelines=[timeline, timeline],
         num_calls=2,
         log_metrics=metrics,
