@@ -6,6 +6,7 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarm.tokens import ModelCall, Timeline
 from swarm.tracker.timelines import count_tokens, merge_calls
@@ -52,6 +53,14 @@ def test_next_turn_extends_with_masked_tokens_in_between() -> None:
     assert timeline.response_mask.tolist() == [1, 1, 0, 0, 1]
     assert timeline.logprobs.tolist() == [-0.125, -0.25, 0.0, 0.0, -0.125]
     assert (timeline.min_policy_version, timeline.max_policy_version, timeline.num_calls) == (4, 6, 2)
+
+
+def test_each_token_keeps_its_version_when_calls_are_joined() -> None:
+    over_a_sync = replace(call([1], [2, 3, 4], 4, 5), versions=[(0, 4), (2, 5)])
+    (timeline,) = merge_calls([over_a_sync, call([1, 2, 3, 4, 9], [6, 7], 5), call([1, 2, 3, 4, 9, 6, 7], [8], 6)])
+    assert timeline.versions == [(0, 4), (2, 5), (6, 6)]
+    assert timeline.token_versions().tolist() == [4, 4, 5, 5, 5, 5, 6]
+    assert merge_calls([over_a_sync])[0].versions == over_a_sync.versions
 
 
 def test_drifted_prefix_starts_a_new_timeline() -> None:

@@ -67,7 +67,13 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
     (row,) = lines(tmp_path / "x.jsonl")
     given = trajectory("trained")
     assert row.pop("timelines") == [as_lists(timeline) for timeline in given.timelines]
-    assert row.pop("output") == {"reward": 1.0, "is_success": None, "metadata": {"answer": "yes"}, "log_metrics": {}}
+    assert row.pop("output") == {
+        "reward": 1.0,
+        "credit": 0.0,
+        "is_success": None,
+        "metadata": {"answer": "yes"},
+        "log_metrics": {},
+    }
     assert row == {
         "episode_uuid": "trained",
         "run_id": "r1",
