@@ -16,7 +16,7 @@ from gateway.observability.request import answered_by, phase
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.rollout.server import BATCH_WAITS, Training
+from gateway.rollout.server import NOT_NEEDED, Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
@@ -131,7 +131,7 @@ class Pipeline:
         return released_by(outcome, release)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
-        training, upstream, settings = route.training, route.upstream, route.settings
+        training, upstream, settings = route.training_of(incoming.caller), route.upstream, route.settings
         if training is None:
             assert upstream is not None
             return await _relayed(route, upstream, incoming, "")
@@ -153,18 +153,18 @@ class Pipeline:
                 return await first(training, incoming, session)
             return await best(training, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code == BATCH_WAITS:
-                return await self._surplus(incoming, route, training)
+            if exc.code in NOT_NEEDED:
+                return await self._surplus(incoming, route, training, exc.code)
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
 
-    async def _surplus(self, incoming: Incoming, route: Route, training: Training) -> Outcome:
-        """One untrained answer: nothing that is sampled now would be trained."""
+    async def _surplus(self, incoming: Incoming, route: Route, training: Training, code: str) -> Outcome:
+        """One untrained answer: nothing that is sampled now would be trained, or its share is full (``code``)."""
         try:
             outcome = await _straight(route, training, incoming)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, training, exc, engine=False)
-        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": BATCH_WAITS})
+        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": code})
 
     async def _fallback(
         self,

@@ -13,12 +13,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from swarm.job import ServingMode, TrainJob
 from swarm.states import EngineState
-from swarm.types import Model, StepResult, WorkflowOutput
+from swarm.types import EvalResult, Model, StepResult, WorkflowOutput
 
 #: Phrases by which AgentJet's client tells why a claim failed; it searches for them in ``fail_cause``.
 SYNCING = "Engine is syncing weights"
 POST_ROLLING = "Engine is in post-rolling phase"
 NO_EPISODES = "No available episodes to claim."
+#: Begins why a claim is refused whose client has its share of the batch.
+THROTTLED = "throttled"
 #: AgentJet's client waits as in the phase that it knows.
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
 
@@ -111,7 +113,9 @@ class ClaimEpisodeRequest(WireRequest):
     throttle_policy: SwarmThrottlePolicy | None = None
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     unless_batch_waits: bool = Field(
-        default=False, description="do not wait while a whole batch waits for the trainer: no episode is needed then"
+        default=False,
+        description="do not wait while no episode is needed: a whole batch waits for the trainer, or the client has "
+        "its share of it",
     )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
@@ -471,5 +475,6 @@ class ServerStatus(Model):
     journal: JournalStatus | None = None
     log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
     steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
+    evaluations: list[EvalResult] = Field(default=[], description="of this run, by policy version, oldest first")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
     resolved_config: dict[str, Any] | None = None

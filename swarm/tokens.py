@@ -11,12 +11,15 @@ server keeps tens of thousands of them.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
+
+from swarm.metrics import TRAIN, MetricSums
 
 TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
@@ -141,6 +144,7 @@ class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     reward: float
     timelines: Annotated[list[Timeline], Meta(min_length=1)]
     num_calls: _Count
+    is_success: bool | None = None
     log_metrics: dict[str, float] = {}
 
     def __post_init__(self) -> None:
@@ -165,3 +169,17 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
 
     batch_id: str
     groups: Annotated[list[TrainGroup], Meta(min_length=1)]
+
+
+def batch_metrics(batch: TrainBatch) -> dict[str, float]:
+    """Our metrics of one batch, over all its episodes: see :mod:`swarm.metrics`; the deviation is the population's."""
+    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    sums = MetricSums()
+    for one in trajectories:
+        sums.add(one.reward, one.is_success, one.num_calls, one.sampled_tokens, one.log_metrics)
+    return {
+        **sums.means(TRAIN),
+        f"{TRAIN}reward_std": statistics.pstdev(one.reward for one in trajectories),
+        f"{TRAIN}episodes": float(len(trajectories)),
+        f"{TRAIN}tasks": float(len(batch.groups)),
+    }

@@ -137,6 +137,7 @@ class _Run:
             str(self._run_dir),
             code,
             job.serving,
+            job.serve_after_training,
         )
         while True:
             ready, _ = ray.wait([done], timeout=0.5)

@@ -14,6 +14,7 @@ from gateway.cli.monitor import monitor
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
+from gateway.cli.train import train
 from gateway.cli.up import up
 
 # rich is slow to import, so help is plain text; a traceback is for defects only and stays Python's own
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(up)
+app.command()(train)
 app.command()(serve)
 app.command()(replay)
 app.command()(monitor)

@@ -5,13 +5,29 @@ Invariant: every wait that a request can meet has its bound here; times are seco
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from itertools import pairwise
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from swarm.types import Model
 
 Policy = Literal["best", "first"]
+
+_Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+def _rising(steps: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    if any(later <= earlier for (earlier, _), (later, _) in pairwise(steps)):
+        raise ValueError("a schedule is a list of [step, share] with rising steps")
+    return steps
+
+
+#: A part of each batch, or parts from training steps on: ``[[0, 0.8], [100, 0.4]]``.
+Share = (
+    _Ratio
+    | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], _Ratio], ...], Field(min_length=1), AfterValidator(_rising)]
+)
 
 
 class UpstreamConfig(Model):
@@ -46,6 +62,16 @@ class RouteSettings(Model):
     )
     train_fraction: float = Field(
         default=1.0, ge=0, le=1, description="share of requests that fan out and train; the rest goes straight through"
+    )
+
+    share: Share | None = Field(
+        default=None,
+        description="part of each batch that this route may fill while others train too, or a schedule "
+        "[[step, share], ...]; requests beyond it are answered at once and untrained. Routes of one name are one app, "
+        "over all gateways",
+    )
+    key_shares: dict[str, Share] = Field(
+        default={}, description="the same for single keys of the route, by their label: each is an app of its own"
     )
 
     policy: Policy = Field(

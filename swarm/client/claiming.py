@@ -26,6 +26,7 @@ from swarm.protocol import (
     NO_EPISODES,
     POST_ROLLING,
     SYNCING,
+    THROTTLED,
     ClaimEpisodeRequest,
     ClaimEpisodeResponse,
     ClaimGroupRequest,
@@ -53,7 +54,7 @@ _PHRASE_CODES = {
     BATCH_WAITS: "batch_waits",
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",
-    "throttled": "throttled",
+    THROTTLED: "throttled",
     NO_EPISODES: "no_episodes",
 }
 _STATE_CODES = {
@@ -229,7 +230,7 @@ class Claimer:
             now = monotonic()
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
-            refused = wanted.unless_batch_waits and code == "batch_waits"
+            refused = wanted.unless_batch_waits and code in ("batch_waits", "throttled")
             if now >= deadline or offline >= OFFLINE_GRACE or refused:
                 what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
                 within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wanted.wait_seconds:g} s"

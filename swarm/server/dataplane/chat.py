@@ -306,6 +306,7 @@ class ChatSession:
     async def _recorded(self, recorder: Recorder, version: int, failures: Collection[int] = ()) -> AsyncGenerator[None]:
         """Record the choices that are not in ``failures`` and wait for the disk; the block sends the answer's end."""
         if not self.call.record:
+            self.owner.count(version, sum(choice.span()[1] for choice in recorder.choices))
             yield
             return
         calls: dict[int, ModelCall] = {}

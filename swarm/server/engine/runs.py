@@ -9,7 +9,6 @@ Idle time begins anew, wall-clock time continues.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow, StepRow
 from swarm.states import EpisodeState
-from swarm.tokens import TrainBatch
+from swarm.tokens import batch_metrics
 from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
@@ -169,20 +168,6 @@ class TrainingRun:
 
 def _no_job() -> ConflictError:
     return ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
-
-
-def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode."""
-    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-    rewards = [trajectory.reward for trajectory in trajectories]
-    tokens = [trajectory.sampled_tokens for trajectory in trajectories]
-    return {
-        "swarm/reward_mean": statistics.fmean(rewards),
-        "swarm/reward_std": statistics.pstdev(rewards),
-        "swarm/episodes": float(len(trajectories)),
-        "swarm/tasks": float(len(batch.groups)),
-        "swarm/response_tokens_mean": statistics.fmean(tokens),
-    }
 
 
 def _recovered_job(job_yaml: str) -> TrainJob:

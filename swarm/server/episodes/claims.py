@@ -90,7 +90,7 @@ class ClaimQueue:
         refusal = Refusal("")
         if not self._waiting:
             outcome = self._try(wish)
-            if isinstance(outcome, Grant):
+            if isinstance(outcome, Grant) or _not_needed(wish, outcome):
                 return outcome
             refusal = outcome
         if _gives_way(wish) and (pool := self._pool()) is not None and pool.batch_waits:
@@ -156,7 +156,7 @@ class ClaimQueue:
                 waiting.granted.set_result(Refusal(BATCH_WAITS))
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
-            if isinstance(outcome, Grant):
+            if isinstance(outcome, Grant) or _not_needed(waiting.wish, outcome):
                 self._unqueue(waiting)
                 waiting.granted.set_result(outcome)
                 continue
@@ -219,6 +219,11 @@ class ClaimQueue:
 def _gives_way(wish: ClaimWish) -> bool:
     """Whether the claim is refused, instead of queued, while a whole batch waits."""
     return wish.unless_batch_waits and wish.episode_type == "train"
+
+
+def _not_needed(wish: ClaimWish, refusal: Refusal) -> bool:
+    """Whether the claim is refused, instead of queued, because its client has its share of the batch."""
+    return refusal.share_full and _gives_way(wish)
 
 
 def _check_same(wish: ClaimWish, count: int) -> None:

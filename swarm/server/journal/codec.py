@@ -68,12 +68,13 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
             for timeline in trajectory.timelines
         ]
     )
-    return _dump([trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, timelines])
+    one = trajectory
+    return _dump([one.task_id, one.reward, one.is_success, one.num_calls, one.log_metrics, timelines])
 
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, num_calls, log_metrics, timelines = _load(data)
+    task_id, reward, is_success, num_calls, log_metrics, timelines = _load(data)
     if timelines is None:
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
@@ -85,6 +86,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         task_id=task_id,
         reward=reward,
         num_calls=num_calls,
+        is_success=is_success,
         log_metrics=log_metrics,
         timelines=[
             Timeline(
