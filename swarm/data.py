@@ -234,7 +234,7 @@ def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
     try:
         load = import_module("datasets").load_dataset
     except ImportError as exc:
-        raise ConfigError(f"{source} needs the package `datasets`: pip install datasets ({exc})") from exc
+        raise ConfigError(f"{source} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})") from exc
     return _streamed(load, name, config or None, split or "train")
 
 

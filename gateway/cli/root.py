@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.credentials import keys
+from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
 from gateway.cli.models import app as models_app
 from gateway.cli.monitor import monitor
@@ -35,6 +36,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
+app.add_typer(groups_app, name="groups")
 
 
 @app.command()

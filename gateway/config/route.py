@@ -6,7 +6,7 @@ Invariant: every wait that a request can meet has its bound here; times are seco
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -14,7 +14,7 @@ from swarm.types import Model
 
 Policy = Literal["best", "first"]
 
-_Ratio = Annotated[float, Field(gt=0, le=1)]
+_Ratio: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 
 def _rising(steps: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -24,7 +24,7 @@ def _rising(steps: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ..
 
 
 #: A part of each batch, or parts from training steps on: ``[[0, 0.8], [100, 0.4]]``.
-Share = (
+Share: TypeAlias = (
     _Ratio
     | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], _Ratio], ...], Field(min_length=1), AfterValidator(_rising)]
 )

@@ -191,9 +191,9 @@ class Episodes:
     def _throttle(self) -> SwarmThrottlePolicy | None:
         if self._share is None:
             return None
-        if isinstance(self._share, float):
-            return SwarmThrottlePolicy(ratio=self._share)
-        return ThrottleSchedule(self._share).at(self._serving.policy_version or 0)
+        if isinstance(self._share, tuple):
+            return ThrottleSchedule(self._share).at(self._serving.policy_version or 0)
+        return SwarmThrottlePolicy(ratio=self._share)
 
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""

@@ -63,9 +63,12 @@ class PlannedRoute:
         if settings.swarm_url is None:
             return {}
         server = settings.swarm_url.rstrip("/"), settings.swarm_token.get_secret_value()
-        own = (f"share-{self.name}", settings.share) if settings.share is not None else ("", None)
-        shares = {label: (f"share-{self.name}/{label}", share) for label, share in settings.key_shares.items()}
-        return {label: (*server, *named) for label, named in {"": own, **shares}.items()}
+        shares: dict[str, _SwarmKey] = {
+            "": (*server, "" if settings.share is None else f"share-{self.name}", settings.share)
+        }
+        for label, share in settings.key_shares.items():
+            shares[label] = (*server, f"share-{self.name}/{label}", share)
+        return shares
 
     @property
     def upstream_key(self) -> _UpstreamKey | None:

@@ -24,6 +24,7 @@ from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
 from swarm.server.api.engine import CODE_PATH, CODE_TYPE, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
+from swarm.server.api.groups import GroupRoutes
 from swarm.server.api.metrics import MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ControlRoute, Scopes, TokenRing
@@ -104,6 +105,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *EngineRoutes(config, controller, supervisor, snapshots, StateShown(controller), monitor).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *MetricsRoutes(monitor).routes(),
+        *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),
         Route("/health", health, methods=["GET"]),
     ]
 

@@ -144,7 +144,7 @@ def test_rows_of_a_dataset_are_streamed(
     ("source", "message"),
     [
         ("hf::train", "names no dataset"),
-        ("hf:a/b", "pip install datasets"),
+        ("hf:a/b", r"pip install 'swarm-gateway\[train\]'"),
         ("q.parquet", r"pip install 'swarm-gateway\[parquet\]'"),
     ],
 )

@@ -83,7 +83,9 @@ class Controller(EpisodeRequests):
             model=self.job.model_name if self.has_job else "",
             pool=self._pool.information() if self._pool else None,
             steps=list(self._training.steps)[-steps:] if steps else [],
-            evaluations=self._pool.evaluations.results() if self._pool and steps else [],
+            evaluations=self._pool.evaluations.results()
+            if steps and self._pool and self._pool.evaluations.sums
+            else [],
             job=self.job if self.has_job else None,
             resolved_config=self.resolved_config,
         )

@@ -23,47 +23,50 @@ class Evaluations:
     Args:
         append: takes rows for the journal.
         run_id: the run.
+
+    Attributes:
+        sums: of each policy version that was evaluated.
     """
 
     def __init__(self, append: Callable[..., Any], run_id: str = "") -> None:
         self._append = append
         self._run_id = run_id
-        self._sums: dict[int, MetricSums] = {}
+        self.sums: dict[int, MetricSums] = {}
         self._changed: set[int] = set()
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was: another run begins."""
         self._run_id = run_id
-        self._sums.clear()
+        self.sums.clear()
         self._changed.clear()
 
     def restore(self, run_id: str, rows: Iterable[EvaluationRow]) -> None:
         """Go on after a restart."""
         self._run_id = run_id
-        self._sums = {row.step: MetricSums(row.sums) for row in rows}
+        self.sums = {row.step: MetricSums(row.sums) for row in rows}
 
     def add(self, output: WorkflowOutput, calls: Sequence[tuple[int, int]]) -> None:
         """An eval episode ended with ``output`` after ``calls``: policy version and sampled tokens of each."""
         if not calls:
             return
         step = max(version for version, _ in calls)
-        sums = self._sums.setdefault(step, MetricSums())
+        sums = self.sums.setdefault(step, MetricSums())
         tokens = sum(tokens for _, tokens in calls)
         sums.add(output.reward, output.is_success, len(calls), tokens, output.log_metrics)
         self._changed.add(step)
         self._append(EvaluationRow(self._run_id, step, sums.dump()))
-        while len(self._sums) > MAX_VERSIONS:
-            del self._sums[min(self._sums)]
+        while len(self.sums) > MAX_VERSIONS:
+            del self.sums[min(self.sums)]
 
     def results(self) -> list[EvalResult]:
         """Each evaluation so far, the oldest version first."""
-        return [self._result(step) for step in sorted(self._sums)]
+        return [self._result(step) for step in sorted(self.sums)]
 
     def take_changed(self) -> list[EvalResult]:
         """Those that changed since the last call, for the trainer's loggers."""
         changed, self._changed = self._changed, set()
-        return [self._result(step) for step in sorted(changed) if step in self._sums]
+        return [self._result(step) for step in sorted(changed) if step in self.sums]
 
     def _result(self, step: int) -> EvalResult:
-        sums = self._sums[step]
+        sums = self.sums[step]
         return EvalResult(step=step, episodes=sums.episodes, metrics=sums.means(EVAL))
