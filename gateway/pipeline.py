@@ -16,13 +16,14 @@ from gateway.observability.request import answered_by, phase
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.rollout.server import NOT_NEEDED, Training
+from gateway.rollout.server import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
 from gateway.stats import DropReason
 from gateway.types import Caller, Incoming, Outcome, Relayed, released_by
+from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
 
 
@@ -153,18 +154,18 @@ class Pipeline:
                 return await first(training, incoming, session)
             return await best(training, incoming, session, policy)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code in NOT_NEEDED:
+            if exc.code in NEEDS_NONE:
                 return await self._surplus(incoming, route, training, exc.code)
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
 
-    async def _surplus(self, incoming: Incoming, route: Route, training: Training, code: str) -> Outcome:
-        """One untrained answer: nothing that is sampled now would be trained, or its share is full (``code``)."""
+    async def _surplus(self, incoming: Incoming, route: Route, training: Training, why: str) -> Outcome:
+        """One untrained answer: nothing that is sampled now would be trained, or its share is full."""
         try:
             outcome = await _straight(route, training, incoming)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, training, exc, engine=False)
-        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": code})
+        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": why})
 
     async def _fallback(
         self,

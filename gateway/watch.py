@@ -7,7 +7,6 @@ doubles; an engine that was never ready, or dies too often in a row, raises with
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,11 @@ from typing import Any, NoReturn
 
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.protocol import ServerStatus
+from swarm.protocol import MAX_RESTARTS, ServerStatus
 from swarm.states import EngineState
 
 #: The kind of event and its values, ready for JSON.
 OnEvent = Callable[[str, dict[str, Any]], None]
-
-#: Starts after deaths with no training step between them.
-MAX_RESTARTS = 5
-#: Seconds.
-_LONGEST_PAUSE = 60.0
 
 
 class UpFailedError(SwarmGatewayError):
@@ -45,8 +39,9 @@ class EngineWatch:
             then counts as a death.
         run_dir: folder of the engine's log; the engine's resolved configuration is written there.
         on_event: called with ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``warning``,
-            ``restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and their values.
-        restart_pause: seconds before the first restart; doubles with each further one in a row, up to a minute.
+            ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and their
+            values.
+        restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
         clock: monotonic seconds.
     """
 
@@ -113,6 +108,7 @@ class EngineWatch:
                 self._on_event("step", step.model_dump(mode="json"))
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
+            self._see_trainer(status)
         elif self._last_step >= self._job.total_training_steps:
             if not self.finished:
                 self._on_event("finished", {"step": self._last_step})
@@ -143,10 +139,20 @@ class EngineWatch:
             self.give_up(status, f"it was started again {MAX_RESTARTS} times and did no training step")
         if self._restart_at is None or failure.count != self._deaths:
             self._deaths = failure.count
-            pause = min(_LONGEST_PAUSE, self._restart_pause * 2 ** (failure.count - 1)) * random.uniform(0.5, 1.0)
+            pause = failure.pause(self._restart_pause)
             self._restart_at = self._clock() + pause
             values = {"attempt": failure.count, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
             self._on_event("restarting", {"reason": failure.reason, **values, "last_lines": status.last_lines})
+            self._warn_of_loss(status)
+
+    def _see_trainer(self, status: ServerStatus) -> None:
+        """Report the death of a trainer that the server starts again while vLLM serves on."""
+        failure = status.engine_failure
+        restarts = status.engine.engine_status is EngineState.BOOTING and status.serving is not None
+        if restarts and failure is not None and failure.count != self._deaths:
+            self._deaths = failure.count
+            values = {"attempt": failure.count, "of": MAX_RESTARTS}
+            self._on_event("trainer_restarting", {"reason": failure.reason, **values})
             self._warn_of_loss(status)
 
     def _warn_of_loss(self, status: ServerStatus) -> None:

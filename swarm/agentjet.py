@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, TrainJob, parse_job, parse_mapping
+from swarm.job import CollectionMethod, TrainJob, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -155,24 +155,23 @@ class Conversion:
     ignored: dict[str, str]
 
 
-def read_job(text: str, where: str = "job") -> TrainJob:
-    """Read a job from YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
+def read_fields(text: str, where: str = "job") -> dict[str, Any]:
+    """The fields of a :class:`TrainJob` that YAML text sets, ours or AgentJet's; keys of the latter that have no effect
+    are logged.
 
     Raises:
-        ConfigError: no mapping, a misspelt key, a value that is out of range or not possible here; names each.
+        ConfigError: no mapping; of AgentJet's a value that is out of range or not possible here; names each.
     """
-    if "ajet" not in text:
-        return parse_job(text, where)
     data = parse_mapping(text, where)
     if "ajet" not in data:
-        return parse_job(text, where)
+        return data
     conversion = convert(data, where)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
         logger.info("%s is AgentJet's; ignored: %s", where, listed)
     if unknown := [key for key, why in conversion.ignored.items() if why == _UNKNOWN]:
         logger.warning("%s is AgentJet's; without effect, because not known here: %s", where, ", ".join(unknown))
-    return conversion.job
+    return conversion.job.model_dump(exclude_unset=True)
 
 
 def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:

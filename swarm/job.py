@@ -1,11 +1,12 @@
 """``TrainJob``: the small configuration of one training run, from which the engine's own configuration is mapped.
 
-Priority of a value: keyword or environment of the caller > job YAML > the defaults here > verl's defaults.
+Priority of a value: keyword or ``--set`` > job YAML > the server's defaults > the defaults here > verl's defaults.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -18,6 +19,9 @@ from swarm.types import Model
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+
+#: AgentJet's names of fields.
+SPELLINGS = {"algorithm": "advantage", "project_name": "project", "experiment_name": "experiment"}
 
 #: When a batch is complete, by AgentJet's names without their common beginning ``rollout_until_``.
 CollectionMethod = Literal[
@@ -127,6 +131,47 @@ class TrainJob(Model):
     seed: int = 0
     overrides: dict[str, Any] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _agentjets_spellings(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        fields = cast("dict[str, Any]", given)
+        for theirs, ours in SPELLINGS.items():
+            if theirs in fields and ours in fields:
+                raise ValueError(f"{theirs} and {ours} are the same field: give one of them")
+        return {SPELLINGS.get(name, name): value for name, value in fields.items()}
+
+    @classmethod
+    def build_job_from_yaml(cls, path: str | os.PathLike[str], **keywords: Any) -> Self:
+        """The job in a YAML file; ``keywords`` win over it.
+
+        Raises:
+            ConfigError: the file cannot be read, is no mapping, or a key or value is wrong; names each.
+        """
+        where = os.fspath(path)
+        try:
+            given = parse_mapping(Path(path).read_text(encoding="utf-8"), where)
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"cannot read the job {where}: {getattr(exc, 'strerror', None) or exc}") from exc
+        fields = [{SPELLINGS.get(name, name): value for name, value in one.items()} for one in (given, keywords)]
+        try:
+            return cls.model_validate({**fields[0], **fields[1]})
+        except ValidationError as exc:
+            raise describe_validation(exc, where, cls) from exc
+
+    def dump_job_as_yaml(self, path: str | os.PathLike[str]) -> str:
+        """Write all fields to a YAML file, from which :meth:`build_job_from_yaml` reads an equal job; its path.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(dump_job(self), encoding="utf-8")
+        except OSError as exc:
+            raise ConfigError(f"cannot write the job {path}: {exc.strerror}") from exc
+        return os.fspath(path)
+
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         if self.max_parallel_episodes is not None and self.max_parallel_episodes < self.num_repeat:
@@ -208,6 +253,7 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
         raise describe_validation(exc, where, TrainJob) from exc
 
 
-def dump_job(job: TrainJob) -> str:
-    """The YAML text from which :func:`parse_job` reads an equal job."""
-    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False)
+def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
+    """The YAML text from which :func:`parse_job` reads an equal job; ``only_set``: of the fields that were given, so
+    that a server's defaults may fill the others."""
+    return yaml.safe_dump(job.model_dump(mode="json", exclude_unset=only_set), sort_keys=False)

@@ -6,6 +6,7 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -23,6 +24,7 @@ NO_EPISODES = "No available episodes to claim."
 THROTTLED = "throttled"
 #: AgentJet's client waits as in the phase that it knows.
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
+TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
 EpisodeType = Literal["train", "eval"]
 
@@ -40,10 +42,18 @@ class WireRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class SyncTrainConfigRequest(WireRequest):
-    """``POST /sync_train_config``: the job as YAML text; OFFLINE only."""
+class ResolveConfigRequest(WireRequest):
+    """``POST /config/resolve``: a job as YAML text, ours or AgentJet's; ``set`` wins over it, by the names of a job's
+    fields and by verl's dotted keys."""
 
     yaml_as_string: str
+    set: dict[str, Any] = {}
+
+
+class SyncTrainConfigRequest(ResolveConfigRequest):
+    """``POST /sync_train_config``: OFFLINE only, unless ``force_restart`` stops the engine and starts it again."""
+
+    force_restart: bool = False
 
 
 class SuccessResponse(Model):
@@ -67,11 +77,84 @@ class LateEndResponse(RefusedResponse):
     detail: str
 
 
-class SyncTrainCodeResponse(SuccessResponse):
-    """``POST /sync_train_code`` with a zip as its body: the folder on the server that the next engine imports from."""
+class CodeSnapshot(Model):
+    """The code of one sync."""
 
-    temp_ajet_code_path: str
+    id: str = Field(description="when it came (UTC), and the beginning of its digest")
+    digest: str = Field(description="SHA-256 of the names, modes and contents of its files")
+    created: float = Field(description="Unix seconds")
+    sender: str = ""
+    revision: str = Field(default="", description="git commit of the sender's checkout; +changes: not all committed")
+    message: str = ""
+    files: int
+    bytes: int
+
+
+class SyncTrainCodeResponse(SuccessResponse):
+    """``POST /sync_train_code`` with a zip as its body, and ``POST /code/select``."""
+
+    temp_ajet_code_path: str = Field(description="the folder on the server that the next engine imports from")
     message: str
+    snapshot: CodeSnapshot | None = Field(default=None, description="what is selected now; null: the server's own code")
+    changed: bool = Field(default=True, description="false: the selected code has the same content, nothing was done")
+    restarted: bool = Field(default=False, description="the engine was stopped for it and started again")
+    not_installed: dict[str, list[str]] = Field(
+        default={}, description="module that the code imports and this server lacks -> files; code sync sends none"
+    )
+
+
+class SelectCodeRequest(WireRequest):
+    """``POST /code/select``: ``id`` of a snapshot, ``none`` for the server's own code, default the one before."""
+
+    id: str | None = Field(default=None, max_length=MAX_NAME)
+    force_restart: bool = False
+
+
+class CodeStatus(Model):
+    """``GET /code``: the code that clients have sent."""
+
+    enabled: bool = Field(description="whether this server takes code")
+    snapshots: list[CodeSnapshot] = Field(description="oldest first")
+    selected: str | None = Field(description="what an engine that starts now imports; null: the server's own code")
+    running: str | None = Field(description="what the engine says that it imports; null: none runs, or no synced code")
+
+
+class ResolvedJob(Model):
+    """``POST /config/resolve``: what an engine would run, and where each value comes from.
+
+    A source is ``set``, ``job``, ``server defaults``, ``swarm-gateway`` or ``verl``, for verl's keys with what decides
+    it behind a colon.
+    """
+
+    job: TrainJob
+    job_sources: dict[str, str] = Field(description="by field")
+    config: dict[str, Any] = Field(description="verl's, complete")
+    sources: dict[str, str] = Field(description="by dotted key, for each value of `config`")
+
+
+class RunSummary(Model):
+    """One start of the engine."""
+
+    number: int = Field(description="counts the starts on this run folder")
+    started: float = Field(description="Unix seconds")
+    ended: float | None = None
+    reason: str = Field(default="", description="why it ended")
+    run_id: str = Field(default="", description="of the training run: one that goes on after a crash keeps it")
+    code: str | None = Field(default=None, description="the snapshot that was selected")
+    model: str = ""
+
+
+class RunRecord(RunSummary):
+    """``GET /config/{number}``."""
+
+    job: TrainJob
+    config: dict[str, Any] | None = Field(default=None, description="verl's, once the engine has resolved it")
+
+
+class RunsResponse(Model):
+    """``GET /config``: what ran, oldest first."""
+
+    runs: list[RunSummary]
 
 
 class StartEngineResponse(SuccessResponse):
@@ -114,8 +197,8 @@ class ClaimEpisodeRequest(WireRequest):
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     unless_batch_waits: bool = Field(
         default=False,
-        description="do not wait while no episode is needed: a whole batch waits for the trainer, or the client has "
-        "its share of it",
+        description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, the "
+        "trainer died and is being started again, or the client has its share",
     )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
@@ -236,6 +319,34 @@ class EndGroupRequest(WireRequest):
     task_id: str = Field(min_length=1, max_length=MAX_NAME)
     ends: list[EpisodeEnd] = Field(min_length=1, max_length=1024)
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+
+
+class EpisodeTokens(Model):
+    """What became of all tokens of one episode's recorded calls, over all its timelines (not the longest only).
+
+    ``sampled == trained + repeated + dropped``. What is ``trained`` here waits for a batch; it may still be dropped
+    with its group (``swarm-gateway swarm export`` knows how it ended).
+    """
+
+    calls: int = Field(description="recorded ones with a sampled token")
+    timelines: int = Field(description="rows for the trainer that they were merged into")
+    sampled: int = Field(description="tokens that the policy sampled")
+    trained: int = Field(description="of these, in a timeline with mask 1")
+    repeated: int = Field(description="of these, sampled again in the same place, and trained once")
+    dropped: int = Field(description="of these, never trained: `why` says the reason")
+    why: str = ""
+    masked: int = Field(description="tokens between answers: results of tools, later turns of the user")
+    prompts: int = Field(description="tokens of the timelines before their first answer")
+    unmerged: int = Field(description="prompts and answers, if each call was a row of its own")
+    kept: int = Field(description="calls whose prompt begins with the very tokens of the conversation's earlier answer")
+    lost: int = Field(description="calls that go on from one whose text the chat template renders otherwise")
+    edited: int = Field(description="calls that give another answer back than was sampled")
+
+
+class EndedResponse(SuccessResponse):
+    """``/end_episode`` and ``/end_group``; with ``success`` and an ``error`` the end stands, but nothing is trained."""
+
+    tokens: dict[str, EpisodeTokens] = Field(default={}, description="by episode uuid")
 
 
 class CanContinueResponse(Model):
@@ -438,12 +549,24 @@ class JournalStatus(Model):
     error: str = Field(default="", description="why the last commit failed")
 
 
+#: Starts of an engine, or of its trainer, after deaths with no training step between them.
+MAX_RESTARTS = 5
+#: Seconds.
+_LONGEST_PAUSE = 60.0
+
+
 class EngineFailure(Model):
-    """The engine died, and has neither done a step nor been stopped on purpose since; kept while it starts again."""
+    """The engine, or its trainer, died, and has neither done a step nor been stopped on purpose since; kept while it
+    starts again."""
 
     reason: str
     count: int = Field(ge=1, description="deaths in a row")
     wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+
+    def pause(self, first: float) -> float:
+        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one,
+        up to a minute; with jitter."""
+        return min(_LONGEST_PAUSE, first * 2 ** (self.count - 1)) * random.uniform(0.5, 1.0)
 
 
 class ServerStatus(Model):
@@ -476,5 +599,7 @@ class ServerStatus(Model):
     log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
     steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
     evaluations: list[EvalResult] = Field(default=[], description="of this run, by policy version, oldest first")
+    code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
+    job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
     resolved_config: dict[str, Any] | None = None

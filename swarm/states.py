@@ -62,15 +62,17 @@ class EpisodeEvent(StrEnum):
     DROP = "drop"
 
 
+#: Where vLLM may outlive its trainer: BOOTING is the start of another trainer then.
+_SERVES = frozenset({EngineState.BOOTING, EngineState.OFFLINE})
 #: engine state -> states it may go to. Every state may go to OFFLINE (stop, crash).
 ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.OFFLINE: frozenset({EngineState.BOOTING}),
     EngineState.BOOTING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
     # straight to WEIGHT_SYNCING where episodes go on while the trainer computes
-    EngineState.ROLLING: frozenset({EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING, EngineState.OFFLINE}),
+    EngineState.ROLLING: _SERVES | {EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING},
     # back to ROLLING if a late report says that the batch which is about to leave was trained already
-    EngineState.ROLLING_POST: frozenset({EngineState.WEIGHT_SYNCING, EngineState.ROLLING, EngineState.OFFLINE}),
-    EngineState.WEIGHT_SYNCING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
+    EngineState.ROLLING_POST: _SERVES | {EngineState.WEIGHT_SYNCING, EngineState.ROLLING},
+    EngineState.WEIGHT_SYNCING: _SERVES | {EngineState.ROLLING},
 }
 
 #: (episode state, event) -> next state while the engine is ROLLING; ends are accepted in any engine state.

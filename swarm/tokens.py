@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
@@ -25,6 +25,14 @@ TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
 LogProbs = NDArray[np.float32]
 _Count = Annotated[int, Meta(ge=1)]
+
+#: How a call's prompt treats what the same conversation's earlier answer sampled: there is none that the server knows
+#: (``new``), the prompt begins with its very tokens (``kept``), it does not although the messages do (``lost``: the
+#: chat template renders that answer to another text), or the caller gave another answer back than it got (``edited``).
+History = Literal["new", "kept", "lost", "edited"]
+#: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
+#: :mod:`adapters.verl.token_in`.
+EARLIER_IDS = "swarm_earlier_ids"
 
 
 def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any], NDArray[Any]]:
@@ -110,6 +118,7 @@ class ModelCall(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
     min_policy_version: int
     max_policy_version: int
     finish_reason: str
+    history: History = "new"
 
 
 class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
@@ -136,6 +145,37 @@ class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
         return int(np.count_nonzero(self.response_mask))
 
 
+class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """What became of all tokens of an episode's recorded calls, over all its timelines.
+
+    ``sampled == trained + repeated``, unless the episode is dropped: then nothing of ``sampled`` is trained.
+
+    Attributes:
+        calls: recorded ones with a sampled token.
+        timelines: that they were merged into; the trainer's rows.
+        sampled: tokens that the policy sampled.
+        trained: of these, in a timeline with mask 1.
+        repeated: of these, sampled a second time in the same place: they are in the timeline once.
+        masked: tokens between answers in the timelines: results of tools, later turns of the user.
+        prompts: tokens of the timelines before their first answer.
+        unmerged: tokens, prompts included, if each call was a row of its own; the merged rows have
+            ``prompts + masked + trained``.
+        kept, lost, edited: calls by their :data:`History`.
+    """
+
+    calls: int = 0
+    timelines: int = 0
+    sampled: int = 0
+    trained: int = 0
+    repeated: int = 0
+    masked: int = 0
+    prompts: int = 0
+    unmerged: int = 0
+    kept: int = 0
+    lost: int = 0
+    edited: int = 0
+
+
 class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """All timelines of one finished episode with its reward, which is finite."""
 
@@ -146,6 +186,7 @@ class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     num_calls: _Count
     is_success: bool | None = None
     log_metrics: dict[str, float] = {}
+    tokens: TokenCounts = TokenCounts()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):
@@ -172,13 +213,28 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
 
 
 def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch, over all its episodes: see :mod:`swarm.metrics`; the deviation is the population's."""
+    """Our metrics of one batch, over all its episodes: see :mod:`swarm.metrics`; the deviation is the population's; and
+    what merging made of its calls.
+
+    ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
+    earlier answer, among those that go on from one.
+    """
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     sums = MetricSums()
     for one in trajectories:
         sums.add(one.reward, one.is_success, one.num_calls, one.sampled_tokens, one.log_metrics)
+    counts = [one.tokens for one in trajectories]
+    kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
+    merging = {
+        "calls": sum(one.calls for one in counts),
+        "timelines": sum(one.timelines for one in counts),
+        "unmerged_tokens": sum(one.unmerged for one in counts),
+        "merged_tokens": sum(one.prompts + one.masked + one.trained for one in counts),
+        "lost_history": lost / (kept + lost) if lost else 0.0,
+    }
     return {
         **sums.means(TRAIN),
+        **{TRAIN + name: float(value) for name, value in merging.items()},
         f"{TRAIN}reward_std": statistics.pstdev(one.reward for one in trajectories),
         f"{TRAIN}episodes": float(len(trajectories)),
         f"{TRAIN}tasks": float(len(batch.groups)),

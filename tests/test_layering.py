@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.credentials": set(),
     # token data is numpy's: beside the base, so that gateways and clients do without
     "swarm.tokens": set(),
-    "swarm.link": {"swarm.tokens"},
+    "swarm.link": {"swarm.tokens", "swarm.sync"},
     "swarm.tracker": {"swarm.tokens"},
     "swarm.sync": set(),
     "swarm.client": {"swarm.sync", "swarm.http"},

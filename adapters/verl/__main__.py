@@ -1,10 +1,17 @@
 """``python -m adapters.verl JOB.yaml``: the engine's driver, or one line that says the engine is not installed."""
 
+import os
+import platform
 import sys
 
 try:
     from adapters.verl.driver import main
 except ModuleNotFoundError as exc:
+    if os.environ.get("SWARM_CODE"):
+        sys.exit(
+            f"engine: the Python module {exc.name!r} is not installed on {platform.node()}; if the synced code needs "
+            f"it, install it there for {sys.executable}: code sync sends no dependencies"
+        )
     sys.exit(
         f"engine: {exc.name} is not installed; training needs verl and vLLM: on a CPU `make setup` in a clone, "
         "with GPUs `pip install 'swarm-gateway[gpu]'`"

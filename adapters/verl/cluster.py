@@ -22,7 +22,7 @@ from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from swarm.link.code import imported, top_level
+from swarm.link.code import ImportedCode, imported, top_level
 from swarm.link.segments import remove_segments
 
 #: Ray puts sockets at ``<temp>/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
@@ -164,8 +164,8 @@ def start_ray(arguments: dict[str, Any], folder: Path) -> None:
         go_back()
 
 
-def code_imported(folder: Path) -> dict[str, dict[str, str]]:
-    """Where this process and a worker on each other node import the code in ``folder`` from; needs a started Ray."""
+def code_imported(folder: Path) -> dict[str, ImportedCode]:
+    """What this process and a worker on each other node import of the code in ``folder``; needs a started Ray."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -174,12 +174,14 @@ def code_imported(folder: Path) -> dict[str, dict[str, str]]:
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     ask = ray.remote(num_cpus=0)(imported)
     answers = [
-        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names)
+        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            names, folder
+        )
         for node in others
     ]
     told = zip(others, ray.get(answers), strict=True)
-    return {"the driver": imported(names)} | {
-        f"a Ray worker on {node['NodeManagerAddress']}": locations for node, locations in told
+    return {"the driver": imported(names, folder)} | {
+        f"a Ray worker on {node['NodeManagerAddress']}": code for node, code in told
     }
 
 

@@ -55,10 +55,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             parser.
     """
     config = copy.deepcopy(_defaults())
-    for_device = cpu_values(job, model) if device == "cpu" else cuda_values(job)
-    if job.serving == "always":
-        for_device |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
-    values = {**job_values(job, model, run_dir), **parser_values(job, model), **for_device}
+    values = {**implied_values(job, model, run_dir, device), **parser_values(job, model)}
     # our own keys may be absent from verl's YAML where its dataclasses have them
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
@@ -71,6 +68,14 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         )
     check_parsers(OmegaConf.select(config, VLLM))
     return config
+
+
+def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
+    """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
+    values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
+    if job.serving == "always":
+        values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
+    return values
 
 
 def as_plain(config: DictConfig) -> dict[str, Any]:

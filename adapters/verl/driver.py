@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -30,7 +31,7 @@ from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BootProgress, Finished, ResolvedConfig, Stop
+from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
 #: seconds that a Stop leaves to the trainer
@@ -42,8 +43,14 @@ EXIT_GRACE = 20.0
 def main() -> None:
     """Entry point; exit code 0 when the run ended on purpose, 2 for a wrong configuration, else 1."""
     parser = argparse.ArgumentParser(prog="python -m adapters.verl", description=__doc__.splitlines()[0])
-    parser.add_argument("job", type=Path, help="TrainJob as YAML")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("job", type=Path, nargs="?", help="TrainJob as YAML")
+    what.add_argument("--resolve", action="store_true", help="tell verl's configuration for the job on stdin, as JSON")
     arguments = parser.parse_args()
+    if arguments.resolve:
+        from adapters.verl.resolve import main as resolve
+
+        sys.exit(resolve())
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
     run = _Run(run_dir)
     try:
@@ -122,23 +129,50 @@ class _Run:
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        from adapters.verl.replicas import end_trainer, outlives_trainer, serves_on
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
-        link.send(BootProgress(stage="loading verl"))
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runner = TaskRunner.options(scheduling_strategy=here).remote()
-        done = runner.run.remote(
-            config,
-            os.environ[ADDRESS_VARIABLE],
-            os.environ[TOKEN_VARIABLE],
-            job.model_name,
-            str(self._run_dir),
-            code,
-            job.serving,
-            job.serve_after_training,
-        )
+        while True:
+            link.send(BootProgress(stage="loading verl"))
+            runner = TaskRunner.options(scheduling_strategy=here).remote()
+            done = runner.run.remote(
+                config,
+                os.environ[ADDRESS_VARIABLE],
+                os.environ[TOKEN_VARIABLE],
+                job.model_name,
+                str(self._run_dir),
+                code,
+                job.serving,
+                job.serve_after_training,
+            )
+            try:
+                self._train(done, link)
+                return
+            except ray.exceptions.RayError as exc:
+                if not (outlives_trainer(config) and serves_on()):
+                    raise
+                error = passed_deadline(self._run_dir) or root_cause(exc)
+            _complain(f"the trainer failed, and vLLM serves on: {error}", 1)
+            # at once: the dead trainer's role must not count as silent
+            link.send(TrainerDied(error=error))
+            end_trainer(runner)
+            if (again := self._wait_for_start(link)) is None:
+                return
+            forget_deadline(self._run_dir)
+            config = verl_config(job.model_copy(update={"resume": again.resume}), model, self._run_dir, device)
+
+    def _train(self, done: Any, link: EngineEnd) -> None:
+        """Wait for the end of the trainer, or a Stop.
+
+        Raises:
+            ray.exceptions.RayError: it failed.
+            EngineError: this process was terminated.
+        """
+        import ray
+
         while True:
             ready, _ = ray.wait([done], timeout=0.5)
             if ready:
@@ -148,8 +182,23 @@ class _Run:
                 # the trainer has been told as well: let it close its loggers unless it is in the middle of a step
                 ray.wait([done], timeout=STOP_GRACE)
                 return
-            if self._terminated.is_set():
-                raise EngineError("the engine was terminated")
+            self._check_terminated()
+
+    def _wait_for_start(self, link: EngineEnd) -> StartTrainer | None:
+        """The server's word to start another trainer; ``None`` if it says Stop."""
+        # no deadline of its own: a server that dies is noticed by its heartbeats
+        while True:
+            match link.receive(timeout=0.5):
+                case StartTrainer() as message:
+                    return message
+                case Stop():
+                    return None
+                case _:
+                    self._check_terminated()
+
+    def _check_terminated(self) -> None:
+        if self._terminated.is_set():
+            raise EngineError("the engine was terminated")
 
     def abandon(self) -> None:
         """The server is gone, so nobody waits for an orderly end: kill, remove, exit. Called in the link's thread."""
@@ -227,5 +276,10 @@ def root_cause(exc: BaseException) -> str:
         current = following
     if isinstance(current, SwarmGatewayError):
         return current.message
+    if isinstance(current, ModuleNotFoundError) and os.environ.get(CODE_VARIABLE):
+        return (
+            f"the synced code needs the Python module {current.name!r}, which is not installed on {platform.node()}: "
+            f"install it there for {sys.executable}; code sync sends no dependencies"
+        )
     text = str(current).strip() or "no message"
     return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"

@@ -10,13 +10,11 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
+from adapters.verl.replicas import find_server
 from swarm.job import ServingMode
-from swarm.link.code import imported
+from swarm.link.code import ImportedCode, imported
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, CodeImported
-
-#: verl names its first vLLM server actor so
-FIRST_SERVER = "vllm_server_0_0"
 
 
 @ray.remote(num_cpus=1)
@@ -30,7 +28,7 @@ class TaskRunner:
         token: str,
         model_name: str,
         run_dir: str,
-        code: dict[str, dict[str, str]],
+        code: dict[str, ImportedCode],
         serving: ServingMode,
         serves_on: bool,
     ) -> None:
@@ -42,7 +40,7 @@ class TaskRunner:
             token: of this engine run.
             model_name: the name under which vLLM serves.
             run_dir: folder of this run.
-            code: where the driver imports the synced code from, see :class:`~swarm.link.messages.CodeImported`; empty
+            code: what the driver imports of the synced code, see :class:`~swarm.link.messages.CodeImported`; empty
                 without synced code.
             serving: when episodes run.
             serves_on: whether vLLM goes on after the last step, until a Stop.
@@ -68,7 +66,8 @@ class TaskRunner:
         configure_verl_logging()
         self._link = EngineEnd("rollout", address, token, on_lost=_leave)
         if code:
-            here = imported(next(iter(code.values())))
+            driver = next(iter(code.values()))
+            here = imported(list(driver.locations), Path(driver.folder))
             self._link.send(CodeImported(processes={**code, "a Ray worker": here}))
         self._link.send(BootProgress(stage="checking the configuration"))
         validate_config(
@@ -110,6 +109,9 @@ class _announce_vllm:
         self._thread = threading.Thread(target=self._watch, name="announce-vllm", daemon=True)
 
     def __enter__(self) -> None:
+        if find_server() is not None:
+            # it serves, and is taken over
+            self._done.set()
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -118,9 +120,6 @@ class _announce_vllm:
 
     def _watch(self) -> None:
         while not self._done.wait(0.5):
-            try:
-                ray.get_actor(FIRST_SERVER)
-            except ValueError:
-                continue
-            self._link.send(BootProgress(stage="starting vLLM"))
-            return
+            if find_server() is not None:
+                self._link.send(BootProgress(stage="starting vLLM"))
+                return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import ray
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.debug import marked_timer
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, scale_advantages
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
-from adapters.verl.replicas import Replicas
+from adapters.verl.replicas import Replicas, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, WeightSync
@@ -79,6 +80,8 @@ class SwarmTrainer(PPOTrainerSync):
 
         worker = SwarmCpuWorker if self.config.trainer.device == "cpu" else SwarmWorker
         self.role_worker_mapping = dict.fromkeys(self.role_worker_mapping, ray.remote(worker))
+        if outlives_trainer(self.config):
+            RolloutReplicaRegistry.register("vllm", _lasting_replica)
         self.stage("loading the model into the trainer", str(self.config.actor_rollout_ref.model.path))
         # verl imports vLLM only when the model is loaded, which is in another process: do it meanwhile
         threading.Thread(target=importlib.import_module, args=(VLLM_MODULE,), daemon=True).start()
@@ -87,7 +90,9 @@ class SwarmTrainer(PPOTrainerSync):
         self._replicas = Replicas(self.llm_server_manager)
         self._feed.attach(self._replicas, lambda metrics, step: self.logger.log(data=dict(metrics), step=step))
         self.stage("first weight sync", "trainer to vLLM")
-        with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir):
+        taken_over = any(getattr(replica, "taken_over", False) for replica in self.llm_server_manager.get_replicas())
+        paused = self._requests_held({}) if taken_over else nullcontext()
+        with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir), paused:
             super().on_init_end()
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -116,12 +121,8 @@ class SwarmTrainer(PPOTrainerSync):
         "abort"``, later ones wait in vLLM's queue. A sleeping replica has done all this already.
         """
         if self._feed.serves_always:
-            self._link.send(WeightSync())
-            with marked_timer("pause", self.timing_raw):
-                self._replicas.pause()
-            yield
-            self._feed.weights_changed(self._replicas.policy_version())
-            self._replicas.resume()
+            with self._requests_held(self.timing_raw):
+                yield
         elif self._feed.stays_awake:
             with marked_timer("abort", self.timing_raw):
                 self.checkpoint_manager.abort_replicas()
@@ -129,6 +130,16 @@ class SwarmTrainer(PPOTrainerSync):
             self.checkpoint_manager.resume_generation_replicas()
         else:
             yield
+
+    @contextmanager
+    def _requests_held(self, timing: dict[str, float]) -> Iterator[None]:
+        """vLLM keeps its requests while it gets new weights, and goes on once the server knows the version."""
+        self._link.send(WeightSync())
+        with marked_timer("pause", timing):
+            self._replicas.pause()
+        yield
+        self._feed.weights_changed(self._replicas.policy_version())
+        self._replicas.resume()
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # verl cuts a batch into mini-batches of a fixed number of rows and pads the rest: adapt their size to the batch
@@ -160,4 +171,12 @@ class SwarmTrainer(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         # for verl's loggers
         metrics |= self._feed.metrics
+        metrics |= self._replicas.take_histories()
         self._feed.report(self.global_steps, plain_metrics(metrics))
+
+
+def _lasting_replica() -> type[RolloutReplica]:
+    # it imports vLLM
+    from adapters.verl.lasting import LastingReplica
+
+    return LastingReplica

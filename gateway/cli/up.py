@@ -29,6 +29,8 @@ _LINES = {
     "evaluation": "evaluation of step {step}: {results}",
     "restarting": "engine: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of}); the gateway stays",
+    "trainer_restarting": "engine: the trainer DIED: {reason}" + _INDENT + "another one starts ({attempt} of {of}); "
+    "meanwhile vLLM answers, untrained, with the weights that it has",
     "recovered": "engine: serves again after {seconds:.0f} s; training continues from {origin}",
     "engine_stopped": "engine: {reason}; this is no crash, so `up` does not start it again",
     "finished": "the job is done after step {step}",

@@ -26,6 +26,7 @@ from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
+from swarm.client.claiming import NEEDS_NONE
 from swarm.client.wire import RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.http.client import HttpClient
@@ -51,8 +52,6 @@ _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
 
-#: Codes of a claim that is refused because the trainer needs no episodes now, or none of this share.
-NOT_NEEDED = frozenset({"batch_waits", "throttled"})
 #: Collection methods that train whole groups only.
 _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
@@ -67,7 +66,8 @@ class Serving:
     """What the swarm server serves; ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
 
     ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
-    application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained.
+    application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained;
+    ``serves``: vLLM answers, perhaps without a trainer.
     """
 
     model: str = ""
@@ -78,6 +78,7 @@ class Serving:
     keeps_sampling: bool = False
     takes_partial: bool = False
     max_model_len: int | None = None
+    serves: bool = False
 
 
 class Episodes:
@@ -148,7 +149,7 @@ class Episodes:
 
         Raises:
             UnavailableError: there are none within the bounds of the configuration, or the server refuses; with a code
-                of :data:`NOT_NEEDED` none are needed now.
+                in ``NEEDS_NONE`` none are needed now.
         """
         while True:
             serving = await self.serving()
@@ -156,7 +157,7 @@ class Episodes:
             try:
                 return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
-                if exc.code in NOT_NEEDED:
+                if exc.code in NEEDS_NONE:
                     raise
                 self._read_at = float("-inf")
                 await waited.after(exc)
@@ -230,10 +231,11 @@ class Episodes:
                 keeps_sampling=job is not None and job.sampling == "app",
                 takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
                 max_model_len=job.max_model_len if job is not None else None,
+                serves=status.serving is not None,
             )
         self._serving = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
-        if now.engine not in _AWAY_STATES:
+        if now.engine not in _AWAY_STATES or now.serves:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = self._heard_at

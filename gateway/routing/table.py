@@ -25,6 +25,7 @@ from gateway.stats import Stats
 from gateway.types import Caller
 from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.cards import model_card
+from swarm.credentials import digest
 from swarm.errors import ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
 #: Grace of the work that closes old connections, at shutdown.
@@ -62,12 +63,13 @@ class PlannedRoute:
         settings = self.settings
         if settings.swarm_url is None:
             return {}
-        server = settings.swarm_url.rstrip("/"), settings.swarm_token.get_secret_value()
-        shares: dict[str, _SwarmKey] = {
-            "": (*server, "" if settings.share is None else f"share-{self.name}", settings.share)
-        }
+        token = settings.swarm_token.get_secret_value()
+        server = settings.swarm_url.rstrip("/"), token
+        # a name is one app's, over all gateways; at the swarm server it belongs to the token that used it first
+        name = f"share-{self.name}" + (f"-{digest(token).hex()[:8]}" if token else "")
+        shares: dict[str, _SwarmKey] = {"": (*server, "" if settings.share is None else name, settings.share)}
         for label, share in settings.key_shares.items():
-            shares[label] = (*server, f"share-{self.name}/{label}", share)
+            shares[label] = (*server, f"{name}/{label}", share)
         return shares
 
     @property

@@ -117,6 +117,7 @@ _STEPS: Columns[StepResult] = {
     ">time": lambda step: seconds(step.seconds),
     ">tasks": lambda step: _metric(step, "swarm/tasks"),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
+    ">lost": lambda step: _metric(step, "swarm/lost_history"),
 }
 #: Name of a curve -> the metric of a step.
 _CURVES = {
@@ -242,6 +243,8 @@ def _state(status: ServerStatus) -> str:
 def _head(status: ServerStatus) -> list[Line]:
     engine = status.engine
     _, style, meaning = STATES[engine.engine_status]
+    if engine.engine_status is EngineState.BOOTING and status.serving is not None:
+        meaning = "another trainer starts; vLLM answers, untrained"
     since = f"for {seconds(status.engine_seconds)} ({meaning}), policy version {engine.global_step}"
     lines = [Line(since, label=_state(status), label_style=style)]
     booting = engine.engine_status is EngineState.BOOTING

@@ -16,19 +16,20 @@ from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
 from swarm.client.claiming import Claim, Claimer, OpenEpisodes, Throttle
-from swarm.client.engine import EngineControl, WeightSyncCallbacks, raise_failed_starts, watch
+from swarm.client.control import Control
+from swarm.client.engine import WeightSyncCallbacks, raise_failed_starts, watch
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep_async
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
+    EndedResponse,
     EndEpisodeRequest,
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
     ServerStatus,
-    SuccessResponse,
 )
 from swarm.types import Task, WorkflowOutput
 
@@ -39,7 +40,7 @@ ItemT = TypeVar("ItemT")
 CLOSE_GRACE = 10.0
 
 
-class AsyncSwarmClient(EngineControl):
+class AsyncSwarmClient(Control):
     """Runs episodes and controls the engine of one swarm server.
 
     Args:
@@ -134,7 +135,7 @@ class AsyncSwarmClient(EngineControl):
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
-        answer = await self._calls.perform(wire.Call("POST", "/end_episode", SuccessResponse, body))
+        answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
         self.open_episodes.discard([episode_uuid])
         return answer.error or ""
 
@@ -164,13 +165,13 @@ class AsyncSwarmClient(EngineControl):
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
 
         The group has an address of its own, where one request samples an answer for each episode. With
-        ``unless_batch_waits`` the claim fails at once while the trainer needs no episodes, because a whole batch waits
-        for it.
+        ``unless_batch_waits`` the claim fails at once while the model answers but the trainer needs no episodes: a
+        whole batch waits for it, or it died and is being started again.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,
                 ``engine_offline``, ``engine_booting``, ``engine_syncing``, ``engine_post_rolling``, ``batch_waits``,
-                ``throttled``, ``no_episodes``). An engine that is OFFLINE is not waited for.
+                ``trainer_away``, ``throttled``, ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
         timeouts = (discard_episode_timeout, max_episode_seconds)
@@ -188,7 +189,7 @@ class AsyncSwarmClient(EngineControl):
             "idempotency_key": wire.end_key(task_id, outputs),
         }
         body = wire.checked(EndGroupRequest, fields)
-        answer = await self._calls.perform(wire.Call("POST", "/end_group", SuccessResponse, body))
+        answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         self.open_episodes.discard(outputs)
         return answer.error or ""
 

@@ -62,6 +62,7 @@ class Calls:
         http: HttpClient | None,
     ) -> None:
         self.server_url = wire.parse_server_url(server_url)
+        self._query = wire.parse_server_query(server_url)
         self.client_uuid = client_uuid or uuid.uuid4().hex
         self.policy = policy or RetryPolicy()
         self.pending: deque[ReleaseCall] = deque(maxlen=MAX_PENDING)
@@ -186,7 +187,8 @@ class Calls:
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         if call.content_type is not None:
             headers["content-type"] = call.content_type
-        url = self.server_url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
+        query = {**self._query, **call.query}
+        url = self.server_url + call.path + (f"?{urlencode(query)}" if query else "")
         seconds = call.timeout or self._request_timeout
         try:
             return await self._http.request(call.method, url, call.content, headers, seconds)

@@ -27,6 +27,7 @@ from swarm.protocol import (
     POST_ROLLING,
     SYNCING,
     THROTTLED,
+    TRAINER_AWAY,
     ClaimEpisodeRequest,
     ClaimEpisodeResponse,
     ClaimGroupRequest,
@@ -52,11 +53,14 @@ LIFE = 8.0
 #: The first phrase that is found counts: a throttled claim is without an episode, too.
 _PHRASE_CODES = {
     BATCH_WAITS: "batch_waits",
+    TRAINER_AWAY: "trainer_away",
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",
     THROTTLED: "throttled",
     NO_EPISODES: "no_episodes",
 }
+#: While vLLM serves, but no train episode is needed, or none of this client.
+NEEDS_NONE = frozenset({"batch_waits", "trainer_away", "throttled"})
 _STATE_CODES = {
     EngineState.OFFLINE: "engine_offline",
     EngineState.BOOTING: "engine_booting",
@@ -230,7 +234,7 @@ class Claimer:
             now = monotonic()
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
-            refused = wanted.unless_batch_waits and code in ("batch_waits", "throttled")
+            refused = wanted.unless_batch_waits and code in NEEDS_NONE
             if now >= deadline or offline >= OFFLINE_GRACE or refused:
                 what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
                 within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wanted.wait_seconds:g} s"

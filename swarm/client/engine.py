@@ -6,13 +6,10 @@ missed between two polls; and a command whose answer was lost is not taken for o
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import TextIO
 
@@ -21,15 +18,12 @@ from swarm.client.calls import Calls
 from swarm.client.claiming import LONG_POLL
 from swarm.errors import (
     AuthenticationError,
-    ConfigError,
     ConflictError,
     EngineError,
-    RequestError,
     SwarmGatewayError,
     UnavailableError,
 )
 from swarm.groups import JudgedGroups
-from swarm.job import TrainJob, dump_job
 from swarm.protocol import (
     AgreeSyncWeightRequest,
     AgreeSyncWeightResponse,
@@ -39,18 +33,13 @@ from swarm.protocol import (
     PoolInformation,
     ServerStatus,
     StartEngineResponse,
-    SuccessResponse,
-    SyncTrainConfigRequest,
 )
 from swarm.states import EngineState
-from swarm.sync import build_archive
 
 logger = logging.getLogger(__name__)
 
 #: Seconds of one long poll of a watch.
 WATCH_POLL = 30.0
-#: Seconds that sending code may take.
-_CODE_SECONDS = 120.0
 #: Seconds that a start may take until the server has launched the engine's process.
 _START_SECONDS = 60.0
 #: Tasks named in one report; a batch may have thousands.
@@ -148,55 +137,6 @@ class EngineControl:
         body = AgreeSyncWeightRequest(client_uuid=self.client_uuid)
         return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", AgreeSyncWeightResponse, body))
 
-    async def sync_train_config(self, job: TrainJob) -> None:
-        """Hand over the job that the next :meth:`start_engine` runs.
-
-        Raises:
-            RequestError: the engine is not OFFLINE, or the job is wrong.
-        """
-        body = SyncTrainConfigRequest(yaml_as_string=dump_job(job))
-        await self._calls.perform(wire.Call("POST", "/sync_train_config", SuccessResponse, body))
-
-    async def sync_train_code(self, archive: bytes | str | os.PathLike[str]) -> None:
-        """Hand over the training code of the next engine: the bytes of a zip, or its path. Needs the admin scope.
-
-        Raises:
-            ConfigError: there is no such file.
-            RequestError: the engine is not OFFLINE, the server takes no code, or the archive is wrong.
-        """
-        if not isinstance(archive, bytes):
-            try:
-                archive = await asyncio.to_thread(Path(archive).read_bytes)
-            except OSError as exc:
-                raise ConfigError(f"cannot read the code archive {archive}: {exc.strerror or exc}") from exc
-        call = wire.Call("POST", "/sync_train_code", SuccessResponse, archive, timeout=_CODE_SECONDS)
-        await self._calls.perform(call)
-
-    async def sync_train_code_from_dir(
-        self, directory: str | os.PathLike[str], force_restart: bool = False
-    ) -> dict[str, str]:
-        """:meth:`sync_train_code` with the files of a folder that git tracks, as they are in the work tree. With
-        ``force_restart``, a running engine is stopped before and started again after.
-
-        Returns:
-            What of the folder was not sent, and why, by name.
-
-        Raises:
-            ConfigError: the folder is in no git checkout or cannot be packed.
-            EngineError: the restarted engine does not run this code, or died while booting.
-        """
-        archive, left_out = await asyncio.to_thread(build_archive, directory)
-        running = False
-        if force_restart:
-            running = (await self.status()).engine.engine_status is not EngineState.OFFLINE
-            if running:
-                await self.stop_engine()
-                await self.wait_for_state(EngineState.OFFLINE, wait_seconds=self._boot_timeout)
-        await self.sync_train_code(archive)
-        if running:
-            await self.start_engine()
-        return left_out
-
     async def start_engine(self, wait: bool = True) -> int | None:
         """Start the engine and, by default, ``wait`` until it is ROLLING; returns its process id.
 
@@ -222,52 +162,6 @@ class EngineControl:
     async def stop_engine(self) -> None:
         """Stop the engine from any state."""
         await self._calls.perform(wire.STOP_ENGINE)
-
-    async def auto_sync_train_config_and_start_engine(self, job: TrainJob, force_restart: bool = False) -> None:
-        """Make the engine run ``job``: do nothing if it rolls with it, wait if it boots or syncs, else start it.
-
-        Raises:
-            ConflictError: the engine runs another job and ``force_restart`` is off; names the fields that differ.
-            EngineError: it died while booting.
-            UnavailableError: no server, or not ROLLING within ``boot_timeout``.
-        """
-        deadline = monotonic() + self._boot_timeout
-        status = await self.status()
-        if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
-            await self.stop_engine()
-            status = await self.wait_for_state(EngineState.OFFLINE, wait_seconds=deadline - monotonic())
-        if status.engine.engine_status is EngineState.OFFLINE:
-            try:
-                await self.sync_train_config(job)
-                await self.start_engine(wait=False)
-            except RequestError:
-                # another client may have started it meanwhile
-                status = await self.status()
-                if status.engine.engine_status is EngineState.OFFLINE:
-                    raise
-        if status.engine.engine_status is not EngineState.OFFLINE:
-            _refuse_other(job, status)
-        # again at the end: other clients may command the engine as well
-        status = await self.wait_for_state(EngineState.ROLLING, wait_seconds=deadline - monotonic())
-        _refuse_other(job, status)
-
-
-def _refuse_other(job: TrainJob, status: ServerStatus) -> None:
-    differing = differences(job, status.job) if status.job is not None else []
-    if differing:
-        raise ConflictError(
-            f"the engine runs another job (it differs in {', '.join(differing)}); pass force_restart=True to "
-            "replace it, or use the running one as it is",
-            code="other_job",
-        )
-
-
-def differences(job: TrainJob, running: TrainJob) -> list[str]:
-    """Fields in which two jobs differ. Models are compared by served name: the server may know a resolved path."""
-    ours, theirs = (
-        {**one.model_dump(exclude={"model", "served_model_name"}), "model": one.model_name} for one in (job, running)
-    )
-    return [name for name in ours if ours[name] != theirs[name]]
 
 
 def raise_failed_starts(outcomes: Sequence[tuple[str, BaseException | None]]) -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -128,6 +128,12 @@ class EpisodeGroup(list[EpisodeEndpoint]):
         return [one.episode_uuid for one in self]
 
 
+class Content(Model):
+    """An answer that is not JSON."""
+
+    content: bytes
+
+
 @dataclass(frozen=True)
 class Call(Generic[AnswerT_co]):
     """One request.
@@ -205,7 +211,8 @@ def checked(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
 
 
 def parse_server_url(text: str) -> str:
-    """The address of a swarm server, without a slash at its end. ``http://`` may be left out; a path prefix is kept.
+    """The address of a swarm server, without a slash at its end. ``http://`` may be left out; a path prefix is kept, a
+    query is not (see :func:`parse_server_query`).
 
     Raises:
         ConfigError: not an http address.
@@ -218,6 +225,11 @@ def parse_server_url(text: str) -> str:
     if not valid:
         raise ConfigError(f"server_url {text!r} must look like http://127.0.0.1:10086")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def parse_server_query(text: str) -> dict[str, str]:
+    """What the address of a server adds to the query of every call, such as the route of a gateway's admin routes."""
+    return dict(parse_qsl(urlsplit(text if "://" in text else f"http://{text}").query))
 
 
 def parse_token(text: str) -> str:
@@ -263,6 +275,8 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     """
     if reply.status >= 400:
         raise error_of(call, reply)
+    if issubclass(call.answer, Content):
+        return call.answer(content=reply.content)
     try:
         data: Any = orjson.loads(reply.content)
         answer = call.answer.model_validate({k: v for k, v in data.items() if k in call.answer.model_fields})

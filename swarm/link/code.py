@@ -6,12 +6,34 @@ Invariant: the report is what the import system of that process finds, never wha
 from __future__ import annotations
 
 import importlib.util
+import json
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from msgspec import Struct
+
+from swarm.sync.manifest import digest_of, manifest_of
 
 #: environment variable: the folder of the synced code, which an engine imports from first; not set without synced code
 CODE_VARIABLE = "SWARM_CODE"
+#: beside that folder: what is known of its code; ``files`` is its manifest
+ABOUT = "about.json"
+
+
+class ImportedCode(Struct, frozen=True):
+    """What one process finds of the synced code.
+
+    Attributes:
+        folder: where it is.
+        locations: top-level name -> the file that it is imported from: a folder if there is no ``__init__.py``, empty
+            if it cannot be imported.
+        digest: of the synced files, as this process reads them.
+    """
+
+    folder: str
+    locations: dict[str, str]
+    digest: str
 
 
 def top_level(folder: Path) -> list[str]:
@@ -27,10 +49,16 @@ def top_level(folder: Path) -> list[str]:
     return sorted((modules | folders) - {"__main__"})
 
 
-def imported(names: Iterable[str]) -> dict[str, str]:
-    """For each name the file that this process imports it from: a folder if there is no ``__init__.py``, empty if the
-    name cannot be imported."""
-    return {name: _location(name) for name in names}
+def imported(names: list[str], folder: Path) -> ImportedCode:
+    """What this process finds of the code in ``folder``, whose top-level names are ``names``.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    about = folder.with_name(ABOUT)
+    known = list(json.loads(about.read_bytes())["files"]) if about.is_file() else None
+    locations = {name: _location(name) for name in names}
+    return ImportedCode(str(folder), locations, digest_of(manifest_of(folder, known)))
 
 
 def _location(name: str) -> str:
@@ -44,8 +72,9 @@ def _location(name: str) -> str:
     return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
-def differences(folder: Path, processes: Mapping[str, Mapping[str, str]]) -> str:
-    """A text that says what the processes of an engine do not import from ``folder``; empty if they import all of it.
+def differences(folder: Path, digest: str, processes: Mapping[str, ImportedCode]) -> str:
+    """A text that says what the processes of an engine do not import from ``folder``, or read there with another
+    digest; empty if they import all of it as it was synced.
 
     An installed package has precedence over a folder of its name without ``__init__.py``, wherever that is on the path.
     This is an error only if the folder has files of that package; otherwise it is a folder of scripts that has the name
@@ -54,12 +83,17 @@ def differences(folder: Path, processes: Mapping[str, Mapping[str, str]]) -> str
     Args:
         processes: the result of :func:`imported` in each process, by a description of the process.
     """
-    return "; ".join(
+    names = top_level(folder)
+    wrong = [
         f"{process} imports {name} from {location or 'nowhere'}"
-        for process, locations in processes.items()
-        for name in top_level(folder)
-        if not _is_meant(folder, name, location := locations.get(name, ""))
-    )
+        for process, code in processes.items()
+        for name in names
+        if not _is_meant(folder, name, location := code.locations.get(name, ""))
+    ]
+    changed = [process for process, code in processes.items() if code.digest != digest]
+    if changed and not wrong:
+        wrong = [f"{' and '.join(changed)} read other files there than were synced: sync the code again"]
+    return "; ".join(wrong)
 
 
 def _is_meant(folder: Path, name: str, location: str) -> bool:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import LinkError
 from swarm.job import ServingMode
+from swarm.link.code import ImportedCode
 from swarm.tokens import READERS, TrainBatch
 from swarm.types import EvalResult, StepResult
 
@@ -51,12 +52,12 @@ class ResolvedConfig(_Message, frozen=True, kw_only=True):
 
 
 class CodeImported(_Message, frozen=True, kw_only=True):
-    """Where the engine's processes import the synced code from, before the first ``RolloutReady``.
+    """What the engine's processes import of the synced code, before the first ``RolloutReady``.
 
     ``processes`` has the answer of :func:`swarm.link.code.imported` in each process that was asked, by what it is.
     """
 
-    processes: dict[str, dict[str, str]]
+    processes: dict[str, ImportedCode]
 
 
 class RolloutReady(_Message, frozen=True, kw_only=True):
@@ -95,6 +96,13 @@ class StepDone(_Message, frozen=True, kw_only=True):
     result: StepResult
 
 
+class TrainerDied(_Message, frozen=True, kw_only=True):
+    """From ``driver``: the trainer is gone because of ``error``, and with it the role ``rollout``; vLLM serves on with
+    the weights that it has. The driver waits for :class:`StartTrainer` or :class:`Stop`."""
+
+    error: str
+
+
 class Finished(_Message, frozen=True, kw_only=True):
     """The engine leaves: on purpose (``error`` empty) or because of ``error``; with ``wrong_config`` the job is at
     fault, so another start would fail alike."""
@@ -115,6 +123,13 @@ class Resume(_Message, frozen=True, kw_only=True):
     """Server to ``rollout``: the new policy version is known, vLLM may go on."""
 
 
+class StartTrainer(_Message, frozen=True, kw_only=True):
+    """Server to ``driver``, after :class:`TrainerDied`: start another trainer beside the vLLM that serves, with
+    ``resume`` from the last checkpoint."""
+
+    resume: bool
+
+
 class Stop(_Message, frozen=True, kw_only=True):
     """Server to both roles: finish now; ``evaluations`` as of :class:`BatchReady`."""
 
@@ -131,9 +146,11 @@ Message = (
     | WeightSync
     | WeightsSynced
     | StepDone
+    | TrainerDied
     | Finished
     | BatchReady
     | Resume
+    | StartTrainer
     | Stop
 )
 

@@ -77,6 +77,10 @@ class EngineLink:
         # term() waits for the linger; the event loop need not
         await asyncio.to_thread(self._context.term)
 
+    def forget(self, role: Role) -> None:
+        """The process of ``role`` is gone: drop what it may still have sent, and let another one say Hello."""
+        self._peers.pop(role, None)
+
     async def receive(self) -> tuple[Role, Message]:
         """The next message with the role that sent it; heartbeats are swallowed.
 

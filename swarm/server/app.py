@@ -22,15 +22,21 @@ from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
-from swarm.server.api.engine import CODE_PATH, CODE_TYPE, EngineRoutes
+from swarm.server.api.code import CODE_PATH, CODE_TYPE, CodeRoutes
+from swarm.server.api.config import ConfigRoutes
+from swarm.server.api.engine import EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.groups import GroupRoutes
 from swarm.server.api.metrics import MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
+from swarm.server.audit import AuditLog
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
+from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
+from swarm.server.engine.history import History
+from swarm.server.engine.resolving import Resolver
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.journal.journal import Journal
@@ -97,12 +103,17 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 await asyncio.gather(expiry, return_exceptions=True)
                 await data_plane.close()
 
-    snapshots = Snapshots(config.run_dir)
+    snapshots, audit = Snapshots(config.run_dir), AuditLog(config.run_dir)
+    # another engine resolves its configuration itself
+    resolver = Resolver(config.run_dir) if engine_command is None else None
+    changes = Changes(config, controller, supervisor, snapshots, resolver)
     routes: list[BaseRoute] = [
         *EpisodeRoutes(config, controller, meters).routes(),
         *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
-        *EngineRoutes(config, controller, supervisor, snapshots, StateShown(controller), monitor).routes(),
+        *EngineRoutes(controller, supervisor, changes, StateShown(controller), monitor, audit).routes(),
+        *CodeRoutes(config, changes, snapshots, audit).routes(),
+        *ConfigRoutes(changes, History(config.run_dir), audit).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *MetricsRoutes(monitor).routes(),
         *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),

@@ -35,7 +35,10 @@ class ServerConfig(Model):
     allow_code_sync: bool = Field(
         default=False, description="let admins send code that the engine runs (POST /sync_train_code)"
     )
-    run_dir: Path = Field(default=Path("runs/default"), description="journal, engine log, job, checkpoints")
+    job_defaults: Path | None = Field(
+        default=None, description="YAML file with fields of a job, for jobs that do not set them; read for each job"
+    )
+    run_dir: Path = Field(default=Path("runs/default"), description="journal, engine log, job, checkpoints, code")
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
     boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
     heartbeat_timeout: float = Field(default=5.0, gt=0, description="silence after which the engine counts as dead")

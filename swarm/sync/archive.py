@@ -6,17 +6,20 @@ on every machine; :func:`swarm.sync.check_and_extract` accepts every archive bui
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import os
 import stat
 import subprocess
 import zipfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import ConfigError
 from swarm.sync.limits import MIB, ArchiveLimits, check_name
+from swarm.sync.manifest import BYTECODE, digest_of, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -25,71 +28,139 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _GIT_SECONDS = 60.0
 _SUBMODULE = "160000"
 _UNTRACKED, _IGNORED = "git does not track it", "git ignores it"
+_NOT_NAMED = "it is none of the named packages"
 
 
 class CodeArchive(NamedTuple):
-    """The bytes of a zip; and the files that are not in it, with the reason (the name of a folder ends in ``/``)."""
+    """A zip of code.
+
+    Attributes:
+        content: its bytes.
+        left_out: the files that are not in it, with the reason; the name of a folder ends in ``/``.
+        manifest: the files in it.
+        revision: the commit that the checkout is at, with ``+changes`` if the files differ from it; empty before the
+            first commit.
+    """
 
     content: bytes
     left_out: dict[str, str]
+    manifest: dict[str, str]
+    revision: str
+
+    @property
+    def digest(self) -> str:
+        """Of the files, see :func:`swarm.sync.manifest.digest_of`."""
+        return digest_of(self.manifest)
 
 
-def build_archive(folder: str | os.PathLike[str], *, limits: ArchiveLimits | None = None) -> CodeArchive:
+def build_archive(
+    folder: str | os.PathLike[str], *, packages: Collection[str] = (), limits: ArchiveLimits | None = None
+) -> CodeArchive:
     """Pack the files below ``folder`` that git tracks, with their uncommitted changes.
 
+    With ``packages`` only those of the named packages and modules, which must be at the top of ``folder``.
+
     Nobody adds secrets, checkpoints and logs to git, so files that git ignores or does not track are left out, as are
-    submodules, files over ``limits.max_file_bytes`` and links, except links to a tracked file of the folder, which are
-    packed as that file. The log names what is left out.
+    submodules, bytecode, files over ``limits.max_file_bytes`` and links, except links to a tracked file of the folder,
+    which are packed as that file. The log names what is left out.
 
     Raises:
-        ConfigError: the folder does not exist, is not in a git checkout or has no tracked files, a file cannot be read
-            or named, or the limits are exceeded.
+        ConfigError: the folder does not exist, is not in a git checkout or has no tracked files, a package is not
+            there, a file cannot be read or named, or the limits are exceeded.
     """
     limits = limits or ArchiveLimits()
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"code to sync: there is no folder {root}")
     tracked, left_out = _tracked(root)
+    if packages:
+        tracked, left_out = _of_packages(root, tracked, left_out, packages)
     found = _files(root, tracked, left_out, limits)
     _log(root, left_out)
     if not found:
         raise ConfigError(f"code to sync: there is nothing to send in {root}: `git add` the code")
     _check_size(root, found, limits)
     buffer = io.BytesIO()
+    manifest: dict[str, str] = {}
+    blobs: dict[str, str] = {}
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
         for name, path, _ in found:
             content, executable = _read(path, limits)
             _write(writer, name, content, executable, limits)
+            manifest[name] = fingerprint(content, executable)
+            blobs[name] = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     if buffer.tell() > limits.max_archive_bytes:
         raise _too_large(root, found, f"packed they have {buffer.tell()} bytes, at most {limits.max_archive_bytes}")
     total = sum(size for _, _, size in found)
     if total > MIB and total > limits.max_ratio * buffer.tell():
         raise _too_large(root, found, f"they compress by more than {limits.max_ratio:g}:1, which code does not")
-    return CodeArchive(buffer.getvalue(), left_out)
+    return CodeArchive(buffer.getvalue(), left_out, manifest, _revision(root, tracked, left_out, blobs))
 
 
 def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
     """Names of the tracked files below ``root``; and the other files with the reason why they are left out."""
     # a file in conflict is listed once for each side
-    entries = {name: entry for entry, _, name in (line.partition("\t") for line in _git(root, "--stage"))}
+    entries = {name: entry for entry, _, name in (line.partition("\t") for line in _listed(root, "--stage"))}
     left_out = {name: "it is a submodule" for name, entry in entries.items() if entry.startswith(_SUBMODULE)}
+    left_out |= {name: "it is bytecode" for name in entries if BYTECODE in name.split("/")}
     others = ("--others", "--exclude-standard", "--directory")
-    left_out |= dict.fromkeys(_git(root, *others), _UNTRACKED)
-    left_out |= dict.fromkeys(_git(root, *others, "--ignored"), _IGNORED)
+    left_out |= dict.fromkeys(_listed(root, *others), _UNTRACKED)
+    left_out |= dict.fromkeys(_listed(root, *others, "--ignored"), _IGNORED)
     return sorted(name for name in entries if name not in left_out), left_out
 
 
-def _git(root: Path, *options: str) -> list[str]:
-    """The output of ``git ls-files`` below ``root``.
+def _of_packages(
+    root: Path, tracked: list[str], left_out: dict[str, str], packages: Collection[str]
+) -> tuple[list[str], dict[str, str]]:
+    """What of ``tracked`` and ``left_out`` is of these packages; the rest of ``tracked`` is left out by its top."""
+
+    def package(name: str) -> str:
+        top, inside, _ = name.partition("/")
+        return top if inside else top.removesuffix(".py")
+
+    there = {package(name) for name in tracked}
+    if unknown := [name for name in packages if name not in there]:
+        known = ", ".join(sorted(there)) or "none"
+        raise ConfigError(f"code to sync: git tracks no package {unknown[0]!r} in {root}; there are: {known}")
+    others = [name for name in tracked if package(name) not in packages]
+    tops = sorted({"".join(name.partition("/")[:2]) for name in others})
+    inner = {name: why for name, why in left_out.items() if package(name) in packages}
+    return [name for name in tracked if package(name) in packages], inner | dict.fromkeys(tops, _NOT_NAMED)
+
+
+def _revision(root: Path, tracked: list[str], left_out: Mapping[str, str], blobs: Mapping[str, str]) -> str:
+    """See :class:`CodeArchive`; ``blobs`` are git's names of the packed contents.
+
+    Contents are compared as they are in the work tree, because asking git would run the filters of the checkout.
+    """
+    try:
+        [commit] = _git(root, "rev-parse", "--verify", "HEAD")
+        lines = [line.partition("\t") for line in _git(root, "ls-tree", "-r", "-z", "HEAD")]
+    except (ConfigError, ValueError):
+        return ""
+    head = {name: entry.split()[2] for entry, _, name in lines}
+    # a link is packed as the file that it leads to
+    links = {name for entry, _, name in lines if not entry.startswith("100")}
+    differing = {name for name, blob in blobs.items() if name not in links and head.get(name) != blob}
+    gone = {name for name in tracked if name in head and name not in blobs and name not in left_out}
+    return commit.strip() + ("+changes" if differing or gone else "")
+
+
+def _listed(root: Path, *options: str) -> list[str]:
+    """The output of ``git ls-files`` below ``root``."""
+    return _git(root, "ls-files", "-z", *options, "--", ".")
+
+
+def _git(root: Path, *command: str) -> list[str]:
+    """The output of a git command in ``root``, divided at NULs.
 
     Git runs no hook, filter or program of the checkout's configuration, and sees no variable that names another
     repository.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), "ls-files", "-z", *options, "--", "."]
     try:
         done = subprocess.run(
-            command,
+            ["git", "-c", "core.fsmonitor=false", "-C", str(root), *command],
             env={**environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -143,14 +214,21 @@ def _files(
     return found
 
 
-def _log(root: Path, left_out: dict[str, str]) -> None:
+def left_out_lines(left_out: Mapping[str, str], most: int = 10) -> dict[str, str]:
+    """By the reason why they are left out, the names of files, at most so many."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        level = logging.INFO if reason == _IGNORED else logging.WARNING
-        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        logger.log(level, "code to sync: left out of %s, because %s: %s%s", root, reason, ", ".join(names[:10]), more)
+    return {
+        reason: ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        for reason, names in by_reason.items()
+    }
+
+
+def _log(root: Path, left_out: dict[str, str]) -> None:
+    for reason, names in left_out_lines(left_out).items():
+        level = logging.INFO if reason in (_IGNORED, _NOT_NAMED) else logging.WARNING
+        logger.log(level, "code to sync: left out of %s, because %s: %s", root, reason, names)
 
 
 def _check_size(root: Path, found: list[tuple[str, Path, int]], limits: ArchiveLimits) -> None:

@@ -7,7 +7,6 @@ is complete.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import shutil
@@ -19,6 +18,7 @@ import zlib
 from pathlib import Path
 
 from swarm.sync.limits import MAX_NAME_BYTES, MIB, ArchiveLimits, check_name, refusal
+from swarm.sync.manifest import BYTECODE, digest_of, fingerprint
 
 #: Begins the names of folders that are not complete yet, or no longer.
 PARTIAL = ".partial-"
@@ -33,9 +33,10 @@ _CHUNK = 256 * 1024
 
 
 def check_and_extract(archive: bytes, target: Path, limits: ArchiveLimits | None = None) -> Path:
-    """Extract ``archive`` into ``target/DIGEST``, named by the SHA-256 of the files' names and contents.
+    """Extract ``archive`` into ``target/DIGEST``, see :func:`swarm.sync.manifest.digest_of`.
 
-    An earlier folder of that name is replaced. Of a file's mode only the owner's executable bit is kept.
+    An earlier folder of that name is replaced. Of a file's mode only the owner's executable bit is kept. Bytecode is
+    left out: that of another Python would be imported in place of its source.
 
     Raises:
         RequestError: with code ``bad_archive``: not a plain zip, or an entry that may be dangerous: an absolute path or
@@ -134,33 +135,36 @@ def _check_size(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
 
 
 def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path) -> str:
-    """Write all files below ``into``; return the hexadecimal digest of their names and contents."""
-    whole = hashlib.sha256()
+    """Write all files below ``into``; return their digest."""
+    manifest: dict[str, str] = {}
     for entry in sorted(entries, key=lambda one: one.orig_filename):
         name = entry.orig_filename
+        if BYTECODE in name.split("/"):
+            continue
         path = into / name
         executable = bool((entry.external_attr >> 16) & stat.S_IXUSR)
         try:
             (path if _is_folder(entry) else path.parent).mkdir(parents=True, exist_ok=True)
             if _is_folder(entry):
                 continue
-            contents = _write(reader, entry, path, executable)
+            manifest[name] = fingerprint(_write(reader, entry, path, executable), executable)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as exc:
             raise refusal(f"its contents are damaged: {exc}", name) from exc
         except FileExistsError:
             raise refusal("its name differs from another entry's only in ways that this system ignores", name) from None
-        whole.update(f"{name}\0{'x' if executable else '-'}\0".encode() + contents)
-    return whole.hexdigest()
+    if not manifest:
+        raise refusal("there are no files in it")
+    return digest_of(manifest)
 
 
 def _write(reader: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, executable: bool) -> bytes:
-    """Write one file; return the digest of its contents."""
-    contents = hashlib.sha256()
+    """Write one file; return its contents."""
+    parts: list[bytes] = []
     written = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if executable else 0o644)
     with os.fdopen(descriptor, "wb") as writer, reader.open(entry) as source:
         while chunk := source.read(_CHUNK):
-            contents.update(chunk)
+            parts.append(chunk)
             writer.write(chunk)
             written += len(chunk)
             # zipfile stops at the size in the directory, which was checked, and does not report the rest
@@ -168,7 +172,7 @@ def _write(reader: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, executab
                 raise zipfile.BadZipFile("longer than it says")
     if written != entry.file_size:
         raise zipfile.BadZipFile("shorter than it says")
-    return contents.digest()
+    return b"".join(parts)
 
 
 def _publish(partial: Path, final: Path) -> Path:

@@ -148,6 +148,14 @@ def processes_with(variable: str, value: str) -> list[psutil.Process]:
     return found
 
 
+def title(process: psutil.Process) -> str:
+    """What a process calls itself; empty once it is gone."""
+    try:
+        return " ".join([process.name(), *process.cmdline()])
+    except psutil.Error:
+        return ""
+
+
 async def until(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether ``condition`` came true within ``seconds``."""
     deadline = time.monotonic() + seconds

@@ -18,7 +18,7 @@ from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.engine import tiny_model
-from tests.engine.engine_process import EngineProcess, sample, timeline, until
+from tests.engine.engine_process import EngineProcess, sample, timeline, title, until
 from tests.standins import vllm_rules
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
@@ -293,11 +293,3 @@ async def stand_ins_are_as_strict(ready: RolloutReady) -> None:
     async with httpx.AsyncClient(base_url=f"http://{ready.addresses[0]}", timeout=120) as vllm:
         for case in cases:
             await vllm_rules.check(vllm, case, ready.model)
-
-
-def title(process: psutil.Process) -> str:
-    """What a process calls itself; empty once it is gone."""
-    try:
-        return " ".join([process.name(), *process.cmdline()])
-    except psutil.Error:
-        return ""

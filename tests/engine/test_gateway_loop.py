@@ -33,7 +33,7 @@ from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
-from tests.engine.engine_process import processes_with
+from tests.engine.engine_process import processes_with, title
 from tests.engine.self_judge import judged_by_itself, read_lines
 from tests.engine.tool_calls import check_timelines, run_tool_calls
 from tests.swarm.sync.making import zipped
@@ -234,9 +234,9 @@ def sync_code(tmp_path: Path) -> Path:
     (code / "my_code").mkdir()
     (code / "my_code" / "__init__.py").write_text(f"NAME = {NAME!r}\n")
     snapshots = Snapshots(tmp_path / "run")
-    folder = snapshots.add(zipped(code))
-    snapshots.select(folder)
-    return folder
+    stored = snapshots.add(zipped(code))
+    snapshots.select(stored.id)
+    return snapshots.files(stored.id)
 
 
 @pytest.fixture
@@ -333,9 +333,93 @@ def batch_is_out(swarm: SwarmClient, of_step: int) -> bool:
     return engine.engine_status is EngineState.WEIGHT_SYNCING or engine.global_step >= of_step
 
 
+def stop_in_mid_step(up: Up, swarm: SwarmClient) -> psutil.Process:
+    """The trainer's process that computes, stopped while it computes a step, and before its weights are transferred."""
+    [worker] = [process for process in up.processes() if "WorkerDict" in title(process)]
+
+    def in_mid_step() -> bool:
+        status = swarm.status()
+        return status.training_seconds is not None and status.engine.engine_status is EngineState.ROLLING
+
+    def stopped() -> bool:
+        if not in_mid_step():
+            return False
+        worker.suspend()
+        # what it had sent by then has arrived
+        time.sleep(0.3)
+        if in_mid_step():
+            return True
+        worker.resume()
+        return False
+
+    assert until(stopped, STEP_SECONDS), swarm.status()
+    return worker
+
+
+class Users(threading.Thread):
+    """Apps that ask one request after the other; a context manager."""
+
+    def __init__(self, gateway: str) -> None:
+        super().__init__(daemon=True)
+        self._gateway = gateway
+        self._leaving = threading.Event()
+        #: status, seconds, and why the answer was not trained
+        self.answers: list[tuple[int, float, str]] = []
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._gateway, timeout=STEP_SECONDS, trust_env=False) as app:
+            while not self._leaving.is_set():
+                began = time.monotonic()
+                body = ASK | {"max_tokens": 24, "stream": len(self.answers) % 2 == 1}
+                answer = app.post("/v1/chat/completions", json=body)
+                wrong = answer.status_code == 200 and '"error"' in answer.text
+                why = answer.headers.get("x-swarm-drop-reason", "")
+                self.answers.append((599 if wrong else answer.status_code, time.monotonic() - began, why))
+
+    def __enter__(self) -> Users:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._leaving.set()
+        self.join(STEP_SECONDS)
+
+
+def outlives_its_trainer(up: Up, swarm: SwarmClient, gateway: str) -> None:
+    """The process that computes is killed in mid-step under load: no user sees it, and training goes on by itself."""
+    known = {one.batch_id for one in swarm.status().steps}
+    driver = swarm.status().engine_pid
+    with Users(gateway) as one, Users(gateway) as other:
+        worker = stop_in_mid_step(up, swarm)
+        version = swarm.status().engine.global_step
+        worker.kill()
+        began = time.monotonic()
+        died = up.expect("trainer_restarting", 60.0)
+        noticed = time.monotonic() - began
+        assert died["attempt"] == 1, died
+        status = swarm.status()
+        assert (status.engine.engine_status, status.engine.global_step) == (EngineState.BOOTING, version)
+        assert up.expect("recovered", READY_SECONDS)["step"] == version // 3 * 3
+        rolls = time.monotonic() - began
+        assert until(lambda: any(one.batch_id not in known for one in swarm.status().steps), STEP_SECONDS)
+        trains = time.monotonic() - began
+    status = swarm.status()
+    assert status.engine_pid == driver and status.engine_failure is None
+    answers = [*one.answers, *other.answers]
+    assert {status for status, _, _ in answers} == {200}, answers
+    away = [seconds for _, seconds, why in answers if why == "trainer_away"]
+    assert away, "nobody was answered meanwhile"
+    print(
+        f"noticed after {noticed:.1f} s, ready after {rolls:.1f} s, trained after {trains:.1f} s; {len(answers)} "
+        f"answers, the longest {max(one[1] for one in answers):.1f} s; {len(away)} without a trainer, {max(away):.1f} s"
+    )
+    assert until(lambda: swarm.status().training_seconds is None, STEP_SECONDS), swarm.status()
+
+
 def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
-    """The trainer is killed after step 3: the gateway stays, and the run goes on from that step's checkpoint."""
+    """The engine is killed: the gateway stays, and the run goes on from the last checkpoint."""
     before = swarm.status()
+    saved = before.engine.global_step // 3 * 3
     known = {one.batch_id for one in before.steps}
     assert before.engine_pid is not None
     os.kill(before.engine_pid, signal.SIGKILL)
@@ -349,7 +433,7 @@ def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
                 assert float(answer.headers["retry-after"]) > 0, answer.headers
                 return False
             assert answer.status_code == 200, answer.text
-            return int(answer.headers["x-swarm-policy-version"]) >= 3
+            return int(answer.headers["x-swarm-policy-version"]) >= saved
 
         assert not asked()
         died = up.expect("restarting", 60.0)
@@ -360,7 +444,7 @@ def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
         assert until(asked, READY_SECONDS), swarm.status()
         print(f"answered again {time.monotonic() - began:.0f} s after the kill")
         recovered = up.expect("recovered", 60.0)
-        assert recovered["step"] == 3
+        assert recovered["step"] == saved
 
         def trained() -> list[StepResult]:
             return [one for one in swarm.status().steps if one.batch_id not in known]
@@ -370,7 +454,7 @@ def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
             return bool(trained())
 
         assert until(asked_and_trained, STEP_SECONDS), swarm.status()
-        assert trained()[0].step == 4
+        assert trained()[0].step == saved + 1
         assert swarm.status().engine_failure is None
 
 
@@ -492,6 +576,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
             assert versions <= {trained.step - 1, trained.step - 2}
             bound = 1e-3 if versions == {trained.step - 1} else 1e-2
             assert trained.metrics["training/rollout_probs_diff_max"] < bound, versions
+        outlives_its_trainer(up, swarm, gateway)
         comes_back(up, swarm, gateway)
 
     assert up.interrupt() in (0, 130)

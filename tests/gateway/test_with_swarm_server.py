@@ -85,6 +85,21 @@ async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_wi
     assert (await gateway.get("/status")).json()["errors"] == {}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_its_trainer_vllm_answers_at_once_and_untrained(
+    rig: server.Rig, gateway: Http, stream: bool
+) -> None:
+    assert (await gateway.post(CHAT, json=BODY)).headers["x-swarm-trained"] == "true"
+    rig.controller.trainer_died("killed")
+    if stream:
+        rig.vllm.script.append(streamed(role_chunk(), token_chunk([1], "stop"), usage_chunk(1)))
+    response = await gateway.post(CHAT, json=BODY | {"stream": stream})
+    assert response.status_code == 200
+    assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "trainer_away")
+    rig.controller.rollout_ready(server.ready(rig.vllm_address))
+    assert (await gateway.post(CHAT, json=BODY)).headers["x-swarm-trained"] == "true"
+
+
 async def test_a_disagreement_of_tokens_is_served_and_not_called_trained(rig: server.Rig, gateway: Http) -> None:
     rig.vllm.script.append(plain([1, 2], token_ids=[1]))
     response = await gateway.post(CHAT, json=BODY)

@@ -96,7 +96,7 @@ class Worker:
             if self._random.random() < 0.1:
                 again = await self._driver.claim(work["kind"], claim)
                 if again["success"] and uuids(members(again)) != uuids(work["claimed"]):
-                    self._write(claim=claim, violation=f"a repeated claim got {again}")
+                    self._write(claim=claim, replaced=uuids(work["claimed"]))
         if "ending" not in work:
             await self._chat(work)
             if self._random.random() < 0.05:

@@ -85,9 +85,15 @@ def violations(seen: Witnesses) -> list[str]:
 
 
 def contradictions(seen: Witnesses) -> list[str]:
-    """A client got an answer that contradicts an earlier one."""
-    return [
-        f"{name}: {line['violation']}" for name, said in seen.clients.items() for line in said if "violation" in line
+    """A client got an answer that contradicts an earlier one.
+
+    A repeated claim may get other episodes only if a kill came before the disk had the first ones.
+    """
+    told = [(name, line) for name, said in seen.clients.items() for line in said]
+    return [f"{name}: {line['violation']}" for name, line in told if "violation" in line] + [
+        f"{name}: a repeated claim got others than {line['replaced']}, which the journal has"
+        for name, line in told
+        if seen.episodes.keys() & line.get("replaced", ())
     ]
 
 

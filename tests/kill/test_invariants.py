@@ -98,6 +98,7 @@ def another_run(seen: Witnesses) -> None:
         pytest.param(lambda seen: seen.runs[-1].update(trained=3), id="trained miscounted"),
         pytest.param(another_run, id="another run"),
         pytest.param(lambda seen: seen.clients["ann"].append({"violation": "another answer"}), id="contradicted"),
+        pytest.param(lambda seen: seen.clients["ann"].append({"replaced": ["a", "x"]}), id="claimed anew"),
     ],
 )
 def test_what_is_wrong_is_seen(damage: Callable[[Witnesses], object]) -> None:

@@ -11,7 +11,8 @@
   error once it rolls, and then five seconds to clean up).
 * ``mute`` (never says Hello), ``silent`` (stops beating once it rolls), ``stubborn`` (ignores Stop; leaves a daemon, a
   shared-memory segment and a Ray folder), ``late`` (reports its step only after Stop), ``stuttering`` (``train``, but
-  it sends each request once more when it has its batch).
+  it sends each request once more when it has its batch), ``mortal`` (its trainer dies with its first batch, and vLLM
+  serves on), ``doomed`` (with each batch).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 from swarm.job import TrainJob, parse_job
 from swarm.link.batches import BatchRequests
-from swarm.link.code import CODE_VARIABLE, imported, top_level
+from swarm.link.code import CODE_VARIABLE, ImportedCode, imported, top_level
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import (
     BatchReady,
@@ -41,7 +42,9 @@ from swarm.link.messages import (
     ResolvedConfig,
     Resume,
     RolloutReady,
+    StartTrainer,
     Stop,
+    TrainerDied,
     WeightsSynced,
     WeightSync,
 )
@@ -105,14 +108,20 @@ class Engine:
 
     def run(self) -> None:
         """Connect, and train until the end."""
-        with self._connect("driver") as self.driver, self._connect("rollout") as self.rollout:
-            self.link = Link(self.rollout)
-            always = self.job.serving == "always"
-            self.requests = BatchRequests(self.link, serving="always" if always else "between_steps")
-            self.boot()
-            self.ask()
-            if self.rolling():
-                self._train()
+        with self._connect("driver") as self.driver:
+            self.start_trainer()
+            with self.rollout:
+                self.boot()
+                self.ask()
+                if self.rolling():
+                    self._train()
+
+    def start_trainer(self) -> None:
+        """Connect a trainer."""
+        self.rollout = self._connect("rollout")
+        self.link = Link(self.rollout)
+        always = self.job.serving == "always"
+        self.requests = BatchRequests(self.link, serving="always" if always else "between_steps")
 
     def _connect(self, role: Any) -> EngineEnd:
         link, token = os.environ[ADDRESS_VARIABLE], os.environ[TOKEN_VARIABLE]
@@ -175,6 +184,7 @@ class Failing(Engine):
     def __init__(self, kind: str, job: TrainJob, address: str) -> None:
         super().__init__(job, address, lifetime=60)
         self.kind, _, self.code = kind.partition(":")
+        self.deaths = 0
         print("the engine starts", flush=True)
         if self.kind == "mute":
             time.sleep(60)
@@ -189,9 +199,11 @@ class Failing(Engine):
         if self.kind == "stubborn":
             leave_traces()
         if self.code:
-            files = imported(top_level(Path(os.environ[CODE_VARIABLE])))
-            there = files if self.code == "imports" else dict.fromkeys(files, "/elsewhere/mine.py")
-            self.rollout.send(CodeImported(processes={"the driver": files, "a Ray worker": there}))
+            folder = Path(os.environ[CODE_VARIABLE])
+            here = there = imported(top_level(folder), folder)
+            if self.code == "elsewhere":
+                there = ImportedCode(here.folder, dict.fromkeys(here.locations, "/elsewhere/mine.py"), here.digest)
+            self.rollout.send(CodeImported(processes={"the driver": here, "a Ray worker": there}))
 
     def rolling(self) -> bool:
         if self.kind == "lingering":
@@ -206,6 +218,17 @@ class Failing(Engine):
     def step(self, batch: TrainBatch) -> bool:
         if self.kind == "late":
             return True
+        if self.kind == "doomed" or (self.kind == "mortal" and not self.deaths):
+            self.deaths += 1
+            self.version -= 1
+            self.rollout.close()
+            self.driver.send(TrainerDied(error="out of memory"))
+            while not isinstance(message := self.driver.receive(timeout=1.0), StartTrainer | Stop):
+                pass
+            if isinstance(message, StartTrainer):
+                self.start_trainer()
+                self.ask()
+            return isinstance(message, StartTrainer)
         if self.kind in ("failing", "torn"):
             self._fail("out of memory")
             if self.kind == "torn":

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm.agentjet import convert, read_job
+from swarm.agentjet import convert, read_fields
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job
+from swarm.layers import layered
 
 
 def composed(**changes: Any) -> dict[str, Any]:
@@ -206,9 +207,9 @@ def test_what_is_ignored_is_listed_with_its_reason() -> None:
 
 def test_a_key_that_is_not_known_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    read_job(yaml.safe_dump(composed()))
+    read_fields(yaml.safe_dump(composed()))
     assert caplog.text == ""
-    read_job(yaml.safe_dump(composed(rollout__brand_new=1)))
+    read_fields(yaml.safe_dump(composed(rollout__brand_new=1)))
     assert "ajet.rollout.brand_new" in caplog.text and "ajet.context_tracker" not in caplog.text
 
 
@@ -235,10 +236,10 @@ def test_no_key_gets_lost(path: tuple[str, ...]) -> None:
 
 def test_either_form_is_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert read_job(yaml.safe_dump(composed())) == convert(composed()).job
+    assert layered(read_fields(yaml.safe_dump(composed()))).job == convert(composed()).job
     assert "ajet.context_tracker.*" in caplog.text
     ours = TrainJob(model="tiny", project="ajet_default_project")
-    assert read_job(dump_job(ours)) == ours
+    assert layered(read_fields(dump_job(ours))).job == ours
 
 
 @pytest.mark.parametrize(
@@ -253,4 +254,4 @@ def test_either_form_is_read(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_what_is_no_job_says_so(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_job(text)
+        layered(read_fields(text))

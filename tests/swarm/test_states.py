@@ -16,8 +16,11 @@ CYCLE = [
 BACK = (EngineState.ROLLING_POST, EngineState.ROLLING)
 #: where episodes run while the trainer computes, there is nothing to wait for
 STRAIGHT = (EngineState.ROLLING, EngineState.WEIGHT_SYNCING)
+#: another trainer is started beside a vLLM that serves
+AGAIN = [(state, EngineState.BOOTING) for state, _ in CYCLE[2:]]
 ALLOWED = {
     *CYCLE,
+    *AGAIN,
     BACK,
     STRAIGHT,
     *((state, EngineState.OFFLINE) for state in EngineState if state is not EngineState.OFFLINE),

@@ -19,6 +19,7 @@ CALL: dict[str, Any] = {
     "min_policy_version": 0,
     "max_policy_version": 1,
     "finish_reason": "stop",
+    "history": "new",
 }
 LINE: dict[str, Any] = {
     "prompt_ids": [],

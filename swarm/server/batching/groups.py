@@ -80,6 +80,8 @@ class GroupStore:
         #: changed losses by task since :meth:`take_losses`
         self._lost: dict[str, GroupRow] = {}
         self._trainable = 0
+        #: whole groups, and episodes in groups of at least two, that will not be too old after one more sync
+        self._lasting = (0, 0)
         self._cache_full = False
         self._taken: Outstanding | None = None
         #: finished episodes that wait for a batch
@@ -113,15 +115,7 @@ class GroupStore:
 
     def full(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
         """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
-        whole = trainable = 0
-        for group in self.waiting():
-            # at the next version each is one sync older
-            kept = sum(not self._old(member.oldest_version - 1) for member in group.members)
-            if group.number in self._whole:
-                kept = kept if kept == len(group.members) else 0
-                whole += kept > 0
-            trainable += _trainable(kept)
-        return self._method.ready(Tally(whole, trainable, any_agreed, all_agreed, self._cache_full))
+        return self._method.ready(Tally(*self._lasting, any_agreed, all_agreed, self._cache_full))
 
     def waiting(self) -> Iterator[Group]:
         """The groups that wait for a batch, whole ones first; not to be changed."""
@@ -145,7 +139,9 @@ class GroupStore:
         task_id = trajectory.task_id
         group = self._open.get(task_id) or self._losses.pop(task_id, None) or self._new_group(task_id)
         self._open[task_id] = group
+        self._count(group, -1)
         group.members.append(member)
+        self._count(group, 1)
         self.episodes += 1
         self._trainable += _trainable(len(group.members)) - _trainable(len(group.members) - 1)
         self._shares.joined(client_uuid, task_id)
@@ -183,6 +179,9 @@ class GroupStore:
         self._version = policy_version
         if self._job.max_staleness is None:
             return []
+        self._lasting = (0, 0)
+        for group in self.waiting():
+            self._count(group, 1)
         gone: list[Member] = []
         for group in [g for g in self._whole.values() if any(map(self._stale, g.members))]:
             gone += self._remove(group)
@@ -318,6 +317,7 @@ class GroupStore:
         if objection := self._method.objection(group):
             return [_dropped(members, "uninformative", objection)]
         self._whole[group.number] = group
+        self._count(group, 1)
         self.episodes += len(members)
         self._trainable += len(members)
         self._shares.completed(group.clients)
@@ -325,6 +325,7 @@ class GroupStore:
 
     def _remove(self, group: Group) -> list[Member]:
         """Take the group out of the place where it waits."""
+        self._count(group, -1)
         if self._whole.pop(group.number, None) is not None:
             self._shares.left(group.clients)
         else:
@@ -342,11 +343,22 @@ class GroupStore:
         old = [member for member in group.members if self._stale(member)]
         if len(old) == len(group.members):
             return self._remove(group)
+        self._count(group, -1)
         group.members = [member for member in group.members if not self._stale(member)]
+        self._count(group, 1)
         self.episodes -= len(old)
         self._trainable -= _trainable(len(old) + len(group.members)) - _trainable(len(group.members))
         self._shares.parted([member.client_uuid for member in old], group.task_id)
         return old
+
+    def _count(self, group: Group, sign: int) -> None:
+        """Add to the counts, or subtract, what of a waiting ``group`` will not be too old after one more sync."""
+        kept = sum(not self._old(member.oldest_version - 1) for member in group.members)
+        closed = group.number in self._whole
+        if closed and kept < len(group.members):
+            kept = 0
+        whole, trainable = self._lasting
+        self._lasting = (whole + sign * (closed and kept > 0), trainable + sign * _trainable(kept))
 
     def _useless(self) -> list[Group]:
         """Open groups that cannot go into a batch as they are, oldest first."""

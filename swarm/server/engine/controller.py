@@ -86,6 +86,7 @@ class Controller(EpisodeRequests):
             evaluations=self._pool.evaluations.results()
             if steps and self._pool and self._pool.evaluations.sums
             else [],
+            code=self.code,
             job=self.job if self.has_job else None,
             resolved_config=self.resolved_config,
         )
@@ -117,11 +118,16 @@ class Controller(EpisodeRequests):
         """
         check_engine(self._state, EngineState.BOOTING)
         job = self._training.start()
-        self.boot_stage, self.last_lines = "starting", []
+        self.boot_stage, self.last_lines, self.code = "starting", [], None
         self._sent = self._given = ""
         self._asked = False
         self._to(EngineState.BOOTING, "starting the engine process")
         return job
+
+    @property
+    def run_id(self) -> str:
+        """The training run; empty before the first."""
+        return self._training.run_id
 
     def run_stopped(self) -> None:
         """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
@@ -150,7 +156,7 @@ class Controller(EpisodeRequests):
             always=message.serving == "always",
         )
         pool = self.pool
-        pool.serves_always = self._serving.always
+        pool.serves_always, pool.trainer_away = self._serving.always, False
         pool.collection.advance(message.policy_version)
         if self._leaving:
             # the batch waits for the disk: if it were taken back now, the engine would get it twice
@@ -181,12 +187,13 @@ class Controller(EpisodeRequests):
             self._to(EngineState.WEIGHT_SYNCING, "transferring the weights")
 
     def weights_synced(self, policy_version: int) -> None:
-        """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING."""
-        if self._serving is None or self._state is not EngineState.WEIGHT_SYNCING:
+        """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING, unless another trainer boots."""
+        if self._serving is None or self._state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
             return
         self._serving = replace(self._serving, policy_version=policy_version)
         self.pool.collection.advance(policy_version)
-        self._to(EngineState.ROLLING, f"serving the weights of step {policy_version}")
+        if self._state is EngineState.WEIGHT_SYNCING:
+            self._to(EngineState.ROLLING, f"serving the weights of step {policy_version}")
 
     async def next_batch(self) -> TrainBatch:
         """Wait until the engine asks for a batch and there is one, and take it.
@@ -256,6 +263,25 @@ class Controller(EpisodeRequests):
             )
         self._sent = ""
 
+    def trainer_died(self, error: str) -> TrainJob:
+        """The trainer is gone, and vLLM serves on: → BOOTING. Returns the job for another trainer.
+
+        Running calls and episodes go on; nothing is claimed until the other trainer asks for its batch. Call it once no
+        more messages of the dead one can arrive.
+        """
+        self.died(f"the trainer failed: {error}")
+        self.engine_failed(error)
+        self._given, self._asked = "", False
+        self._take_back()
+        self.pool.trainer_away = True
+        self.boot_stage = "starting another trainer"
+        self._detail = f"the trainer failed: {error}; vLLM serves on, untrained, until another trainer is ready"
+        if self._state is EngineState.BOOTING:
+            self.pool_changed()
+        else:
+            self._to(EngineState.BOOTING, self._detail)
+        return self._training.start()
+
     def died(self, reason: str, *, wrong_config: bool = False) -> None:
         """Count a death of the engine before it goes :meth:`offline`; a step or a stop on purpose resets the count."""
         count = self.failure.count + 1 if self.failure is not None else 1
@@ -264,7 +290,9 @@ class Controller(EpisodeRequests):
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""
         self._serve_no_more()
-        self.engine_pid = None
+        if self._pool is not None:
+            self._pool.trainer_away = False
+        self.engine_pid = self.code = None
         self.boot_stage = ""
         self.last_lines = list(last_lines)
         self._take_back()

@@ -1,8 +1,8 @@
 """What is known about the engine, requests about episodes in any of its states, and what becomes due as time passes.
 
 Invariant: the state changes only along the table of :mod:`swarm.states`, and each change wakes everyone who waits. What
-an ``async`` method answers is on disk; every change of the pool serves the waiting claims and wakes whoever waits for a
-batch.
+an ``async`` method answers is on disk, except a claim: its row is written before those of its calls and its end, which
+wait for the disk. Every change of the pool serves the waiting claims and wakes whoever waits for a batch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from swarm.protocol import (
     NO_EPISODES,
     POST_ROLLING,
     SYNCING,
+    TRAINER_AWAY,
     AgreeSyncWeightResponse,
     EngineFailure,
     EngineStatus,
@@ -76,6 +77,8 @@ class EngineBoard:
         self._serving: Serving | None = None
         self._engine_gone = Once()
         self.engine_pid: int | None = None
+        #: the code snapshot that the engine's processes say they import
+        self.code: str | None = None
         self.boot_stage = ""
         self.last_lines: list[str] = []
         self.failure: EngineFailure | None = None
@@ -94,6 +97,11 @@ class EngineBoard:
     def policy_version(self) -> int:
         """The trainer step whose weights vLLM serves; 0 before the first."""
         return self._serving.policy_version if self._serving else 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether vLLM serves."""
+        return self._serving is not None
 
     @property
     def serving(self) -> Serving:
@@ -205,7 +213,6 @@ class EpisodeRequests(EngineBoard):
             RequestError: more episodes than the job has slots.
             ConflictError: its key was used for another claim.
             ClientGoneError: the caller left while it waited.
-            UnavailableError: see :meth:`synced`; a claim with a key may be repeated, without one its episodes go back.
         """
         if self._pool is not None:
             if wish.episodes > self.job.slots:
@@ -227,12 +234,6 @@ class EpisodeRequests(EngineBoard):
                 self._watch()
         if isinstance(outcome, Refusal):
             return self._why_not(outcome)
-        try:
-            await self.synced()
-        except UnavailableError:
-            if not wish.claim_key:
-                self.claims.give_back(wish, outcome)
-            raise
         return outcome
 
     async def end(
@@ -351,8 +352,8 @@ class EpisodeRequests(EngineBoard):
     def _why_not(self, refusal: Refusal) -> str:
         if self._closing:
             return "The swarm server is shutting down"
-        if refusal.reason == BATCH_WAITS:
-            return BATCH_WAITS
+        if refusal.reason in (BATCH_WAITS, TRAINER_AWAY):
+            return refusal.reason
         match self._state:
             case EngineState.ROLLING:
                 return refusal.reason or NO_EPISODES

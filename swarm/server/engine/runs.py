@@ -59,7 +59,8 @@ class TrainingRun:
         self._journal = journal
         self._client_timeout = client_timeout
         recovered = journal.recover()
-        self._run_id = recovered.run_id
+        #: empty before the first
+        self.run_id = recovered.run_id
         self._stopped = recovered.stopped
         self._job: TrainJob | None = None
         self._pool: EpisodePool | None = None
@@ -151,19 +152,19 @@ class TrainingRun:
             return False
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
         self.pool.collection.confirm(result.batch_id, result.step)
-        self._journal.append(StepRow(self._run_id, result))
+        self._journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
         return True
 
     def _begin(self, job: TrainJob, reason: str) -> None:
-        self._run_id = new_uuid()
-        if dropped := self.pool.begin_run(self._run_id, job, reason):
+        self.run_id = new_uuid()
+        if dropped := self.pool.begin_run(self.run_id, job, reason):
             logger.warning("dropped %d finished episodes: %s", dropped, reason)
         self._stopped = False
         self.steps.clear()
 
     def _append_run(self) -> None:
-        self._journal.append(RunRow(self._run_id, dump_job(self.job), self._stopped))
+        self._journal.append(RunRow(self.run_id, dump_job(self.job), self._stopped))
 
 
 def _no_job() -> ConflictError:

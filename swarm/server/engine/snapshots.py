@@ -1,7 +1,7 @@
-"""The training code that clients have sent: ``run_dir/code``, one folder per content, and which of them engines use.
+"""The training code that clients have sent: ``run_dir/code``, a folder for each sync, and which of them engines use.
 
-Invariant: the selected snapshot is whole, stays on disk while it is selected, and is the same after a restart; of the
-others only the latest are kept.
+Invariant: a snapshot appears whole or not at all, and is never written again. The selected one stays on disk, and is
+the same after a restart; of the others only the latest are kept.
 """
 
 from __future__ import annotations
@@ -11,13 +11,49 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
+from pydantic import ValidationError
+
+from swarm.errors import ConflictError, NotFoundError
+from swarm.link.code import ABOUT
+from swarm.protocol import CodeSnapshot
 from swarm.sync import ArchiveLimits, check_and_extract
 from swarm.sync.extract import PARTIAL
+from swarm.sync.manifest import digest_of, manifest_of
+from swarm.types import Model
 
-KEPT = 5
-_NAME = re.compile(r"[0-9a-f]{64}")
+#: snapshots that stay beside the selected one
+KEPT = 10
+#: in the folder of a snapshot: its files
+FILES = "files"
+_NAME = re.compile(r"\d{8}_\d{6}_\d{6}-[0-9a-f]{16}")
+
+
+class Stored(Model):
+    """A snapshot and the manifest of its files, as ``about.json`` has them."""
+
+    about: CodeSnapshot
+    files: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.about.id
+
+    @property
+    def digest(self) -> str:
+        return self.about.digest
+
+
+class Sent(NamedTuple):
+    """What a client says of its code."""
+
+    sender: str = ""
+    revision: str = ""
+    message: str = ""
 
 
 class Snapshots:
@@ -28,8 +64,11 @@ class Snapshots:
         self._selected = self._folder / "selected"
         self.limits = limits or ArchiveLimits()
 
-    def add(self, archive: bytes) -> Path:
-        """Extract ``archive``; the folder is used by no one yet.
+    def add(self, archive: bytes, sent: Sent | None = None) -> Stored:
+        """Extract ``archive`` as a new snapshot, which is used by no one yet.
+
+        Returns:
+            The new one; or the selected one where that has the same code.
 
         Raises:
             RequestError: the archive is refused, see :func:`swarm.sync.check_and_extract`.
@@ -39,20 +78,55 @@ class Snapshots:
             for left in self._folder.glob(f"{PARTIAL}*"):
                 # of a server that was killed meanwhile
                 shutil.rmtree(left, ignore_errors=True)
-        return check_and_extract(archive, self._folder, self.limits)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._folder))
+        try:
+            extracted = check_and_extract(archive, partial, self.limits)
+            manifest, now = manifest_of(extracted), datetime.now(UTC)
+            sent = sent or Sent()
+            about = CodeSnapshot(
+                id=f"{now:%Y%m%d_%H%M%S_%f}-{extracted.name[:16]}",
+                digest=extracted.name,
+                created=now.timestamp(),
+                sender=sent.sender,
+                revision=sent.revision,
+                message=sent.message,
+                files=len(manifest),
+                bytes=sum((extracted / name).stat().st_size for name in manifest),
+            )
+            new = Stored(about=about, files=manifest)
+            with contextlib.suppress(FileNotFoundError):
+                if (old := self.selected()) is not None and old.digest == new.digest and self._is_whole(old):
+                    return old
+            extracted.rename(partial / FILES)
+            (partial / ABOUT).write_text(new.model_dump_json())
+            partial.chmod(0o755)
+            partial.rename(self._folder / new.id)
+            return new
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
-    def select(self, snapshot: Path) -> None:
-        """Let engines that start from now on import from ``snapshot`` first, and forget the oldest others."""
+    def select(self, snapshot: str | None) -> None:
+        """Let engines that start from now on import from this snapshot first, or from none; forget the oldest others.
+
+        Raises:
+            NotFoundError: there is none of that name.
+            ConflictError: it is not what was sent any more.
+        """
+        if snapshot is not None and not self._is_whole(self.named(snapshot)):
+            raise ConflictError(f"the files of {snapshot} were changed on the server: sync that code again")
+        self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f"{PARTIAL}{secrets.token_hex(8)}"
-        partial.write_text(snapshot.name)
+        partial.write_text(snapshot or "")
         partial.replace(self._selected)
-        os.utime(snapshot)
-        others = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
-        for old in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)[KEPT:]:
-            shutil.rmtree(old, ignore_errors=True)
+        others = [one.id for one in self.all() if one.id != snapshot]
+        for old in others[: max(0, len(others) - KEPT)]:
+            # as one step, so that a snapshot is never there in part
+            gone = (self._folder / old).rename(self._folder / f"{PARTIAL}{old}")
+            shutil.rmtree(gone, ignore_errors=True)
 
-    def selected(self) -> Path | None:
-        """The folder that engines import from first; None before any was sent.
+    def selected(self) -> Stored | None:
+        """What engines import first; None if that is nothing.
 
         Raises:
             FileNotFoundError: somebody removed it.
@@ -61,7 +135,37 @@ class Snapshots:
             name = self._selected.read_text().strip()
         except FileNotFoundError:
             return None
-        folder = self._folder / name
-        if not _NAME.fullmatch(name) or not folder.is_dir():
-            raise FileNotFoundError(f"the synced code is gone from {self._folder}: POST /sync_train_code again")
-        return folder
+        if not name:
+            return None
+        try:
+            return self.named(name)
+        except NotFoundError as exc:
+            raise FileNotFoundError(f"the synced code is gone from {self._folder}: sync it again") from exc
+
+    def named(self, snapshot: str) -> Stored:
+        """The snapshot of this name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        try:
+            if _NAME.fullmatch(snapshot) and (self.files(snapshot)).is_dir():
+                return Stored.model_validate_json((self._folder / snapshot / ABOUT).read_bytes())
+        except (OSError, ValidationError):
+            pass
+        raise NotFoundError(f"there is no code snapshot {snapshot[:80]!r} on this server", code="no_snapshot")
+
+    def files(self, snapshot: str) -> Path:
+        """The folder of its files."""
+        return self._folder / snapshot / FILES
+
+    def all(self) -> list[Stored]:
+        """All, oldest first."""
+        found: list[Stored] = []
+        for name in sorted(os.listdir(self._folder)) if self._folder.is_dir() else []:
+            with contextlib.suppress(NotFoundError):
+                found.append(self.named(name))
+        return found
+
+    def _is_whole(self, snapshot: Stored) -> bool:
+        return digest_of(manifest_of(self.files(snapshot.id), snapshot.files)) == snapshot.digest

@@ -2,7 +2,8 @@
 
 Invariant: whatever ends a run (Stop, exit, silence, a boot that takes too long), the state goes to OFFLINE with the
 reason at once, and no other run starts before nothing of this one is left. Until then it is listened to: a step that it
-did is recorded, however late it says so, and only then is an error held against the batch that it had.
+did is recorded, however late it says so, and only then is an error held against the batch that it had. Where vLLM
+outlives its trainer, the run goes on: another trainer is started, up to ``MAX_RESTARTS`` times without a step.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ from swarm.link.messages import (
     ResolvedConfig,
     Resume,
     RolloutReady,
+    StartTrainer,
     StepDone,
     Stop,
+    TrainerDied,
     WeightsSynced,
     WeightSync,
 )
 from swarm.link.server import EngineLink
+from swarm.protocol import MAX_RESTARTS
 from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from swarm.server.engine.history import History
 from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
-from swarm.server.engine.snapshots import Snapshots
+from swarm.server.engine.snapshots import Snapshots, Stored
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
@@ -54,17 +59,26 @@ class Supervisor:
 
     Args:
         command: the engine's command; the path of the job's YAML is appended.
+        restart_pause: seconds before another trainer starts, see :meth:`EngineFailure.pause`.
     """
 
-    def __init__(self, config: ServerConfig, controller: Controller, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        controller: Controller,
+        command: Sequence[str] | None = None,
+        restart_pause: float = 2.0,
+    ) -> None:
         self._config = config
+        self._restart_pause = restart_pause
         self._controller = controller
         self._command = tuple(command or ENGINE_COMMAND)
         self._run: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        # the synced code that the engine is to run, and whether its processes have told that they do
-        self._code: Path | None = None
-        self._code_is_run = False
+        # the synced code that the engine is to run; the controller has it once the engine's processes told that they do
+        self._code: Stored | None = None
+        self._snapshots = Snapshots(config.run_dir)
+        self._history = History(config.run_dir)
 
     async def start(self) -> int:
         """Start the engine with the synced job; returns the process id of its driver.
@@ -141,6 +155,7 @@ class Supervisor:
             if not started.done():
                 controller.died(reason)
             controller.offline(reason, lines)
+            self._history.end(reason)
             if not started.done():
                 started.set_exception(EngineError(reason))
 
@@ -174,19 +189,38 @@ class Supervisor:
         run_dir.mkdir(parents=True, exist_ok=True)
         job_path = run_dir / "job.yaml"
         job_path.write_text(dump_job(job))
-        self._code = Snapshots(run_dir).selected() if self._config.allow_code_sync else None
-        self._code_is_run = False
-        environ = engine_environment(link.address, token, run_dir, self._code)
+        self._code = self._snapshots.selected() if self._config.allow_code_sync else None
+        self._history.begin(self._controller.run_id, job, self._code and self._code.id)
+        environ = engine_environment(link.address, token, run_dir, self._folder)
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
+
+    @property
+    def _folder(self) -> Path | None:
+        return self._snapshots.files(self._code.id) if self._code is not None else None
 
     async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
         """Run until the engine is to be ended; the reason, for people. ``goodbye`` is what the engine says of it."""
+        feed = self._feed(link)
         try:
-            return await first_of(
-                self._stopped(), self._exited(process, goodbye), self._listen(link, goodbye), self._feed(link)
-            )
+            while True:
+                listening = self._listen(link, goodbye)
+                ended = await first_of(self._stopped(), self._exited(process, goodbye), listening, feed)
+                if not isinstance(ended, TrainerDied):
+                    return ended
+                job = self._controller.trainer_died(ended.error)
+                link.forget("rollout")
+                failure = self._controller.failure
+                assert failure is not None
+                if failure.count > MAX_RESTARTS:
+                    return f"{failure.reason} (after {MAX_RESTARTS} other trainers that did no training step)"
+                feed = self._start_trainer(link, job, failure.pause(self._restart_pause))
         except (LinkError, StateError) as exc:
             return exc.message
+
+    async def _start_trainer(self, link: EngineLink, job: TrainJob, pause: float) -> str:
+        await asyncio.sleep(pause)
+        await link.send("driver", StartTrainer(resume=job.resume))
+        return await self._feed(link)
 
     async def _stopped(self) -> str:
         await self._stop.wait()
@@ -197,15 +231,18 @@ class Supervisor:
         await asyncio.sleep(_LAST_WORDS_SECONDS)
         return _reason(goodbye.result()) if goodbye.done() else how
 
-    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str:
+    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str | TrainerDied:
         controller = self._controller
         loop = asyncio.get_running_loop()
         deadline: float | None = loop.time() + self._config.boot_timeout
+        lost: TrainerDied | None = None
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     _, message = await link.receive()
             except TimeoutError:
+                if lost is not None:
+                    return lost
                 if goodbye.done():
                     return _reason(goodbye.result())
                 seconds = self._config.boot_timeout
@@ -215,18 +252,19 @@ class Supervisor:
                     controller.progress(stage, detail)
                 case ResolvedConfig(config=config):
                     controller.resolved_config = config
-                case CodeImported(processes=processes) if self._code is not None:
-                    if differing := differences(self._code, processes):
-                        return f"the engine does not run the synced code in {self._code}: {differing}"
-                    self._code_is_run = True
-                    logger.info("%s import the synced code in %s", " and ".join(processes), self._code)
-                case RolloutReady() if self._code is not None and not self._code_is_run:
+                    self._history.resolved(config)
+                case CodeImported(processes=processes) if self._code is not None and self._folder is not None:
+                    if differing := differences(self._folder, self._code.digest, processes):
+                        return f"the engine does not run the synced code in {self._folder}: {differing}"
+                    controller.code = self._code.id
+                    logger.info("%s import the synced code in %s", " and ".join(processes), self._folder)
+                case RolloutReady() if self._code is not None and controller.code is None:
                     return (
-                        f"the engine does not tell whether it runs the synced code in {self._code}: if that holds the "
-                        "packages swarm or adapters, sync those of this server's version"
+                        f"the engine does not tell whether it runs the synced code in {self._folder}: if that holds "
+                        "the packages swarm or adapters, sync those of this server's version"
                     )
                 case RolloutReady():
-                    deadline = deadline if goodbye.done() else None
+                    deadline = deadline if goodbye.done() or lost is not None else None
                     if (again := controller.rollout_ready(message)) is not None:
                         await link.send("rollout", BatchReady(batch=again))
                 case WeightSync():
@@ -236,6 +274,10 @@ class Supervisor:
                     await link.send("rollout", Resume())
                 case StepDone(result=result):
                     controller.step_done(result)
+                case TrainerDied(error=error):
+                    if not controller.serves:
+                        return f"the engine failed: {error}"
+                    lost, deadline = message, loop.time() + _LAST_WORDS_SECONDS
                 case Finished(error=error):
                     if not goodbye.done():
                         if not error and not self._stop.is_set():

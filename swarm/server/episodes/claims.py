@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.errors import ConflictError
-from swarm.protocol import BATCH_WAITS
 from swarm.server.concurrency import until_gone
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
@@ -93,8 +92,8 @@ class ClaimQueue:
             if isinstance(outcome, Grant) or _not_needed(wish, outcome):
                 return outcome
             refusal = outcome
-        if _gives_way(wish) and (pool := self._pool()) is not None and pool.batch_waits:
-            return Refusal(BATCH_WAITS)
+        if _gives_way(wish) and (pool := self._pool()) is not None and (reason := pool.needs_none):
+            return Refusal(reason)
         if self._closed or not (wait or self._waiting):
             return refusal
         waiting = WaitingClaim(wish, refusal.reason, callers=1)
@@ -150,10 +149,10 @@ class ClaimQueue:
 
     def serve(self) -> None:
         """Grant what can be granted now."""
-        if (pool := self._pool()) is not None and pool.batch_waits:
+        if (pool := self._pool()) is not None and (reason := pool.needs_none):
             for waiting in [one for one in self._waiting if _gives_way(one.wish) and not one.granted.done()]:
                 self._unqueue(waiting)
-                waiting.granted.set_result(Refusal(BATCH_WAITS))
+                waiting.granted.set_result(Refusal(reason))
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
             if isinstance(outcome, Grant) or _not_needed(waiting.wish, outcome):
@@ -217,7 +216,7 @@ class ClaimQueue:
 
 
 def _gives_way(wish: ClaimWish) -> bool:
-    """Whether the claim is refused, instead of queued, while a whole batch waits."""
+    """Whether the claim is refused, instead of queued, while no train episode is needed."""
     return wish.unless_batch_waits and wish.episode_type == "train"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, EpisodeEnd, PoolInformation
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd, PoolInformation
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.episode import (
     DELETED,
@@ -34,7 +34,8 @@ from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
-from swarm.tokens import ModelCall, Trajectory
+from swarm.tokens import ModelCall, TokenCounts, Trajectory
+from swarm.tracker.timelines import count_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class EpisodePool:
         self.trainer_busy = False
         #: whether all steps are done, so that no episode is trained any more
         self.trained_out = False
+        #: whether it died, and vLLM serves on without it
+        self.trainer_away = False
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -140,8 +143,8 @@ class EpisodePool:
         slots = self._job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
-        if wish.episode_type == "train" and self.batch_waits:
-            return Refusal(BATCH_WAITS, holds_place=False)
+        if wish.episode_type == "train" and (reason := self.needs_none):
+            return Refusal(reason, holds_place=False)
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         collection = self.collection
@@ -283,6 +286,11 @@ class EpisodePool:
                 self.collection.add(client_uuid, outcome)
         return failures[0] if failures else ""
 
+    def tokens(self, episode_uuids: Iterable[str]) -> dict[str, TokenCounts]:
+        """What became of the tokens of episodes that are over, as far as memory has them; see :class:`Endings`."""
+        endings = {name: self._endings.get(name) for name in episode_uuids}
+        return {name: ending.tokens for name, ending in endings.items() if ending is not None}
+
     def abort(
         self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
     ) -> str:
@@ -334,10 +342,13 @@ class EpisodePool:
         return self.collection.ready
 
     @property
-    def batch_waits(self) -> bool:
-        """Whether no train episode is needed now: a whole batch waits for a trainer that still computes the one before,
-        or all steps are done."""
-        return self.trained_out or (self.trainer_busy and self._engine in _SERVING and self.collection.full)
+    def needs_none(self) -> str:
+        """Why no train episode is needed although vLLM serves: a whole batch waits for a trainer that still computes
+        the one before, the trainer died, or all steps are done; otherwise empty."""
+        if self.trainer_away:
+            return TRAINER_AWAY
+        waits = self.trainer_busy and self._engine in _SERVING and self.collection.full
+        return BATCH_WAITS if self.trained_out or waits else ""
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""
@@ -391,11 +402,15 @@ class EpisodePool:
     ) -> None:
         """The episode is over; ``details`` are further fields of its :class:`EndRow`."""
         episode.state = next_episode(episode.state, event, self._engine)
-        row = EndRow(episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), **details)
+        trajectory: Trajectory | None = details.get("trajectory")
+        tokens = count_tokens(episode.calls, ()) if trajectory is None else trajectory.tokens
+        row = EndRow(
+            episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), tokens=tokens, **details
+        )
         self._append(row)
         self._running.remove(episode)
         told = row.drop_reason if how == "ended" else ""
-        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key))
+        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key, tokens))
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 

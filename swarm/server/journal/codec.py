@@ -6,13 +6,15 @@ Invariant: exact: each array is stored as its raw bytes, after one byte that nam
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgpack
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from swarm.tokens import ModelCall, Timeline, Trajectory
+from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory
 
 _JSON = json.JSONEncoder(default=str)
 
@@ -26,6 +28,7 @@ def pack_call(call: ModelCall) -> bytes:
             _bytes(call.logprobs),
             call.min_policy_version,
             call.max_policy_version,
+            call.history,
             call.finish_reason,
         ]
     )
@@ -33,7 +36,7 @@ def pack_call(call: ModelCall) -> bytes:
 
 def unpack_call(call_id: str, data: bytes) -> ModelCall:
     """The call that :func:`pack_call` was given."""
-    prompt, response, logprobs, oldest, newest, finish_reason = _load(data)
+    prompt, response, logprobs, oldest, newest, history, finish_reason = _load(data)
     return ModelCall(
         call_id=call_id,
         prompt_ids=_array(prompt),
@@ -42,6 +45,7 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
         min_policy_version=oldest,
         max_policy_version=newest,
         finish_reason=finish_reason,
+        history=history,
     )
 
 
@@ -68,17 +72,28 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
             for timeline in trajectory.timelines
         ]
     )
+    counts = structs.astuple(trajectory.tokens)
     one = trajectory
-    return _dump([one.task_id, one.reward, one.is_success, one.num_calls, one.log_metrics, timelines])
+    return _dump([one.task_id, one.reward, one.is_success, one.num_calls, one.log_metrics, counts, timelines])
+
+
+def pack_counts(counts: TokenCounts) -> bytes:
+    """The numbers in the order of their fields."""
+    return _dump(structs.astuple(counts))
+
+
+def unpack_counts(data: bytes | None) -> TokenCounts:
+    """The counts that :func:`pack_counts` was given; zeros where there are none."""
+    return TokenCounts() if data is None else _counts(_load(data))
 
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, is_success, num_calls, log_metrics, timelines = _load(data)
+    task_id, reward, is_success, num_calls, log_metrics, counts, timelines = _load(data)
     if timelines is None:
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
-        prompt, response, logprobs, oldest, newest, _ = _load(call)
+        prompt, response, logprobs, oldest, newest, *_ = _load(call)
         mask = _bytes(np.ones(len(_array(response)), np.bool_))
         timelines = [(prompt, response, mask, logprobs, oldest, newest, 1)]
     return Trajectory(
@@ -88,6 +103,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         num_calls=num_calls,
         is_success=is_success,
         log_metrics=log_metrics,
+        tokens=_counts(counts),
         timelines=[
             Timeline(
                 prompt_ids=_array(prompt),
@@ -101,6 +117,10 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
             for prompt, response, mask, logprobs, oldest, newest, calls in timelines
         ],
     )
+
+
+def _counts(numbers: Sequence[int]) -> TokenCounts:
+    return TokenCounts(**dict(zip(TokenCounts.__struct_fields__, numbers, strict=True)))
 
 
 def pack_json(value: Any) -> str:

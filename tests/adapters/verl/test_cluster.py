@@ -164,10 +164,12 @@ cluster.start_ray(cluster.init_arguments(TrainJob(model="m"), "cpu", folder.path
 import ray
 def ask():
     import my_code
-    return {"files": imported(top_level(code)), "cwd": os.getcwd(), "name": my_code.NAME, "path": sys.path}
+    files = imported(top_level(code), code).locations
+    return {"files": files, "cwd": os.getcwd(), "name": my_code.NAME, "path": sys.path}
 try:
     assert os.getcwd() == here
-    told = {"driver": cluster.code_imported(code), "worker": ray.get(ray.remote(num_cpus=0)(ask).remote())}
+    driver = {who: one.locations for who, one in cluster.code_imported(code).items()}
+    told = {"driver": driver, "worker": ray.get(ray.remote(num_cpus=0)(ask).remote())}
 finally:
     ray.shutdown()
     folder.remove()

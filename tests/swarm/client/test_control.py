@@ -29,6 +29,7 @@ POOL = {
     "dropped_episodes": 0,
     "tasks": {f"t{number}": 4 for number in range(25)},
 }
+SYNCED = {"success": True, "temp_ajet_code_path": "/code", "message": "unpacked"}
 REFUSED = Answer({"error": {"message": "the engine is ENGINE.ROLLING: stop it"}}, 409)
 
 
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_code_goes_as_a_zip(server: ScriptedServer, client: SwarmClient, folder: Path) -> None:
-    server.script("/sync_train_code", {"success": True, "message": "unpacked"})
+    server.script("/sync_train_code", SYNCED)
     client.sync_train_code(b"PK")
     assert client.sync_train_code_from_dir(folder) == {"mine.key": "git ignores it"}
     (folder / "code.zip").write_bytes(b"PK2")
@@ -61,21 +62,32 @@ def test_code_for_a_running_engine_is_refused_unless_it_may_restart(
     server.script("/sync_train_code", REFUSED)
     with pytest.raises(ConflictError, match="stop it"):
         client.sync_train_code_from_dir(folder)
-    for path in ("/sync_train_code", "/stop_engine", "/start_engine"):
-        server.script(path, {"success": True})
-    states = (EngineState.ROLLING, EngineState.OFFLINE, EngineState.BOOTING, EngineState.ROLLING)
+    server.script("/sync_train_code", SYNCED | {"restarted": True})
+    states = (EngineState.ROLLING, EngineState.BOOTING, EngineState.ROLLING)
     server.script("/status", *(status(state) for state in states))
     server.requests.clear()
     client.sync_train_code_from_dir(folder, force_restart=True)
-    commands = [one.path for one in server.requests if one.path != "/status"]
-    assert commands == ["/stop_engine", "/sync_train_code", "/start_engine"]
+    assert [one.path for one in server.requests] == ["/status", "/sync_train_code", "/status", "/status"]
+
+
+def test_a_server_that_dies_in_a_forced_restart_gets_its_engine_back(
+    server: ScriptedServer, client: SwarmClient, folder: Path
+) -> None:
+    server.script("/status", *(status(state) for state in (EngineState.ROLLING, EngineState.OFFLINE)))
+    # the code was selected before it died
+    gone = Answer({"error": {"message": "restarting"}}, 503)
+    server.script("/sync_train_code", gone, SYNCED | {"changed": False})
+    server.script("/start_engine", {"success": True, "pid": 1})
+    assert client.sync_train_code(b"PK", force_restart=True).restarted
+    paths = [one.path for one in server.requests]
+    assert paths == ["/status", "/sync_train_code", "/sync_train_code", "/status", "/start_engine"]
 
 
 def test_an_engine_that_did_not_run_is_not_started_with_new_code(
     server: ScriptedServer, client: SwarmClient, folder: Path
 ) -> None:
     server.script("/status", status(EngineState.OFFLINE))
-    server.script("/sync_train_code", {"success": True})
+    server.script("/sync_train_code", SYNCED)
     client.sync_train_code_from_dir(folder, force_restart=True)
     assert [one.path for one in server.requests] == ["/status", "/sync_train_code"]
 

@@ -34,7 +34,7 @@ from tests.swarm.server.conftest import JOB, ready
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXAMPLES = 15
-LAST = ("/sync_train_config", "/sync_train_code", "/stop_engine", "/start_engine")
+LAST = ("/sync_train_config", "/sync_train_code", "/code/select", "/stop_engine", "/start_engine")
 #: of what conforms: statuses, types and bodies of answers. Whether invalid data is refused is not asked, because our
 #: bodies are tolerant of what foreign clients add.
 #: what the routes that sample need: the document allows them any object
@@ -167,6 +167,10 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
     assert {label for label, seen in statuses.items() if 200 not in seen} <= {
         "POST /sync_train_config",
         "POST /sync_train_code",
+        "POST /code/select",
+        "GET /code/{id}",
+        "POST /config/resolve",
+        "GET /config/{number}",
         "POST /start_engine",
         "POST /register_episode",
         "POST /update_engine_status",

@@ -18,7 +18,7 @@ from swarm.job import TrainJob, dump_job
 from swarm.protocol import SyncTrainCodeResponse
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.engine.snapshots import Snapshots
+from swarm.server.engine.snapshots import Sent, Snapshots, Stored
 from swarm.states import EngineState
 from tests.standins.vllm import listening as serving
 from tests.swarm.sync.making import zipped
@@ -81,7 +81,7 @@ async def test_code_that_was_removed_is_said_at_the_start(tmp_path: Path, archiv
         await client.post("/sync_train_config", json={"yaml_as_string": "model: tiny"})
         started = await client.post("/start_engine")
         assert not started.is_success
-        assert "sync_train_code again" in started.text
+        assert "sync it again" in started.text
 
 
 async def test_off_unless_the_operator_turns_it_on(tmp_path: Path, archive: bytes) -> None:
@@ -111,9 +111,9 @@ async def test_only_while_the_engine_is_offline(
         await client.post("/sync_train_config", json={"yaml_as_string": "model: tiny"})
         add = Snapshots.add
 
-        def add_while_it_boots(self: Snapshots, archive: bytes) -> Path:
+        def add_while_it_boots(self: Snapshots, archive: bytes, sent: Sent) -> Stored:
             loop.call_soon_threadsafe(app.state.controller.boot)
-            return add(self, archive)
+            return add(self, archive, sent)
 
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(Snapshots, "add", add_while_it_boots)

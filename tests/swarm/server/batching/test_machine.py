@@ -114,10 +114,21 @@ class CollectionMachine(RuleBasedStateMachine):
     def is_ready(self) -> bool:
         if self.out is not None:
             return self.back
-        episodes = sum(len(group.members) for group in self.trainable())
+        return self.is_enough(len(self.whole), sum(len(group.members) for group in self.trainable()))
+
+    def is_full(self) -> bool:
+        """Whether what lasts until after the next version makes a batch."""
+        self.version += 1
+        whole = [group for group in self.whole if not any(map(self.is_old, group.members))]
+        kept = [sum(not self.is_old(one) for one in group.members) for group in self.open]
+        self.version -= 1
+        episodes = sum(len(group.members) for group in whole) + sum(count for count in kept if count >= 2)
+        return self.is_enough(len(whole), episodes)
+
+    def is_enough(self, whole: int, episodes: int) -> bool:
         match self.method:
             case "finish_enough_tasks" | "finish_enough_non_dummy_tasks":
-                return len(self.whole) >= self.job.batch_size
+                return whole >= self.job.batch_size
             case "finish_enough_episodes":
                 return episodes >= self.job.batch_size * self.job.num_repeat
             case "any_client_agree_sync_weight":
@@ -467,6 +478,7 @@ class CollectionMachine(RuleBasedStateMachine):
     @invariant()
     def it_is_ready_when_the_model_is(self) -> None:
         assert self.collection.ready == self.is_ready()
+        assert self.collection.full == self.is_full()
 
     @invariant()
     def agreements_are_in_vain_when_nothing_can_come_of_them(self) -> None:

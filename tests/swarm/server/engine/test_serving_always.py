@@ -8,7 +8,7 @@ import pytest
 
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import BATCH_WAITS
+from swarm.protocol import BATCH_WAITS, TRAINER_AWAY
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.states import EngineState
@@ -177,3 +177,45 @@ async def test_a_batch_that_waits_holds_up_no_evaluation_and_says_so_during_the_
     controller.weight_sync_begins()
     assert await gateway_claim(controller) == BATCH_WAITS
     train.cancel()
+
+
+async def test_a_trainer_that_dies_leaves_vllm_serving_and_gets_its_batch_again() -> None:
+    controller = rolling()
+    running = await claim(controller, 2)
+    batch = await out(controller)
+    unsure = asyncio.create_task(gateway_claim(controller))
+    serving = controller.serving
+    await asyncio.wait_for(unsure, LONG)
+    job = controller.trainer_died("killed")
+    assert (controller.state, job.resume, controller.policy_version) == (EngineState.BOOTING, False, 0)
+    assert controller.serving is serving and not serving.gone.happened, "calls would be cut off"
+    status = controller.status()
+    assert (status.serving, status.training_seconds) == ("always", None)
+    assert status.engine_failure is not None and status.engine_failure.count == 1
+    assert await gateway_claim(controller) == TRAINER_AWAY
+    patient = await waiting(controller, 2)
+    finish(controller, running, "finished meanwhile")
+    controller.trainer_died("killed again")
+    assert controller.failure is not None and controller.failure.count == 2
+    # the other trainer transfers its weights before it asks for a batch
+    synced(controller, 3)
+    assert (controller.state, controller.policy_version) == (EngineState.BOOTING, 3)
+    controller.rollout_ready(always(3))
+    assert controller.state is EngineState.ROLLING and not controller.serving.gone.happened
+    assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
+    assert len(await asyncio.wait_for(patient, LONG)) == 2
+    step(controller, batch, 4)
+    assert controller.failure is None
+    assert isinstance(await gateway_claim(controller), Grant)
+
+
+async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_that_dies_ends_the_serving() -> None:
+    controller = rolling()
+    for _ in range(JOB.batch_attempts):
+        await out(controller) if not controller.pool.batch_ready else await controller.next_batch()
+        controller.trainer_died("out of memory")
+        controller.rollout_ready(always())
+    assert controller.pool.collection.outstanding is None and controller.pool.collection.dropped == 4
+    controller.trainer_died("out of memory")
+    controller.offline("vLLM died, too")
+    assert not controller.serves and not controller.pool.needs_none

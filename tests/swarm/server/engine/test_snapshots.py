@@ -1,14 +1,15 @@
-"""Snapshots of training code: the selected one stays, old ones go, a missing one is said."""
+"""Snapshots of training code: whole or not there, the selected one stays, old ones go, a missing one is said."""
 
 from __future__ import annotations
 
-import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from swarm.errors import RequestError
-from swarm.server.engine.snapshots import KEPT, Snapshots
+from swarm.errors import ConflictError, NotFoundError, RequestError
+from swarm.server.engine.snapshots import KEPT, Sent, Snapshots
 from tests.swarm.sync.making import zipped
 
 
@@ -22,41 +23,43 @@ def packed(tmp_path: Path, text: str) -> bytes:
 def test_the_selected_one_is_known_to_the_next_server(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path / "run")
     assert snapshots.selected() is None
-    first = snapshots.add(packed(tmp_path, "1"))
+    first = snapshots.add(packed(tmp_path, "1"), Sent("me", "abc", "try it"))
     assert snapshots.selected() is None, "added is not selected"
-    snapshots.select(first)
+    snapshots.select(first.id)
     assert Snapshots(tmp_path / "run").selected() == first
-    assert first.is_absolute() and (first / "agent.py").read_text() == "1"
+    files = snapshots.files(first.id)
+    assert files.is_absolute() and (files / "agent.py").read_text() == "1"
+    about = first.about
+    assert (about.sender, about.revision, about.message, about.files, about.bytes) == ("me", "abc", "try it", 1, 1)
+    assert re.fullmatch(r"\d{8}_\d{6}_\d{6}-" + first.digest[:16], first.id)
     with pytest.raises(RequestError):
         snapshots.add(b"no zip")
     assert snapshots.selected() == first
+    snapshots.select(None)
+    assert Snapshots(tmp_path / "run").selected() is None
 
 
-def test_the_same_code_again_is_as_it_was_sent(tmp_path: Path) -> None:
+def test_the_same_code_again_is_the_same_snapshot_unless_its_files_were_changed(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path / "run")
     first = snapshots.add(packed(tmp_path, "1"))
-    snapshots.select(first)
-    (first / "agent.py").write_text("changed by a run")
-    (first / "cache").mkdir()
+    snapshots.select(first.id)
+    (snapshots.files(first.id) / "__pycache__").mkdir()
     assert snapshots.add(packed(tmp_path, "1")) == first
-    assert [(path.name, path.read_text()) for path in first.iterdir()] == [("agent.py", "1")]
+    (snapshots.files(first.id) / "agent.py").write_text("changed by a run")
+    again = snapshots.add(packed(tmp_path, "1"))
+    assert (again.digest, again.id > first.id) == (first.digest, True)
+    with pytest.raises(ConflictError, match="were changed"):
+        snapshots.select(first.id)
 
 
-def test_only_the_latest_are_kept(tmp_path: Path) -> None:
+def test_only_the_latest_are_kept_and_the_selected_one(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path / "run")
-    folders: list[Path] = []
-    for n in range(KEPT + 3):
-        folders.append(snapshots.add(packed(tmp_path, str(n))))
-        snapshots.select(folders[-1])
-        os.utime(folders[-1], (n, n))
-    # back to the oldest that is left: it is the newest again
-    oldest = folders[-KEPT]
-    snapshots.select(oldest)
-    assert {path for path in (tmp_path / "run/code").iterdir() if path.is_dir()} == set(folders[-KEPT:])
-    newest = snapshots.add(packed(tmp_path, "new"))
+    ids = [snapshots.add(packed(tmp_path, str(n))).id for n in range(KEPT + 3)]
+    snapshots.select(ids[0])
+    assert [one.id for one in snapshots.all()] == [ids[0], *ids[3:]]
+    newest = snapshots.add(packed(tmp_path, "new")).id
     snapshots.select(newest)
-    left = {path for path in (tmp_path / "run/code").iterdir() if path.is_dir()}
-    assert left == {newest, oldest, *folders[-KEPT + 2 :]}
+    assert [one.id for one in snapshots.all()] == [*ids[3:], newest]
 
 
 def test_what_a_killed_server_left_is_cleaned_away(tmp_path: Path) -> None:
@@ -64,13 +67,22 @@ def test_what_a_killed_server_left_is_cleaned_away(tmp_path: Path) -> None:
     left = tmp_path / "code" / ".partial-abc"
     left.mkdir(parents=True)
     (left / "half.py").write_text("")
+    # without what is known of it, it is no snapshot
+    half = tmp_path / "code" / "20261122_101500_123456-0123456789abcdef" / "files"
+    half.mkdir(parents=True)
+    assert snapshots.all() == []
     snapshots.add(packed(tmp_path, "1"))
     assert not left.exists()
+    with pytest.raises(NotFoundError):
+        snapshots.select(half.parent.name)
 
 
-@pytest.mark.parametrize("name", ["../../etc", "", "0" * 64])
-def test_a_selected_folder_that_is_gone_is_said(tmp_path: Path, name: str) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "selected").write_text(name)
-    with pytest.raises(FileNotFoundError, match="sync_train_code again"):
-        Snapshots(tmp_path).selected()
+def test_a_selected_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path)
+    stored = snapshots.add(packed(tmp_path, "1"))
+    snapshots.select(stored.id)
+    shutil.rmtree(tmp_path / "code" / stored.id)
+    for name in (stored.id, "../../etc", "0" * 64):
+        (tmp_path / "code" / "selected").write_text(name)
+        with pytest.raises(FileNotFoundError, match="sync it again"):
+            Snapshots(tmp_path).selected()

@@ -16,7 +16,7 @@ import pytest
 
 from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.job import TrainJob
-from swarm.protocol import EngineFailure
+from swarm.protocol import MAX_RESTARTS, EngineFailure
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.snapshots import Snapshots
@@ -51,7 +51,7 @@ async def engine(
     controller = Controller(settings)
     controller.open(journal or MemoryJournal())
     controller.sync_job(JOB)
-    supervisor = Supervisor(settings, controller, command or standin.command(mode))
+    supervisor = Supervisor(settings, controller, command or standin.command(mode), restart_pause=0.01)
     try:
         yield controller, supervisor
     finally:
@@ -111,9 +111,9 @@ def sync_code(run_dir: Path) -> Path:
     (code / "mine").mkdir(parents=True)
     (code / "mine/__init__.py").write_text("")
     snapshots = Snapshots(run_dir)
-    folder = snapshots.add(zipped(code))
-    snapshots.select(folder)
-    return folder
+    stored = snapshots.add(zipped(code))
+    snapshots.select(stored.id)
+    return snapshots.files(stored.id)
 
 
 async def test_synced_code_is_said_to_run_once_the_engine_tells_so(
@@ -213,6 +213,35 @@ async def test_deaths_in_a_row_are_counted_and_shown_until_there_is_a_step(tmp_p
         assert controller.status().engine_failure is not None
         await supervisor.stop(for_good=True)
         assert controller.status().engine_failure is None, "a stop on purpose ends the row"
+
+
+async def test_a_trainer_that_dies_beside_its_vllm_is_started_again(tmp_path: Path) -> None:
+    async with engine(tmp_path, "mortal") as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        gone = controller.serving.gone
+        await fill_a_batch(controller)
+        await reach(controller, EngineState.BOOTING)
+        assert controller.failure == EngineFailure(reason="the trainer failed: out of memory", count=1)
+        assert controller.serves
+        assert await controller._changed.until(lambda: controller.policy_version == 1, LONG)
+        assert (controller.engine_pid, controller.failure, gone.happened) == (pid, None, False)
+        [step] = controller.status().steps
+        assert step.metrics["swarm/episodes"] == 4.0, "another batch than the one on which the first trainer died"
+
+
+async def test_a_trainer_that_dies_again_and_again_ends_the_engine(tmp_path: Path) -> None:
+    async with engine(tmp_path, "doomed") as (controller, supervisor):
+        await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        await fill_a_batch(controller)
+        assert await controller._changed.until(lambda: controller.pool.collection.dropped == 4, LONG)
+        await reach(controller, EngineState.ROLLING)
+        await fill_a_batch(controller)
+        await reach(controller, EngineState.OFFLINE)
+        assert controller.failure is not None and controller.failure.count > MAX_RESTARTS
+        assert "the trainer failed: out of memory" in controller.failure.reason
+        assert not controller.serves
 
 
 async def test_a_start_that_fails_counts_as_a_death_and_a_stop_does_not(tmp_path: Path) -> None:

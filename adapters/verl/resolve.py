@@ -1,0 +1,146 @@
+"""``python -m adapters.verl --resolve``: verl's configuration for a job, and where each value of it comes from.
+
+Invariant: nothing is started and neither torch nor verl is imported; what is refused here is what an engine would
+refuse before it starts anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+
+from adapters.models import resolve_model
+from adapters.verl.config import as_plain, implied_values, resolve_device, verl_config
+from adapters.verl.parsers import VLLM
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+from swarm.layers import LAYERS, OURS, VERL
+
+_PARSERS = ("tool_call_parser", "reasoning_parser")
+
+
+def main() -> int:
+    """Answer the question on stdin (see :class:`swarm.server.engine.resolving.Resolver`) on stdout, as JSON."""
+    asked = json.load(sys.stdin)
+    try:
+        job = TrainJob.model_validate(asked["job"])
+        answer = resolve(job, asked["fields"], asked["overrides"], Path(asked["run_dir"]))
+    except ConfigError as exc:
+        answer = {"error": exc.message, "param": exc.param}
+    print(json.dumps(answer, default=str), flush=True)
+    return 0
+
+
+def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
+    """verl's configuration for ``job`` (``config``), and the source of each of its values (``sources``).
+
+    Args:
+        job: of :func:`swarm.layers.layered`.
+        fields: the layer of each field that was given.
+        overrides: the layer of each override, by verl's key.
+        run_dir: of the engine.
+
+    Raises:
+        ConfigError: a key or a value is wrong.
+    """
+    model, device = resolve_model(job.model), resolve_device(job)
+    # a wrong key is told before the files of a hub's model are asked for
+    verl_config(job.model_copy(update=dict.fromkeys(_PARSERS, "none")), model, run_dir, device)
+    config = verl_config(job, model, run_dir, device)
+    named = {name.removeprefix("+"): value for name, value in job.overrides.items()}
+    by_override = {leaf: overrides[key] for key, value in named.items() for leaf in _leaves({key: value})}
+    implied = _decided_by(job, fields, model, run_dir)
+    sources: dict[str, str] = {}
+    for key in _leaves(config):
+        if (layer := _of(by_override, key)) is not None:
+            sources[key] = layer
+        elif (deciding := _of(implied, key)) is not None:
+            sources[key] = deciding
+        else:
+            reference = _reference(config, key)
+            sources[key] = f"{VERL}: {reference}" if reference else VERL
+    return {"config": as_plain(config), "sources": sources}
+
+
+def _decided_by(job: TrainJob, fields: Mapping[str, str], model: str, run_dir: Path) -> dict[str, str]:
+    """For each key that a job implies, the source of its value: the given fields with which it changes, if any."""
+    implied = dict(_items(implied_values(job, model, run_dir, resolve_device(job))))
+    deciding: dict[str, list[str]] = {key: [] for key in implied}
+    for name in fields:
+        other = TrainJob.model_construct(**{**job.__dict__, name: _another(name, getattr(job, name))})
+        path = f"{model}." if name == "model" else model
+        try:
+            changed = dict(_items(implied_values(other, path, run_dir, resolve_device(other))))
+        except (ArithmeticError, TypeError, ValueError, OSError, ConfigError):
+            # it is not a value that the others go with
+            continue
+        for key in implied:
+            if key not in changed or changed[key] != implied[key]:
+                deciding[key].append(name)
+    deciding |= {f"{VLLM}.{parser}": [parser] if parser in fields else [] for parser in _PARSERS}
+    return {key: _named(names, fields) for key, names in deciding.items()}
+
+
+def _named(names: list[str], fields: Mapping[str, str]) -> str:
+    """``"job: lr"``: the strongest layer of these fields, and the fields."""
+    return f"{min((fields[name] for name in names), key=LAYERS.index)}: {', '.join(names)}" if names else OURS
+
+
+def _another(name: str, value: Any) -> Any:
+    """Another value for a field of a job."""
+    annotation = TrainJob.model_fields[name].annotation
+    if get_origin(annotation) is Literal:
+        return next(one for one in reversed(get_args(annotation)) if one != value)
+    match value:
+        case None:
+            return "x" if str in get_args(annotation) else 1
+        case bool():
+            return not value
+        case int() | float():
+            return value * 2 + 2
+        case str():
+            return f"{value}x"
+        case _:
+            return [*value, "x"] if isinstance(value, list) else value
+
+
+def _items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, by their dotted keys; a mapping without items is a value."""
+    for name in node.keys():  # noqa: SIM118 - in a DictConfig, iteration leaves out ??? values
+        key = f"{prefix}{name}"
+        child = node._get_node(name) if isinstance(node, DictConfig) else node[name]
+        if (
+            isinstance(child, DictConfig | dict)
+            and child
+            and not (
+                isinstance(child, DictConfig) and (child._is_none() or child._is_interpolation() or child._is_missing())
+            )
+        ):
+            yield from _items(child, f"{key}.")
+        else:
+            yield key, child
+
+
+def _leaves(node: Any) -> Iterator[str]:
+    return (key for key, _ in _items(node))
+
+
+def _of(found: Mapping[str, str], key: str) -> str | None:
+    """What ``found`` has for ``key`` or for what it is a part of."""
+    while key and key not in found:
+        key = key.rpartition(".")[0]
+    return found.get(key)
+
+
+def _reference(config: DictConfig, key: str) -> str:
+    """The text of a value that refers to another one; empty for any other."""
+    parent, _, name = key.rpartition(".")
+    node: Any = OmegaConf.select(config, parent) if parent else config
+    child = node._get_node(name)
+    raw = child._value() if child is not None else None
+    return raw if isinstance(raw, str) and "${" in raw else ""

@@ -1,0 +1,252 @@
+"""The client's part for code and configuration: what the engine runs, what it ran, and how to change it.
+
+Invariant: repeating a change is harmless, so a change whose answer was lost is repeated; an engine that ran before a
+forced change runs after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from swarm.client import wire
+from swarm.client.engine import EngineControl
+from swarm.errors import ConfigError, ConflictError, RequestError
+from swarm.job import TrainJob, dump_job
+from swarm.layers import layered
+from swarm.protocol import (
+    CodeStatus,
+    ResolveConfigRequest,
+    ResolvedJob,
+    RunRecord,
+    RunsResponse,
+    SelectCodeRequest,
+    ServerStatus,
+    SuccessResponse,
+    SyncTrainCodeResponse,
+    SyncTrainConfigRequest,
+)
+from swarm.states import EngineState
+from swarm.sync import build_archive
+
+#: Seconds that a change may take: it is sent, and the engine may have to stop first.
+_CHANGE_SECONDS = 180.0
+#: Seconds that resolving a configuration may take.
+_RESOLVE_SECONDS = 90.0
+
+
+def this_user() -> str:
+    """Who sends from where, for the server's log: ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Control(EngineControl):
+    """See the module."""
+
+    async def sync_train_config(
+        self, job: TrainJob | str, *, set: Mapping[str, Any] | None = None, force_restart: bool = False
+    ) -> None:
+        """Hand over the job that the next :meth:`start_engine` runs; fields that it does not set are the server's.
+
+        Args:
+            job: a job, or the YAML text of one, ours or AgentJet's.
+            set: wins over the job: its fields, or verl's keys with dots.
+            force_restart: stop an engine that runs, and start it again.
+
+        Raises:
+            RequestError: the engine is not OFFLINE, or the job is wrong.
+        """
+        body = SyncTrainConfigRequest(yaml_as_string=_text(job), set=dict(set or {}), force_restart=force_restart)
+        call = wire.Call("POST", "/sync_train_config", SuccessResponse, body, _CHANGE_SECONDS, {"sender": this_user()})
+        await self._changed(call, force_restart)
+
+    async def auto_sync_train_config_and_start_engine(self, job: TrainJob, force_restart: bool = False) -> None:
+        """Make the engine run ``job``: do nothing if it rolls with it, wait if it boots or syncs, else start it.
+
+        Raises:
+            ConflictError: the engine runs another job and ``force_restart`` is off; names the fields that differ.
+            EngineError: it died while booting.
+            UnavailableError: no server, or not ROLLING within ``boot_timeout``.
+        """
+        deadline = monotonic() + self._boot_timeout
+        status = await self.status()
+        if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
+            await self.stop_engine()
+            status = await self.wait_for_state(EngineState.OFFLINE, wait_seconds=deadline - monotonic())
+        if status.engine.engine_status is EngineState.OFFLINE:
+            try:
+                await self.sync_train_config(job)
+                await self.start_engine(wait=False)
+            except RequestError:
+                # another client may have started it meanwhile
+                status = await self.status()
+                if status.engine.engine_status is EngineState.OFFLINE:
+                    raise
+        if status.engine.engine_status is not EngineState.OFFLINE:
+            _refuse_other(job, status)
+        # again at the end: other clients may command the engine as well
+        status = await self.wait_for_state(EngineState.ROLLING, wait_seconds=deadline - monotonic())
+        _refuse_other(job, status)
+
+    async def resolve_config(self, job: TrainJob | str, *, set: Mapping[str, Any] | None = None) -> ResolvedJob:
+        """What an engine would run with this job, and where each value comes from; arguments as of
+        :meth:`sync_train_config`.
+
+        Raises:
+            RequestError: the job is wrong.
+        """
+        body = ResolveConfigRequest(yaml_as_string=_text(job), set=dict(set or {}))
+        return await self._calls.perform(
+            wire.Call("POST", "/config/resolve", ResolvedJob, body, timeout=_RESOLVE_SECONDS)
+        )
+
+    async def runs(self) -> RunsResponse:
+        """The starts of the engine that the server remembers."""
+        return await self._calls.perform(wire.Call("GET", "/config", RunsResponse))
+
+    async def run_record(self, number: int) -> RunRecord:
+        """What one start ran.
+
+        Raises:
+            NotFoundError: the server does not remember it.
+        """
+        return await self._calls.perform(wire.Call("GET", f"/config/{number}", RunRecord))
+
+    async def sync_train_code(
+        self,
+        archive: bytes | str | os.PathLike[str],
+        *,
+        revision: str = "",
+        message: str = "",
+        force_restart: bool = False,
+    ) -> SyncTrainCodeResponse:
+        """Hand over the training code of the next engine: the bytes of a zip, or its path. Needs the admin scope.
+
+        Args:
+            archive: the zip.
+            revision: the commit that the code comes from.
+            message: what is new, for people.
+            force_restart: stop an engine that runs, and start it again with the same job.
+
+        Raises:
+            ConfigError: there is no such file.
+            RequestError: the engine is not OFFLINE, the server takes no code, or the archive is wrong.
+        """
+        if not isinstance(archive, bytes):
+            try:
+                archive = await asyncio.to_thread(Path(archive).read_bytes)
+            except OSError as exc:
+                raise ConfigError(f"cannot read the code archive {archive}: {exc.strerror or exc}") from exc
+        told = {"sender": this_user(), "revision": revision, "message": message}
+        query: dict[str, str | int | float] = {name: value for name, value in told.items() if value}
+        if force_restart:
+            query["force_restart"] = 1
+        call = wire.Call("POST", "/sync_train_code", SyncTrainCodeResponse, archive, _CHANGE_SECONDS, query)
+        return await self._changed(call, force_restart)
+
+    async def sync_train_code_from_dir(
+        self,
+        directory: str | os.PathLike[str],
+        force_restart: bool = False,
+        *,
+        packages: Collection[str] = (),
+        message: str = "",
+    ) -> dict[str, str]:
+        """:meth:`sync_train_code` with the files of a folder that git tracks, as they are in the work tree; waits for
+        an engine that it restarted.
+
+        Args:
+            directory: holds the packages.
+            force_restart: stop an engine that runs, and start it again with the same job.
+            packages: at the top of ``directory``; default: all that is in it.
+            message: what is new, for people.
+
+        Returns:
+            What of the folder was not sent, and why, by name.
+
+        Raises:
+            ConfigError: the folder is in no git checkout or cannot be packed.
+            EngineError: the restarted engine does not run this code, or died while booting.
+        """
+        code = await asyncio.to_thread(build_archive, directory, packages=packages)
+        done = await self.sync_train_code(
+            code.content, revision=code.revision, message=message, force_restart=force_restart
+        )
+        if done.restarted:
+            await self.wait_for_state(EngineState.ROLLING, wait_seconds=self._boot_timeout)
+        return code.left_out
+
+    async def code(self) -> CodeStatus:
+        """The code that the server has, which is selected, and which the engine runs."""
+        return await self._calls.perform(wire.Call("GET", "/code", CodeStatus))
+
+    async def code_archive(self, snapshot: str) -> bytes:
+        """The files of one snapshot, as a zip.
+
+        Raises:
+            NotFoundError: the server has none of that name.
+        """
+        return (await self._calls.perform(wire.Call("GET", f"/code/{snapshot}", wire.Content))).content
+
+    async def select_code(self, snapshot: str | None = None, *, force_restart: bool = False) -> SyncTrainCodeResponse:
+        """Go back to an earlier snapshot: ``none`` for the server's own code, default the one before the selected one.
+
+        Raises:
+            NotFoundError: the server has none of that name.
+            RequestError: the engine is not OFFLINE, and ``force_restart`` is off.
+        """
+        if snapshot is None:
+            # a repetition must not go back twice
+            known = await self.code()
+            earlier = [one.id for one in known.snapshots if known.selected is None or one.id < known.selected]
+            snapshot = earlier[-1] if earlier else None if known.selected is None else "none"
+        body = SelectCodeRequest(id=snapshot, force_restart=force_restart)
+        query = {"sender": this_user()}
+        call = wire.Call("POST", "/code/select", SyncTrainCodeResponse, body, _CHANGE_SECONDS, query)
+        return await self._changed(call, force_restart)
+
+    async def _changed(self, call: wire.Call[wire.AnswerT], force_restart: bool) -> wire.AnswerT:
+        """The answer to a change; if the server died in the middle of a restart, the engine is started here."""
+        ran = force_restart and (await self.status()).engine.engine_status is not EngineState.OFFLINE
+        retries: list[None] = []
+        answer = await self._calls.perform(call, on_retry=lambda: retries.append(None))
+        if ran and retries and (await self.status()).engine.engine_status is EngineState.OFFLINE:
+            await self.start_engine(wait=False)
+            if isinstance(answer, SyncTrainCodeResponse):
+                return answer.model_copy(update={"restarted": True})
+        return answer
+
+
+def _text(job: TrainJob | str) -> str:
+    return job if isinstance(job, str) else dump_job(job, only_set=True)
+
+
+def _refuse_other(job: TrainJob, status: ServerStatus) -> None:
+    if status.job is None:
+        return
+    given = job.model_dump(exclude_unset=True)
+    differing = differences(layered(given, server=status.job_defaults).job, status.job)
+    if differing:
+        raise ConflictError(
+            f"the engine runs another job (it differs in {', '.join(differing)}); pass force_restart=True to "
+            "replace it, or use the running one as it is",
+            code="other_job",
+        )
+
+
+def differences(job: TrainJob, running: TrainJob) -> list[str]:
+    """Fields in which two jobs differ. Models are compared by served name: the server may know a resolved path."""
+    ours, theirs = (
+        {**one.model_dump(exclude={"model", "served_model_name"}), "model": one.model_name} for one in (job, running)
+    )
+    return [name for name in ours if ours[name] != theirs[name]]

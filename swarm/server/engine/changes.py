@@ -1,0 +1,281 @@
+"""Changes of what the engine runs: code, job, start. One at a time, and each whole or not at all.
+
+Invariant: code and job change only while the engine is OFFLINE. A forced change is checked first, then stops the engine
+and starts it again, as after a crash: the training run goes on, and nothing that was acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections.abc import Callable, Collection
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from swarm.agentjet import read_fields
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
+from swarm.job import parse_mapping
+from swarm.layers import Layered, layered
+from swarm.link.code import top_level
+from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse
+from swarm.server.config import ServerConfig
+from swarm.server.engine.controller import Controller
+from swarm.server.engine.resolving import Resolver
+from swarm.server.engine.snapshots import Sent, Snapshots, Stored
+from swarm.server.engine.supervisor import Supervisor, check_model
+from swarm.states import EngineState
+
+logger = logging.getLogger(__name__)
+
+#: name by which the server's own code is selected
+NO_CODE = "none"
+# an import at the top of a module, not in a `try` or a function
+_IMPORT = re.compile(rb"^(?:import[ \t]+(\w+)|from[ \t]+(\w+)[\w.]*[ \t]+import\b)", re.MULTILINE)
+
+
+class Changes:
+    """Applies changes.
+
+    Args:
+        resolver: resolves jobs into verl's configuration; ``None`` where the engine is not ours: jobs are then taken
+            unchecked.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        controller: Controller,
+        supervisor: Supervisor,
+        snapshots: Snapshots,
+        resolver: Resolver | None,
+    ) -> None:
+        self._config = config
+        self._controller = controller
+        self._supervisor = supervisor
+        self._snapshots = snapshots
+        self._resolver = resolver
+        self._one = asyncio.Lock()
+
+    # ------------------------------------------------------------------ the engine
+
+    async def start(self) -> int:
+        """See :meth:`Supervisor.start`."""
+        async with self._one:
+            return await self._supervisor.start()
+
+    # ------------------------------------------------------------------ code
+
+    async def sync_code(self, archive: bytes, sent: Sent, *, force: bool) -> SyncTrainCodeResponse:
+        """Select the code in ``archive`` for engines that start from now on; the selected code again changes nothing.
+
+        Raises:
+            RequestError: the archive is refused.
+            ConflictError: the engine is not OFFLINE, unless ``force`` restarts it.
+            SwarmGatewayError: the disk does not take it (``disk``).
+        """
+        async with self._one:
+            before = await self._selected()
+            stored = await _stored(self._snapshots.add, archive, sent)
+            changed = before is None or stored.id != before.id
+            restarted = changed and await self._swap(stored.id, force)
+            folder = self._snapshots.files(stored.id)
+            missing = await asyncio.to_thread(not_installed, folder, stored.files)
+        logger.info("code synced to %s: an engine that starts from now on runs it, or does not start", folder)
+        return self._answer(stored, changed=changed, restarted=restarted, missing=missing)
+
+    async def select_code(self, snapshot: str | None, *, force: bool) -> SyncTrainCodeResponse:
+        """Select an earlier snapshot, or :data:`NO_CODE`; ``None``: the one before the selected one.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: as for :meth:`sync_code`, or its files are not as they were sent.
+        """
+        async with self._one:
+            before = await self._selected()
+            if snapshot is None:
+                snapshot = await self._before(before)
+            stored = None if snapshot == NO_CODE else await _stored(self._snapshots.named, snapshot)
+            changed = (stored and stored.id) != (before and before.id)
+            restarted = changed and await self._swap(stored and stored.id, force)
+        return self._answer(stored, changed=changed, restarted=restarted, missing={})
+
+    async def code(self) -> CodeStatus:
+        """What there is."""
+        known, selected = await asyncio.to_thread(self._snapshots.all), await self._selected()
+        return CodeStatus(
+            enabled=self._config.allow_code_sync,
+            snapshots=[stored.about for stored in known],
+            selected=selected and selected.id,
+            running=self._controller.code,
+        )
+
+    async def _swap(self, snapshot: str | None, force: bool) -> bool:
+        """Select ``snapshot``; whether the engine was restarted for it."""
+        return await self._applied("code", force, lambda: _stored(self._snapshots.select, snapshot))
+
+    async def _selected(self) -> Stored | None:
+        try:
+            return await _stored(self._snapshots.selected)
+        except FileNotFoundError:
+            return None
+
+    async def _before(self, selected: Stored | None) -> str:
+        known = [stored.id for stored in await asyncio.to_thread(self._snapshots.all)]
+        earlier = [one for one in known if selected is None or one < selected.id]
+        if not earlier and selected is None:
+            raise NotFoundError("no code was synced to this server", code="no_snapshot")
+        return earlier[-1] if earlier else NO_CODE
+
+    def _answer(
+        self, stored: Stored | None, *, changed: bool, restarted: bool, missing: dict[str, list[str]]
+    ) -> SyncTrainCodeResponse:
+        if not changed:
+            message = "this code is selected already: nothing was changed"
+        elif stored is None:
+            message = "the next engine runs the server's own code"
+        else:
+            message = "the next engine imports from this folder first, or does not start"
+        if restarted:
+            message = message.replace("the next engine", "the engine, which starts again,")
+        return SyncTrainCodeResponse(
+            success=True,
+            temp_ajet_code_path=str(self._snapshots.files(stored.id)) if stored else "",
+            message=message,
+            snapshot=stored and stored.about,
+            changed=changed,
+            restarted=restarted,
+            not_installed=missing,
+        )
+
+    # ------------------------------------------------------------------ the job
+
+    def layers(self, text: str, given: dict[str, Any]) -> Layered:
+        """The job of YAML text, with ``given`` over it and the server's defaults under it.
+
+        Raises:
+            ConfigError: names what is wrong.
+        """
+        return layered(read_fields(text), set_=given, server=self.defaults())
+
+    def defaults(self) -> dict[str, Any]:
+        """What the server sets in jobs that do not; read anew each time.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        return read_defaults(self._config.job_defaults)
+
+    async def resolve(self, layers: Layered) -> ResolvedJob:
+        """What an engine would run with the selected code.
+
+        Raises:
+            ConfigError: verl has no such key, or another value is wrong.
+            ConflictError: this server's engine does not tell.
+            EngineError: it cannot be resolved.
+        """
+        if self._resolver is None:
+            raise ConflictError("this server's engine does not resolve its configuration", code="no_resolver")
+        selected = await self._selected() if self._config.allow_code_sync else None
+        return await self._resolver.resolve(layers, self._snapshots.files(selected.id) if selected else None)
+
+    async def sync_job(self, text: str, given: dict[str, Any], *, force: bool) -> bool:
+        """Take a job for the next start; returns whether the engine was restarted for it.
+
+        Keys of verl that the job names are checked first, as the engine would.
+
+        Raises:
+            ConfigError: names what is wrong with it.
+            ConflictError: the engine is not OFFLINE, unless ``force`` restarts it.
+        """
+        layers = self.layers(text, given)
+        check_model(layers.job)
+        if layers.overrides and self._resolver is not None:
+            await self.resolve(layers)
+
+        async def apply() -> None:
+            self._controller.sync_job(layers.job)
+            await self._controller.synced()
+
+        async with self._one:
+            return await self._applied("configuration", force, apply)
+
+    # ------------------------------------------------------------------ inside
+
+    def check_offline(self, what: str) -> None:
+        """Raise :class:`ConflictError` unless the engine is OFFLINE."""
+        if self._controller.state is not EngineState.OFFLINE:
+            raise ConflictError(
+                f"the engine is {self._controller.state}: stop it (POST /stop_engine) before you change its {what}, or "
+                "force a restart",
+                code="engine_not_offline",
+            )
+
+    async def _applied(self, what: str, force: bool, apply: Callable[[], Any]) -> bool:
+        """Await ``apply`` while the engine is OFFLINE; whether it was stopped, and started again, for that."""
+        # an engine may have been started meanwhile
+        if not force:
+            self.check_offline(what)
+        if self._controller.state is EngineState.OFFLINE:
+            await apply()
+            return False
+        await self._supervisor.stop()
+        try:
+            await apply()
+        finally:
+            # if it could not be applied, with what there was
+            await self._supervisor.start()
+        return True
+
+
+async def _stored(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``work`` does on the disk, in a thread."""
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise SwarmGatewayError(f"the code cannot be stored: {exc.strerror or exc}", code="disk") from exc
+
+
+def read_defaults(path: Path | None) -> dict[str, Any]:
+    """The fields of a job in the server's file of defaults; none without a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if path is None:
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SwarmGatewayError(f"cannot read the server's job_defaults {path}: {exc}", code="job_defaults") from exc
+    return parse_mapping(text, f"job_defaults {path}")
+
+
+def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:
+    """Top-level modules that the Python files ``names`` of ``folder`` import at their top, and that are neither there
+    nor installed here, each with the files that do; optional imports, in a ``try``, do not count."""
+    found: dict[str, list[str]] = {}
+    known = {*top_level(folder), *sys.stdlib_module_names}
+    for name in sorted(names):
+        if name.endswith(".py"):
+            for plain, source in _IMPORT.findall((folder / name).read_bytes()):
+                module = (plain or source).decode()
+                # a script imports its neighbours, too
+                if module not in known and not _beside(folder / name, module):
+                    found.setdefault(module, []).append(name)
+    return {module: sorted(set(files)) for module, files in found.items() if not _installed(module)}
+
+
+def _beside(file: Path, module: str) -> bool:
+    return (file.parent / f"{module}.py").exists() or (file.parent / module).is_dir()
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
