@@ -30,7 +30,7 @@ def trajectory(reward: float, success: bool | None, calls: int, **logged: float)
 def test_a_batch_is_measured_over_the_episodes_that_say_something() -> None:
     members = [trajectory(1.0, True, 3, tools=2.0), trajectory(0.0, None, 1, tools=math.inf, late=7.0)]
     batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=members)])
-    measured = batch_metrics(batch)
+    measured = batch_metrics(batch, 1)
     told = {
         "swarm/reward_mean": 0.5,
         "swarm/reward_std": 0.5,

@@ -150,7 +150,7 @@ class TrainingRun:
             what = "again reports" if known else "reports, though it is not out,"
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
-        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
+        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch, result.step)}})
         self.pool.collection.confirm(result.batch_id, result.step)
         self._journal.append(StepRow(self.run_id, result))
         self.steps.append(result)

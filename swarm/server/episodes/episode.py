@@ -100,6 +100,7 @@ class Episode:
                 episode_uuid=self.episode_uuid,
                 task_id=task_id,
                 reward=output.reward,
+                credit=output.credit,
                 timelines=timelines,
                 num_calls=len(self.calls),
                 is_success=output.is_success,
