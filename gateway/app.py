@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from adapters.dialects import ChatDialect, MessagesDialect
-from gateway.api import metrics, models, status
+from gateway.api import admin, metrics, models, status
 from gateway.api.completions import CompletionsEndpoint
 from gateway.api.endpoint import Endpoint
 from gateway.api.feedback import end_session, give_feedback, tell_session
@@ -111,6 +111,7 @@ def _routes() -> list[BaseRoute]:
         JsonRoute("/status", status.status, security=_KEY),
         JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),
         JsonRoute("/admin/reload", status.reload, methods=["POST"], security=_KEY),
+        *admin.routes(),
     ]
     openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path == "/health" else _KEY)
     routes.append(JsonRoute("/openapi.json", openapi.openapi, security=_KEY))
@@ -120,7 +121,7 @@ def _routes() -> list[BaseRoute]:
 
 def _body_limit(scope: Scope) -> int:
     gateway: Gateway = scope["state"]["gateway"]
-    return gateway.config.max_body_bytes
+    return admin.CODE_BYTES if scope["path"] in admin.CODE_PATHS else gateway.config.max_body_bytes
 
 
 @contextmanager

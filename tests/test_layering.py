@@ -46,7 +46,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters.dialects": set(),
     "adapters.models": set(),
     "adapters.verl": {"swarm.tokens", "swarm.link", "adapters.models"},
-    "gateway": {"swarm.client", "swarm.data", "swarm.http", "swarm.credentials", "reward_hooks", "adapters.dialects"},
+    "gateway": {
+        "swarm.client",
+        "swarm.sync",
+        "swarm.data",
+        "swarm.http",
+        "swarm.credentials",
+        "reward_hooks",
+        "adapters.dialects",
+    },
 }
 MAY_IMPORT_HEAVY = {"adapters.verl", "adapters.models"}
 THIRD_PARTY_OF_BASE = {"pydantic", "pydantic_core", "yaml"}

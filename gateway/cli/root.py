@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.code import app as code_app
+from gateway.cli.config import app as config_app
 from gateway.cli.credentials import keys
 from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
@@ -32,6 +34,8 @@ app.command()(train)
 app.command()(serve)
 app.command()(replay)
 app.command()(monitor)
+app.add_typer(code_app, name="code")
+app.add_typer(config_app, name="config")
 app.add_typer(keys, name="keys")
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")

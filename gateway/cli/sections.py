@@ -32,7 +32,7 @@ _BOOT_MARGIN = 30.0
 
 
 def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> Any:
-    """The swarm server's ``ServerConfig``; a relative ``run_dir`` starts from ``folder`` where one is given.
+    """The swarm server's ``ServerConfig``; relative paths start from ``folder`` where one is given.
 
     The token defaults to the environment's ``SWARM_TOKEN``, ``allow_code_sync`` to ``SWARM_ALLOW_CODE_SYNC``.
 
@@ -40,8 +40,9 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
         ConfigError: a misspelt key or a value out of range; names each.
     """
     config_class = load_attribute("swarm.server.config:ServerConfig")
-    if folder is not None and "run_dir" in settings:
-        settings = {**settings, "run_dir": str((folder / str(settings["run_dir"])).resolve())}
+    if folder is not None:
+        files = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
+        settings = settings | {name: str((folder / str(path)).resolve()) for name, path in files.items()}
     given = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
     settings = {**given, **settings}
     try:

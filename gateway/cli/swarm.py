@@ -9,11 +9,10 @@ import typer
 
 from gateway.cli.credentials import tokens
 from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
+from gateway.cli.target import DEFAULT_URL
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
-
-DEFAULT_URL = "http://127.0.0.1:10086"
 
 app = typer.Typer(help="The swarm server and its engine.", no_args_is_help=True)
 engine = typer.Typer(help="Start and stop the engine of a running swarm server.", no_args_is_help=True)
@@ -80,14 +79,12 @@ def engine_start(
     as_json: AsJson = False,
 ) -> None:
     """Give the job to the swarm server and start the engine."""
-    from gateway.cli.output import print_json, read_text
-    from gateway.cli.sections import resolve_job
-    from swarm.job import parse_job
+    from gateway.cli.output import print_json
+    from gateway.cli.target import job_text
     from swarm.states import EngineState
 
-    parsed = resolve_job(parse_job(read_text(job, "job"), where=str(job)), job.parent)
     with connect(url, token) as client:
-        client.sync_train_config(parsed)
+        client.sync_train_config(job_text(job, url))
         client.start_engine(wait=False)
         current = client.wait_for_state(EngineState.ROLLING, wait_seconds=wait) if wait else client.status()
     if as_json:

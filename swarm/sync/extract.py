@@ -137,6 +137,7 @@ def _check_size(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
 def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path) -> str:
     """Write all files below ``into``; return their digest."""
     manifest: dict[str, str] = {}
+    made: set[Path] = set()
     for entry in sorted(entries, key=lambda one: one.orig_filename):
         name = entry.orig_filename
         if BYTECODE in name.split("/"):
@@ -144,7 +145,9 @@ def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path
         path = into / name
         executable = bool((entry.external_attr >> 16) & stat.S_IXUSR)
         try:
-            (path if _is_folder(entry) else path.parent).mkdir(parents=True, exist_ok=True)
+            if (folder := path if _is_folder(entry) else path.parent) not in made:
+                folder.mkdir(parents=True, exist_ok=True)
+                made.add(folder)
             if _is_folder(entry):
                 continue
             manifest[name] = fingerprint(_write(reader, entry, path, executable), executable)

@@ -100,3 +100,10 @@ def test_what_does_not_exist_is_said() -> None:
     done = run("nothing")
     assert done.returncode == 2
     assert "lifecycle" in done.stderr
+
+
+def test_code() -> None:
+    done = run("code", "--files", "120")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["files"] == 120 and report["seconds"].keys() == {"pack", "sync", "again"}

@@ -29,14 +29,13 @@ import pytest
 import yaml
 
 from swarm.client import SwarmClient
-from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
 from tests.engine.engine_process import processes_with, title
 from tests.engine.self_judge import judged_by_itself, read_lines
 from tests.engine.tool_calls import check_timelines, run_tool_calls
-from tests.swarm.sync.making import zipped
+from tests.swarm.sync.making import tracked
 
 pytestmark = [
     pytest.mark.engine,
@@ -72,11 +71,13 @@ hooks = Hooks(reward=on_compute_relative_reward, source=__name__)
 
 
 # the synced code has the product's own package, changed in the driver and in a Ray worker, and one of a user
-CHANGES = {
+CHANGES: dict[str, tuple[str, str]] = {
     "config.py": ('"trainer.project_name": job.project', '"trainer.project_name": f"{job.project} {my_code.NAME}"'),
     "steps.py": ("    dropped = 0\n", '    dropped = 0\n    plain["my_code/length"] = float(len(my_code.NAME))\n'),
 }
 NAME = "synced"
+# a line that the next step's metrics show
+ADVANTAGE = {"advantage.py": ("if leave_one_out else 1.0", "if leave_one_out else 50.0")}
 
 
 class Up:
@@ -222,21 +223,38 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def sync_code(tmp_path: Path) -> Path:
-    """Select synced code for the engine of the run in ``tmp_path``: it is started in a checkout, and so is Ray."""
-    code = tmp_path / "code"
-    shutil.copytree(ROOT / "adapters", code / "adapters", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, (old, new) in CHANGES.items():
+def change(code: Path, changes: Mapping[str, tuple[str, str]], imports: str = "") -> None:
+    """Change lines of the adapter in a checkout."""
+    for name, (old, new) in changes.items():
         text = (code / "adapters" / "verl" / name).read_text()
         assert text.count(old) == 1
-        text = text.replace(old, new).replace("import annotations\n", "import annotations\n\nimport my_code\n", 1)
+        text = text.replace(old, new).replace("import annotations\n", f"import annotations\n{imports}", 1)
         (code / "adapters" / "verl" / name).write_text(text)
+
+
+def sync_code(tmp_path: Path) -> Path:
+    """Sync code for the engine of the run in ``tmp_path``: it is started in a checkout, and so is Ray."""
+    code = tmp_path / "code"
+    shutil.copytree(ROOT / "adapters", code / "adapters", ignore=shutil.ignore_patterns("__pycache__"))
+    change(code, CHANGES, "\nimport my_code\n")
     (code / "my_code").mkdir()
     (code / "my_code" / "__init__.py").write_text(f"NAME = {NAME!r}\n")
-    snapshots = Snapshots(tmp_path / "run")
-    stored = snapshots.add(zipped(code))
-    snapshots.select(stored.id)
-    return snapshots.files(stored.id)
+    tracked(code)
+    server = [sys.executable, "-m", "gateway.cli", "swarm", "start", "--port", "0", "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(
+        server,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SWARM_ALLOW_CODE_SYNC": "true"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            sent = command("code", "sync", str(code), "--swarm-url", url, cwd=tmp_path)
+        finally:
+            process.terminate()
+    return Path(sent["temp_ajet_code_path"])
 
 
 @pytest.fixture
@@ -416,8 +434,9 @@ def outlives_its_trainer(up: Up, swarm: SwarmClient, gateway: str) -> None:
     assert until(lambda: swarm.status().training_seconds is None, STEP_SECONDS), swarm.status()
 
 
-def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
-    """The engine is killed: the gateway stays, and the run goes on from the last checkpoint."""
+def comes_back(up: Up, swarm: SwarmClient, gateway: str, tmp_path: Path) -> None:
+    """The engine is killed: the gateway stays, and the run goes on from the last checkpoint, with code that was sent
+    through the gateway meanwhile."""
     before = swarm.status()
     saved = before.engine.global_step // 3 * 3
     known = {one.batch_id for one in before.steps}
@@ -436,6 +455,11 @@ def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
             return int(answer.headers["x-swarm-policy-version"]) >= saved
 
         assert not asked()
+        # meanwhile a line is changed on the laptop
+        code = tmp_path / "code"
+        change(code, ADVANTAGE)
+        sent = command("code", "sync", str(code), "--gateway-url", gateway, "--force-restart", "--wait=0", cwd=tmp_path)
+        assert sent["changed"] and not sent["not_installed"], sent
         died = up.expect("restarting", 60.0)
         assert "killed by SIGKILL" in died["reason"] and died["attempt"] == 1
         assert until(lambda: swarm.status().engine.engine_status is EngineState.BOOTING, 60.0), swarm.status()
@@ -455,6 +479,9 @@ def comes_back(up: Up, swarm: SwarmClient, gateway: str) -> None:
 
         assert until(asked_and_trained, STEP_SECONDS), swarm.status()
         assert trained()[0].step == saved + 1
+        assert swarm.status().code == sent["snapshot"]["id"]
+        largest = max(step.metrics["critic/advantages/max"] for step in before.steps)
+        assert 0 < largest < 10 < trained()[0].metrics["critic/advantages/max"], "the advantage is as before"
         assert swarm.status().engine_failure is None
 
 
@@ -581,7 +608,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
             bound = 1e-3 if versions == {trained.step - 1} else 1e-2
             assert trained.metrics["training/rollout_probs_diff_max"] < bound, versions
         outlives_its_trainer(up, swarm, gateway)
-        comes_back(up, swarm, gateway)
+        comes_back(up, swarm, gateway, tmp_path)
 
     assert up.interrupt() in (0, 130)
     assert up.expect("stopped", 10.0)

@@ -28,12 +28,15 @@ from swarm.job import ServingMode, TrainJob, dump_job
 from tests.kill.drivers import DRIVERS
 from tests.kill.invariants import Witnesses, lines
 from tests.kill.proxy import Proxy
+from tests.kill.researcher import half_applied
 from tests.standins import engine
 
 JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
 CLIENTS = tuple(DRIVERS)
 #: how often which is killed
 VICTIMS = {"server": 0.4, "client": 0.3, "engine": 0.3}
+#: the same while a researcher syncs code and restarts the engine
+CODE_VICTIMS = {"server": 0.5, "researcher": 0.4, "client": 0.1}
 _START_SECONDS = 60.0
 _PROGRESS_SECONDS = 60.0
 _FINISH_SECONDS = 180.0
@@ -52,11 +55,15 @@ class Outcome:
 
 @dataclass
 class Harness:
-    """A server with its engine, clients, a proxy between, and the operator who starts the engine again."""
+    """A server with its engine, clients, a proxy between, and the operator who starts the engine again.
+
+    With ``code`` there is a researcher too, see :mod:`tests.kill.researcher`.
+    """
 
     folder: Path
     seed: int
     serving: ServingMode
+    code: bool = False
     kills: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -77,7 +84,7 @@ class Harness:
             await self._start_server()
             await self._ask("/sync_train_config", {"yaml_as_string": dump_job(job)})
             operator = asyncio.create_task(self._operate())
-            for name in CLIENTS:
+            for name in (*CLIENTS, *(["researcher"] if self.code else [])):
                 await self._start_client(name, port)
             for victim in self._plan(kills):
                 await self._kill_one(victim, port)
@@ -87,6 +94,7 @@ class Harness:
             operator.cancel()
             await asyncio.gather(operator, return_exceptions=True)
             await self._stop_server()
+            self._check_code()
         witnesses = Witnesses.read(self.folder, CLIENTS, pool)
         return Outcome(self.seed, self.kills, self._proxy.seen, time.monotonic() - began, witnesses)
 
@@ -94,20 +102,21 @@ class Harness:
 
     def _plan(self, kills: int) -> list[str]:
         """Each victim its share, in a random order."""
-        names = list(VICTIMS)
-        plan = [name for name in names for _ in range(round(kills * VICTIMS[name]))][:kills]
+        victims = CODE_VICTIMS if self.code else VICTIMS
+        names = list(victims)
+        plan = [name for name in names for _ in range(round(kills * victims[name]))][:kills]
         plan += self._random.choices(names, k=kills - len(plan))
         self._random.shuffle(plan)
         return plan
 
     async def _kill_one(self, victim: str, port: int) -> None:
         moment = self._random.random()
-        if moment < 0.5:
+        if moment < (0.2 if self.code else 0.5):
             # there was something to lose since the last one
             enough = self._acknowledged() + self._random.randint(1, 12)
             await self._until(lambda: self._acknowledged() >= enough, _PROGRESS_SECONDS, "no ends were acknowledged")
             await asyncio.sleep(self._random.uniform(0.0, 0.6))
-        elif moment < 0.8:
+        elif moment < 0.8 and not self.code:
             # a batch is out, its step about to be recorded
             steps = self._attempts()
             await self._until(lambda: self._attempts() > steps, _PROGRESS_SECONDS, "no step was trained")
@@ -120,13 +129,21 @@ class Harness:
             case "server":
                 assert self._server is not None
                 await kill(self._server)
+                self._check_code()
                 await self._start_server()
+            case "researcher":
+                await kill(self._clients["researcher"])
+                await self._start_client("researcher", port)
             case "client":
                 name = self._random.choice(CLIENTS)
                 await kill(self._clients[name])
                 await self._start_client(name, port)
             case _:
                 await self._kill_engine()
+
+    def _check_code(self) -> None:
+        wrong = half_applied(self.folder / "run") if self.code else []
+        assert not wrong, wrong
 
     async def _kill_engine(self) -> None:
         started = [line["started"] for line in self._engine_lines() if "started" in line]
@@ -187,6 +204,9 @@ class Harness:
         self._proxy.port = int(url.rpartition(":")[2])
 
     async def _start_client(self, name: str, port: int) -> None:
+        if name == "researcher":
+            self._clients[name] = await self._start("tests.kill.researcher", str(port), str(self.folder))
+            return
         seed = f"{self.seed}-{name}"
         self._clients[name] = await self._start("tests.kill.client", name, str(port), str(self.folder), seed)
 

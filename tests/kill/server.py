@@ -12,7 +12,7 @@ from tests.standins import engine
 if __name__ == "__main__":
     run(
         # short phases: more of them between two kills
-        ServerConfig(port=0, run_dir=Path(sys.argv[1]), post_rolling_timeout=1.0, stop_grace=1.0),
+        ServerConfig(port=0, run_dir=Path(sys.argv[1]), post_rolling_timeout=1.0, stop_grace=1.0, allow_code_sync=True),
         engine_command=engine.command("recording"),
         on_ready=lambda url: print(url, flush=True),
     )

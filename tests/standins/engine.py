@@ -134,6 +134,13 @@ class Engine:
         """Before the first request for a batch."""
         self.driver.send(ResolvedConfig(config={"lr": self.job.lr}))
         self.driver.send(BootProgress(stage="loading the model", detail="shard 1/2"))
+        if folder := os.environ.get(CODE_VARIABLE):
+            self.tell_code(Path(folder))
+
+    def tell_code(self, folder: Path) -> None:
+        """Tell what is imported of the synced code in ``folder``."""
+        here = imported(top_level(folder), folder)
+        self.rollout.send(CodeImported(processes={"the driver": here, "a Ray worker": here}))
 
     def rolling(self) -> bool:
         """After it; whether to train."""
@@ -198,11 +205,13 @@ class Failing(Engine):
             sys.exit()
         if self.kind == "stubborn":
             leave_traces()
-        if self.code:
-            folder = Path(os.environ[CODE_VARIABLE])
-            here = there = imported(top_level(folder), folder)
-            if self.code == "elsewhere":
-                there = ImportedCode(here.folder, dict.fromkeys(here.locations, "/elsewhere/mine.py"), here.digest)
+
+    def tell_code(self, folder: Path) -> None:
+        if self.code == "imports":
+            super().tell_code(folder)
+        elif self.code == "elsewhere":
+            here = imported(top_level(folder), folder)
+            there = ImportedCode(here.folder, dict.fromkeys(here.locations, "/elsewhere/mine.py"), here.digest)
             self.rollout.send(CodeImported(processes={"the driver": here, "a Ray worker": there}))
 
     def rolling(self) -> bool:

@@ -1,5 +1,7 @@
 """A job reads back as it was written, and a wrong one is refused by name."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -63,3 +65,31 @@ def test_model_name_is_the_last_part_unless_given() -> None:
 def test_a_job_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         TrainJob(model="m").lr = 1.0  # type: ignore[misc]
+
+
+def test_a_job_goes_to_a_file_and_comes_back(tmp_path: Path) -> None:
+    job = TrainJob.model_validate({"model": "m", "algorithm": "rloo", "project_name": "p", "experiment_name": "e"})
+    assert (job.advantage, job.project, job.experiment) == ("rloo", "p", "e")
+    path = job.dump_job_as_yaml(tmp_path / "job.yaml")
+    assert TrainJob.build_job_from_yaml(path) == job
+    assert TrainJob.build_job_from_yaml(path, algorithm="grpo", lr=0.5) == job.model_copy(
+        update={"advantage": "grpo", "lr": 0.5}
+    )
+    for text, said in (
+        ("algorithm: ppo\nmodel: m", "advantage"),
+        ("model: m\nlrr: 1", "mean 'lr'"),
+        ("- 1", "mapping"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            TrainJob.build_job_from_yaml(tmp_path / "wrong.yaml")
+    with pytest.raises(ConfigError, match="same field"):
+        parse_job("model: m\nalgorithm: grpo\nadvantage: grpo")
+    with pytest.raises(ConfigError, match="cannot read"):
+        TrainJob.build_job_from_yaml(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot write"):
+        job.dump_job_as_yaml(tmp_path / "none/job.yaml")
+
+
+def test_only_what_was_given_leaves_room_for_a_servers_defaults() -> None:
+    assert dump_job(TrainJob(model="m", lr=0.5), only_set=True) == "model: m\nlr: 0.5\n"

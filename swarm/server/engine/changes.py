@@ -7,6 +7,7 @@ and starts it again, as after a crash: the training run goes on, and nothing tha
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 import sys
@@ -82,7 +83,7 @@ class Changes:
             before = await self._selected()
             stored = await _stored(self._snapshots.add, archive, sent)
             changed = before is None or stored.id != before.id
-            restarted = changed and await self._swap(stored.id, force)
+            restarted = changed and await self._swap(stored.id, force, new=True)
             folder = self._snapshots.files(stored.id)
             missing = await asyncio.to_thread(not_installed, folder, stored.files)
         logger.info("code synced to %s: an engine that starts from now on runs it, or does not start", folder)
@@ -114,9 +115,10 @@ class Changes:
             running=self._controller.code,
         )
 
-    async def _swap(self, snapshot: str | None, force: bool) -> bool:
+    async def _swap(self, snapshot: str | None, force: bool, *, new: bool = False) -> bool:
         """Select ``snapshot``; whether the engine was restarted for it."""
-        return await self._applied("code", force, lambda: _stored(self._snapshots.select, snapshot))
+        select = functools.partial(self._snapshots.select, new=new)
+        return await self._applied("code", force, lambda: _stored(select, snapshot))
 
     async def _selected(self) -> Stored | None:
         try:

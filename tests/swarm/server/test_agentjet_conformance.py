@@ -100,7 +100,9 @@ class Swarm:
 @asynccontextmanager
 async def served(tmp_path: Path, **config: Any) -> AsyncGenerator[Swarm]:
     vllm = ScriptedVllm()
-    app = create_app(ServerConfig(run_dir=tmp_path / "run", **{"post_rolling_timeout": 5.0} | config))
+    settings = ServerConfig(run_dir=tmp_path / "run", **{"post_rolling_timeout": 5.0} | config)
+    # with an engine of its own, the server would check the job's keys as verl's
+    app = create_app(settings, engine_command=engine.command("train"))
     async with serving(vllm.app) as vllm_url, serving(app) as url:
         async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
             await http.get("/health")

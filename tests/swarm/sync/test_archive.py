@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import ConfigError
-from swarm.sync import ArchiveLimits, build_archive
+from swarm.sync import ArchiveLimits, build_archive, check_and_extract
+from swarm.sync.manifest import digest_of, manifest_of
 from tests.swarm.sync.making import git, tracked
 
 
@@ -289,3 +290,40 @@ def test_what_git_ignores_or_does_not_track_is_in_no_archive(
     assert not contents & secret, "a link let them in"
     known = set(git(code, "ls-files", "-z").decode().split("\0"))
     assert {name for name in known if (code / name).is_file() and not (code / name).is_symlink()} <= set(archive)
+
+
+def test_named_packages_go_alone_and_the_others_are_told(code: Path) -> None:
+    (code / "one.py").write_text("")
+    (code / "pkg/notes.txt").write_text("")
+    (code / "pkg/__pycache__").mkdir()
+    (code / "pkg/__pycache__/x.bin").write_text("")
+    git(code, "add", "one.py", "pkg/__pycache__/x.bin")
+    packed_ = build_archive(code, packages=["pkg", "one"])
+    assert sorted(packed_.manifest) == ["one.py", "pkg/__init__.py", "pkg/tool.sh"]
+    assert packed_.left_out == {
+        "pkg/notes.txt": "git does not track it",
+        "pkg/__pycache__/x.bin": "it is bytecode",
+        **dict.fromkeys((".gitignore", "agent.py", "data/"), "it is none of the named packages"),
+    }
+    with pytest.raises(ConfigError, match=r"no package 'agnt'.*there are: .gitignore, agent, data"):
+        build_archive(code, packages=["agnt"])
+
+
+def test_the_revision_says_whether_all_is_committed(code: Path) -> None:
+    assert build_archive(code).revision == ""
+    git(code, "commit", "--quiet", "-m", "first")
+    commit = git(code, "rev-parse", "HEAD").decode().strip()
+    assert build_archive(code).revision == commit
+    (code / "notes.txt").write_text("")
+    assert build_archive(code).revision == commit, "what is not sent does not count"
+    for change in (lambda: (code / "pkg/__init__.py").unlink(), lambda: (code / "agent.py").write_text("print(2)")):
+        change()
+        assert build_archive(code).revision == f"{commit}+changes"
+    assert build_archive(code / "data").revision == commit
+
+
+def test_the_digest_is_that_of_the_extracted_files(code: Path, tmp_path: Path) -> None:
+    packed_ = build_archive(code)
+    there = check_and_extract(packed_.content, tmp_path / "there")
+    assert there.name == packed_.digest == digest_of(manifest_of(there))
+    assert manifest_of(there) == packed_.manifest

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.server.engine.snapshots import KEPT, Sent, Snapshots
+from tests.kill.researcher import half_applied
 from tests.swarm.sync.making import zipped
+
+ROOT = Path(__file__).parents[4]
 
 
 def packed(tmp_path: Path, text: str) -> bytes:
@@ -86,3 +94,37 @@ def test_a_selected_folder_that_is_gone_is_said(tmp_path: Path) -> None:
         (tmp_path / "code" / "selected").write_text(name)
         with pytest.raises(FileNotFoundError, match="sync it again"):
             Snapshots(tmp_path).selected()
+
+
+# adds, selects and goes back for ever; says so once it has begun
+WRITER = """
+import random, sys
+from pathlib import Path
+from swarm.server.engine.snapshots import Snapshots
+from tests.kill.researcher import archive
+snapshots = Snapshots(Path(sys.argv[1]))
+number = int(sys.argv[2])
+print("begun", flush=True)
+while True:
+    number += 1
+    snapshots.select(snapshots.add(archive(f"NUMBER = {number}")).id, new=True)
+    if number % 4 == 0:
+        snapshots.select(random.choice(snapshots.all()).id)
+"""
+
+
+@pytest.mark.slow
+def test_no_kill_leaves_a_half_snapshot(tmp_path: Path) -> None:
+    """``SWARM_KILLS`` SIGKILLs, default 10, at any moment of adding and selecting."""
+    selected: set[str] = set()
+    for kill in range(int(os.environ.get("SWARM_KILLS", "10"))):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(kill * 10_000)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
+            time.sleep(random.uniform(0.0, 0.4))
+            writer.kill()
+        assert half_applied(tmp_path) == []
+        stored = Snapshots(tmp_path).selected()
+        if stored is not None:
+            selected.add(stored.id)
+    assert len(selected) > 2, "it was never in the middle of anything"

@@ -1,0 +1,161 @@
+"""``/admin/code``, ``/admin/config`` and ``/admin/engine``: commands for the swarm server behind a route.
+
+Invariant: only what is listed here is forwarded, for the key's own routes only, and the swarm server's audit log gets
+to know the key by its label.
+
+The swarm server's own paths work below ``/admin`` too, so that ``SwarmClient("http://gateway:8000/admin?route=NAME")``
+commands the engine through a gateway.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.api.endpoint import caller_of
+from gateway.routing.table import PlannedRoute
+from gateway.runtime import Gateway
+from gateway.types import Caller
+from swarm.errors import NotFoundError, RequestError, UnavailableError, UpstreamError
+from swarm.http.asgi import read_body
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, has_proxy
+from swarm.sync import ArchiveLimits
+
+logger = logging.getLogger(__name__)
+
+#: path below ``/admin`` -> method -> path of the swarm server
+_COMMANDS: dict[str, dict[str, str]] = {
+    "/code": {"GET": "/code", "POST": "/sync_train_code"},
+    "/code/select": {"POST": "/code/select"},
+    "/code/{name}": {"GET": "/code/{name}"},
+    "/config": {"GET": "/config", "POST": "/sync_train_config"},
+    "/config/resolve": {"POST": "/config/resolve"},
+    "/config/{name}": {"GET": "/config/{name}"},
+    "/engine": {"GET": "/status"},
+    "/engine/start": {"POST": "/start_engine"},
+    "/engine/stop": {"POST": "/stop_engine"},
+}
+#: paths whose body is code
+CODE_PATHS = ("/admin/code", "/admin/sync_train_code")
+CODE_BYTES = ArchiveLimits().max_archive_bytes
+#: a change may first stop the engine, and a status may wait
+_SECONDS = 240.0
+_PASSED_ON = ("content-type", "x-should-retry", "retry-after")
+
+
+class Command:
+    """Forwards one command to the swarm server of a route (`?route=`, or the only one)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def __call__(self, request: Request) -> Response:
+        gateway: Gateway = request.state.gateway
+        caller = caller_of(request.scope)
+        route = _route(gateway, caller, request.query_params.get("route"))
+        path = self._path.format(**request.path_params)
+        answer = await _sent(request, route, path, caller)
+        level = logging.INFO if request.method == "GET" else logging.WARNING
+        logger.log(level, "%s of route %s by %s: %d", path, route.name, _name(caller), answer.status)
+        headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+        return Response(answer.content, answer.status, headers)
+
+
+def routes() -> list[BaseRoute]:
+    """The routes of all commands."""
+    named = [(path, method, target) for path, to in _COMMANDS.items() for method, target in to.items()]
+    own = [(target, method, target) for path, method, target in named if path != target]
+    own.append(("/get_engine_status", "GET", "/get_engine_status"))
+    return [
+        Route(f"/admin{path}", _endpoint(target), methods=[method], include_in_schema=(path, method, target) in named)
+        for path, method, target in (*named, *own)
+    ]
+
+
+def _endpoint(path: str) -> Any:
+    command = Command(path)
+
+    async def endpoint(request: Request) -> Response:
+        return await command(request)
+
+    endpoint.__doc__ = f"{path} of the swarm server behind a route (`?route=`, or the only one)."
+    return endpoint
+
+
+def _route(gateway: Gateway, caller: Caller, name: str | None) -> PlannedRoute:
+    """The route that is meant.
+
+    Raises:
+        NotFoundError: there is none of that name for this key.
+        RequestError: several are there, and none is named; or it has no swarm server.
+    """
+    mine = [one for one in gateway.routes.plan.routes if caller.routes is None or one.name in caller.routes]
+    if name is not None:
+        found = [one for one in mine if one.name == name]
+        if not found:
+            known = ", ".join(one.name for one in mine)
+            raise NotFoundError(f"there is no route {name[:80]!r}; there are: {known}", code="route_not_found")
+        if found[0].settings.swarm_url is None:
+            raise RequestError(f"the route {name!r} has no swarm server: nothing is trained there", param="route")
+        return found[0]
+    by_server = {one.settings.swarm_url: one for one in reversed(mine) if one.settings.swarm_url is not None}
+    if len(by_server) != 1:
+        known = ", ".join(one.name for one in mine if one.settings.swarm_url is not None) or "none"
+        raise RequestError(
+            f"say which route's swarm server is meant (`?route=NAME`); there are: {known}", param="route"
+        )
+    return next(iter(by_server.values()))
+
+
+async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller) -> Answer:
+    """The swarm server's answer.
+
+    Raises:
+        UnavailableError: it cannot be reached.
+        UpstreamError: it does not let this gateway command it.
+    """
+    url = route.settings.swarm_url or ""
+    query = [(name, value) for name, value in request.query_params.multi_items() if name not in ("route", "sender")]
+    told = request.query_params.get("sender", "")
+    query.append(("sender", f"{told} by {_name(caller)}".strip()))
+    headers = {"authorization": f"Bearer {token}"} if (token := route.settings.swarm_token.get_secret_value()) else {}
+    body: bytes | None = None
+    if request.method == "POST":
+        body = bytes(await read_body(request.receive)) or None
+        if body is not None:
+            headers["content-type"] = request.headers.get("content-type", "application/json")
+    http = HttpClient(proxies=has_proxy(url))
+    try:
+        answer = await http.request(
+            request.method, f"{url.rstrip('/')}{path}?{urlencode(query)}", body, headers, _SECONDS
+        )
+    except (ConnectionBrokenError, TimeoutError) as exc:
+        raise UnavailableError(
+            f"no swarm server answers for route {route.name}: {exc}", code="server_unreachable"
+        ) from exc
+    finally:
+        await http.close()
+    if answer.status == 401 or (answer.status == 403 and _code(answer) == "scope_missing"):
+        raise UpstreamError(
+            f"the swarm server does not let this gateway command it: the swarm_token of route {route.name} needs the "
+            "scope admin",
+            code="gateway_is_no_admin",
+        )
+    return answer
+
+
+def _code(answer: Answer) -> Any:
+    try:
+        return orjson.loads(answer.content)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _name(caller: Caller) -> str:
+    return f"gateway key {caller.label or caller.key_id}" if caller.key_id else "a gateway without keys"

@@ -1,0 +1,305 @@
+"""``swarm-gateway code``: send code from this checkout to the engine, compare it, and go back."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.output import print_json
+from gateway.cli.target import (
+    ApiKey,
+    AsJson,
+    ForceRestart,
+    GatewayUrl,
+    Route,
+    SwarmUrl,
+    Token,
+    Wait,
+    connect,
+    wait_for_engine,
+)
+
+if TYPE_CHECKING:
+    from swarm.client import SwarmClient
+    from swarm.protocol import CodeSnapshot, CodeStatus, SyncTrainCodeResponse
+    from swarm.sync import CodeArchive
+
+app = typer.Typer(
+    help="The code that the engine runs: sync it from a checkout, compare, go back.", no_args_is_help=True
+)
+
+_BOOT_SECONDS = 1800.0
+#: name by which the server's own code is selected
+NONE, OWN = "none", "the server's own code"
+
+Folder = Annotated[Path, typer.Argument(help="folder that holds the packages, in a git checkout")]
+FolderOption = Annotated[Path, typer.Option("--dir", help="folder that holds the packages, in a git checkout")]
+Packages = Annotated[str | None, typer.Option(help="packages and modules at its top, such as a,b; default: all")]
+
+
+@app.command()
+def sync(
+    folder: Folder = Path(),
+    packages: Packages = None,
+    force_restart: ForceRestart = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be sent, and send nothing")] = False,
+    message: Annotated[str, typer.Option("--message", "-m", help="what is new, for `code list`")] = "",
+    wait: Wait = _BOOT_SECONDS,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send the files that git tracks, as they are in the work tree; the next engine imports them first.
+
+    The engine must be OFFLINE, unless --force-restart stops it and starts it again with the same job. The same code
+    again changes nothing. Dependencies are not sent.
+    """
+    code = _packed(folder, packages)
+    if not as_json:
+        _say_what(code)
+    if dry_run:
+        if as_json:
+            print_json({"dry_run": True, **_contents(code)})
+        else:
+            for name in sorted(code.manifest):
+                typer.echo(f"  {name}")
+        return
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        known = client.code()
+        selected = _selected(known)
+        if selected is not None and selected.digest == code.digest and known.enabled:
+            # the server would say the same, for the price of the upload
+            if as_json:
+                print_json({**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")})
+            else:
+                typer.echo(f"{selected.id} is this code already: nothing was changed")
+            return
+        done = client.sync_train_code(
+            code.content, revision=code.revision, message=message, force_restart=force_restart
+        )
+        engine = _after(client, done, wait)
+    if as_json:
+        print_json({**_contents(code), **done.model_dump(mode="json", exclude={"success", "error"}), "engine": engine})
+    else:
+        _tell(done, engine)
+
+
+@app.command("list")
+def list_code(
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """The snapshots that the server has, oldest first."""
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        known = client.code()
+    if as_json:
+        print_json(known.model_dump(mode="json"))
+        return
+    for one in known.snapshots:
+        typer.echo(_line(one, known))
+    if not known.snapshots:
+        typer.echo("no code was synced to this server: engines run its own")
+
+
+@app.command()
+def status(
+    folder: Folder = Path(),
+    packages: Packages = None,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the engine runs, what the next one will, and whether this checkout is that."""
+    from swarm.errors import ConfigError
+
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        known = client.code()
+    selected = _selected(known)
+    try:
+        code = _packed(folder, packages)
+        same = selected is not None and selected.digest == code.digest
+        here = f"{folder.resolve()} {'is' if same else 'differs from'} what is selected ({code.digest[:16]})"
+    except ConfigError as exc:
+        same, here = None, exc.message
+    if as_json:
+        print_json({**known.model_dump(mode="json", exclude={"snapshots"}), "same_as_folder": same})
+        return
+    typer.echo(f"code sync  {'on' if known.enabled else 'off: the server takes no code (allow_code_sync)'}")
+    typer.echo(f"selected   {_line(selected, known) if selected else OWN}")
+    typer.echo(f"running    {known.running or 'no synced code'}")
+    typer.echo(f"here       {here}")
+
+
+@app.command()
+def diff(
+    old: Annotated[str | None, typer.Argument(help="a snapshot; default: the selected one")] = None,
+    new: Annotated[str | None, typer.Argument(help="another one; default: the folder")] = None,
+    folder: FolderOption = Path(),
+    packages: Packages = None,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """What changed from a snapshot to this folder, or to another snapshot; exit code 1 if anything did."""
+    from swarm.errors import ConfigError
+
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        known = client.code()
+        first = old or known.selected
+        if first is None:
+            raise ConfigError("no synced code is selected: engines run the server's own")
+        before = _files(client.code_archive(_named(known, first)))
+        after = _files(client.code_archive(_named(known, new)) if new else _packed(folder, packages).content)
+    changes = {name: _change(before, after, name) for name in sorted({*before, *after})}
+    changes = {name: how for name, how in changes.items() if how}
+    if as_json:
+        print_json({"from": first, "to": new or str(folder.resolve()), "changed": changes})
+    else:
+        for name in changes:
+            for line in _lines(before, after, name):
+                typer.echo(line)
+    raise typer.Exit(1 if changes else 0)
+
+
+@app.command()
+def rollback(
+    snapshot: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help=f"{NONE}: the server's own code; default: the one before")
+    ] = None,
+    force_restart: ForceRestart = False,
+    wait: Wait = _BOOT_SECONDS,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Select an earlier snapshot again."""
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        if snapshot not in (None, NONE):
+            snapshot = _named(client.code(), str(snapshot))
+        done = client.select_code(snapshot, force_restart=force_restart)
+        engine = _after(client, done, wait)
+    if as_json:
+        print_json({**done.model_dump(mode="json", exclude={"success", "error"}), "engine": engine})
+    else:
+        _tell(done, engine)
+
+
+def _packed(folder: Path, packages: str | None) -> CodeArchive:
+    import logging
+
+    from swarm.sync import build_archive
+
+    # what is left out is printed here
+    logging.getLogger("swarm.sync").setLevel(logging.ERROR)
+    names = [name.strip() for name in (packages or "").split(",") if name.strip()]
+    return build_archive(folder, packages=names)
+
+
+def _contents(code: CodeArchive) -> dict[str, Any]:
+    return {
+        "digest": code.digest,
+        "revision": code.revision,
+        "files": sorted(code.manifest),
+        "left_out": code.left_out,
+        "archive_bytes": len(code.content),
+    }
+
+
+def _say_what(code: CodeArchive) -> None:
+    from swarm.sync import left_out_lines
+
+    at = f" at {code.revision[:12]}{'+changes' if code.revision.endswith('+changes') else ''}" if code.revision else ""
+    typer.echo(f"{len(code.manifest)} files{at}, {len(code.content) / 1e6:.2f} MB packed, {code.digest[:16]}")
+    for reason, names in left_out_lines(code.left_out).items():
+        typer.echo(f"left out, because {reason}: {names}", err=True)
+
+
+def _selected(known: CodeStatus) -> CodeSnapshot | None:
+    return next((one for one in known.snapshots if one.id == known.selected), None)
+
+
+def _named(known: CodeStatus, name: str) -> str:
+    """The snapshot whose id, or the beginning of whose digest, is ``name``."""
+    from swarm.errors import ConfigError
+
+    found = [one.id for one in known.snapshots if name == one.id or one.digest.startswith(name)]
+    if not found:
+        raise ConfigError(f"the server has no snapshot {name!r}; `swarm-gateway code list` shows those that it has")
+    return found[-1]
+
+
+def _after(client: SwarmClient, done: SyncTrainCodeResponse, wait: float) -> str | None:
+    """What became of an engine that was restarted."""
+    return wait_for_engine(client, wait) if done.restarted else None
+
+
+def _tell(done: SyncTrainCodeResponse, engine: str | None) -> None:
+    name = done.snapshot.id if done.snapshot else OWN
+    typer.echo(f"{name}: {done.message}")
+    for module, files in done.not_installed.items():
+        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        where = f"{', '.join(files[:3])}{more}"
+        typer.echo(f"{module} is not installed on the server, and {where} imports it: install it there", err=True)
+    if engine is not None:
+        typer.echo(engine)
+
+
+def _line(one: CodeSnapshot, known: CodeStatus) -> str:
+    marks = [mark for mark, id in (("selected", known.selected), ("running", known.running)) if id == one.id]
+    changes = "+changes" if one.revision.endswith("+changes") else ""
+    parts = [
+        one.id,
+        f"{datetime.fromtimestamp(one.created, UTC):%Y-%m-%d %H:%M} UTC",
+        f"{one.files} files",
+        f"{one.revision[:12]}{changes}" if one.revision else "no revision",
+        one.sender,
+        one.message,
+        ", ".join(marks),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def _files(archive: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as reader:
+        return {name: reader.read(name) for name in reader.namelist() if not name.endswith("/")}
+
+
+def _change(before: dict[str, bytes], after: dict[str, bytes], name: str) -> str:
+    if name not in before:
+        return "added"
+    if name not in after:
+        return "removed"
+    return "" if before[name] == after[name] else "changed"
+
+
+def _lines(before: dict[str, bytes], after: dict[str, bytes], name: str) -> list[str]:
+    from difflib import unified_diff
+
+    texts: list[list[str]] = []
+    for content in (before.get(name, b""), after.get(name, b"")):
+        try:
+            texts.append(content.decode().splitlines())
+        except UnicodeDecodeError:
+            return [f"{name}: binary files differ"]
+    return list(unified_diff(texts[0], texts[1], f"a/{name}", f"b/{name}", lineterm=""))

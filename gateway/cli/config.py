@@ -1,0 +1,221 @@
+"""``swarm-gateway config``: what a job resolves to and why, what ran, and how to change it.
+
+The swarm server resolves jobs, because verl is where the engine is; nothing is started for it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.output import print_json
+from gateway.cli.target import (
+    DEFAULT_URL,
+    ApiKey,
+    AsJson,
+    ForceRestart,
+    GatewayUrl,
+    Route,
+    Set,
+    SwarmUrl,
+    Token,
+    Wait,
+    connect,
+    job_text,
+    parse_set,
+    wait_for_engine,
+)
+
+if TYPE_CHECKING:
+    from swarm.client import SwarmClient
+    from swarm.protocol import ResolvedJob
+
+app = typer.Typer(help="The engine's configuration: what a job means, what ran, and changes.", no_args_is_help=True)
+
+Job = Annotated[Path, typer.Argument(help="YAML file with the job, ours or AgentJet's")]
+
+
+@app.command()
+def show(
+    job: Job,
+    set_: Set = None,
+    everything: Annotated[bool, typer.Option("--all", help="verl's own defaults too")] = False,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Each value and where it comes from: set, job, server defaults, swarm-gateway, or verl."""
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        resolved = _resolved(client, job, set_, gateway_url or swarm_url)
+    if as_json:
+        print_json(resolved.model_dump(mode="json"))
+        return
+    fields = resolved.job.model_dump(mode="json")
+    rows = [(name, fields[name], resolved.job_sources[name]) for name in resolved.job_sources]
+    values = _flat(resolved.config)
+    rows += [
+        (key, values[key], source)
+        for key, source in resolved.sources.items()
+        if key in values and (everything or source.partition(":")[0] != "verl")
+    ]
+    width = max(len(key) for key, _, _ in rows)
+    for key, value, source in rows:
+        typer.echo(f"{key:<{width}}  {_text(value)}  [{source}]")
+
+
+@app.command()
+def dump(
+    job: Job,
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="file to write; default: print it")] = None,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """verl's complete configuration for a job, as YAML."""
+    import yaml
+
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        resolved = _resolved(client, job, set_, gateway_url or swarm_url)
+    if as_json:
+        print_json(resolved.config)
+        return
+    text = yaml.safe_dump(resolved.config, sort_keys=False)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text)
+        typer.echo(f"{out}: {len(resolved.sources)} values")
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="a job's YAML file, or the number of a run (`config runs`)")],
+    new: Annotated[str | None, typer.Argument(help="another one; default: the latest run")] = None,
+    set_: Set = None,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """What differs in job, code and verl's configuration; --set changes the files. Exit code 1 if anything does."""
+    from swarm.errors import ConfigError
+
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        if new is None:
+            runs = client.runs().runs
+            if not runs:
+                raise ConfigError("nothing has run on this server yet: name a second job to compare with")
+            new = str(runs[-1].number)
+        sides = [_side(client, one, set_, gateway_url or swarm_url) for one in (old, new)]
+    # what only one side knows (a run that died before it was resolved, the code of a file) is not compared
+    sections = {key.partition(" ")[0] for key in sides[0]} & {key.partition(" ")[0] for key in sides[1]}
+    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(" ")[0] in sections]
+    absent = object()
+    changes = {
+        key: [None if side.get(key, absent) is absent else side[key] for side in sides]
+        for key in keys
+        if sides[0].get(key, absent) != sides[1].get(key, absent)
+    }
+    if as_json:
+        print_json({"from": old, "to": new, "changed": changes})
+    else:
+        for key, (before, after) in changes.items():
+            typer.echo(f"{key}: {_text(before)} -> {_text(after)}")
+    raise typer.Exit(1 if changes else 0)
+
+
+@app.command()
+def sync(
+    job: Job,
+    set_: Set = None,
+    force_restart: ForceRestart = False,
+    wait: Wait = 1800.0,
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a job, and let the next engine run it; the engine must be OFFLINE, unless --force-restart restarts it."""
+    from swarm.states import EngineState
+
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        text = job_text(job, gateway_url or swarm_url or DEFAULT_URL)
+        client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
+        running = client.status().engine.engine_status is not EngineState.OFFLINE
+        engine = wait_for_engine(client, wait if running else 0.0)
+    if as_json:
+        print_json({"engine": engine, "restarted": running})
+    else:
+        typer.echo(f"{job} is taken; {engine}")
+
+
+@app.command()
+def runs(
+    swarm_url: SwarmUrl = None,
+    gateway_url: GatewayUrl = None,
+    route: Route = None,
+    token: Token = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """The starts of the engine, oldest first."""
+    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+        known = client.runs()
+    if as_json:
+        print_json(known.model_dump(mode="json")["runs"])
+        return
+    for one in known.runs:
+        began = f"{datetime.fromtimestamp(one.started, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        lasted = (
+            f"{one.ended - one.started:.0f} s: {one.reason}" if one.ended is not None else "runs, or its server died"
+        )
+        typer.echo(f"{one.number:>4}  {began}  {one.model}  code {one.code or 'of the server'}  {lasted}")
+
+
+def _resolved(client: SwarmClient, job: Path, set_: list[str] | None, url: str | None) -> ResolvedJob:
+    return client.resolve_config(job_text(job, url or DEFAULT_URL), set=parse_set(set_))
+
+
+def _side(client: SwarmClient, name: str, set_: list[str] | None, url: str | None) -> dict[str, Any]:
+    """What a job's file or a run comes to, by section and key."""
+    config: dict[str, Any] | None
+    code: dict[str, Any] = {}
+    if name.isdigit() and not Path(name).exists():
+        record = client.run_record(int(name))
+        job, config, code = record.job, record.config, {"code": record.code}
+    else:
+        resolved = _resolved(client, Path(name), set_, url)
+        job, config = resolved.job, resolved.config
+    fields = {f"job {key}": value for key, value in _flat(job.model_dump(mode="json")).items()}
+    return code | fields | {f"verl {key}": value for key, value in _flat(config or {}).items()}
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their dotted keys; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

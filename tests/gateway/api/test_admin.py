@@ -1,0 +1,98 @@
+"""The admin routes of a gateway before a real swarm server: who may, which route, and what is told when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.keys.store import KeyFile
+from swarm.credentials import TokenFile
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from tests.gateway.conftest import gateway_before, write_hooks
+from tests.standins import engine
+from tests.standins.vllm import listening
+from tests.swarm.sync.making import zipped
+
+pytestmark = pytest.mark.anyio
+
+ZIP = {"content-type": "application/zip"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncGenerator[str]:
+    TokenFile(tmp_path / "run").create("other", ["read"])
+    config = ServerConfig(run_dir=tmp_path / "run", allow_code_sync=True, token="secret")
+    async with listening(create_app(config, engine_command=engine.command("train"))) as url:
+        yield url
+
+
+def archive(tmp_path: Path) -> bytes:
+    (tmp_path / "code/mine").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "code/mine/__init__.py").write_text("")
+    return zipped(tmp_path / "code")
+
+
+def key(tmp_path: Path, **options: Any) -> dict[str, str]:
+    _, text = KeyFile(tmp_path / "keys.json").create(f"key {options}", **options)
+    return {"authorization": f"Bearer {text}"}
+
+
+async def test_only_an_admin_key_commands_and_is_named_in_the_log(server: str, tmp_path: Path) -> None:
+    admin, app = key(tmp_path, admin=True), key(tmp_path)
+    async with gateway_before(server, tmp_path, keys_file=tmp_path / "keys.json", swarm_token="secret") as http:
+        for method, path in (("POST", "/admin/code"), ("GET", "/admin/config"), ("POST", "/admin/engine/start")):
+            for headers, status in ((app, 403), ({}, 401)):
+                assert (await http.request(method, path, headers=headers)).status_code == status, path
+        sent = await http.post("/admin/code?message=mine", content=archive(tmp_path), headers=admin | ZIP)
+        assert (sent.status_code, sent.json()["snapshot"]["message"]) == (200, "mine"), sent.text
+        listed = (await http.get("/admin/code", headers=admin)).json()
+        assert [one["id"] for one in listed["snapshots"]] == [listed["selected"]]
+        whole = await http.get(f"/admin/code/{listed['selected']}", headers=admin)
+        assert whole.headers["content-type"] == "application/zip" and whole.content.startswith(b"PK")
+        refused = await http.post("/admin/engine/start", headers=admin)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_job")
+        assert (await http.post("/admin/engine/stop", headers=admin)).json()["success"]
+        # nothing but commands is forwarded
+        assert (await http.post("/admin/claim_episode", headers=admin)).status_code == 404
+    log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
+    assert [entry["what"] for entry in log] == ["code sync", "engine start", "engine stop"]
+    assert {entry["sender"] for entry in log} == {"by gateway key key {'admin': True}"}
+    assert [entry["result"].partition(":")[0] for entry in log] == ["done", "refused", "done"]
+
+
+async def test_the_route_says_which_server(server: str, nobody: str, tmp_path: Path) -> None:
+    hooks = str(write_hooks(tmp_path / "hooks"))
+    routes = [
+        {"name": "ours", "swarm_url": server, "swarm_token": "secret", "hooks": hooks},
+        {"name": "same", "swarm_url": server, "swarm_token": "secret", "hooks": hooks},
+        {"name": "away", "swarm_url": nobody, "hooks": hooks},
+        {"name": "plain", "swarm_url": None, "upstream": {"base_url": "http://127.0.0.1:1/v1"}},
+    ]
+    one = key(tmp_path, admin=True, routes=["ours", "plain"])
+    every = key(tmp_path, admin=True)
+    async with gateway_before(server, tmp_path, keys_file=tmp_path / "keys.json", routes=routes) as http:
+        cases = [
+            ("", one, 200, ""),
+            ("", every, 400, "ours, same, away"),
+            ("?route=same", every, 200, ""),
+            ("?route=same", one, 404, "there are: ours, plain"),
+            ("?route=plain", every, 400, "no swarm server"),
+            ("?route=away", every, 503, "route away"),
+        ]
+        for query, headers, status, said in cases:
+            answer = await http.get(f"/admin/code{query}", headers=headers)
+            assert answer.status_code == status and said in answer.text, (query, answer.text)
+
+
+async def test_a_gateway_that_may_not_command_says_what_it_lacks(server: str, tmp_path: Path) -> None:
+    reader = TokenFile(tmp_path / "run").create("reader", ["read"])
+    for token in ("wrong", reader):
+        async with gateway_before(server, tmp_path, swarm_token=token) as http:
+            answer = await http.post("/admin/engine/stop")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "gateway_is_no_admin")
+            assert "scope admin" in answer.json()["error"]["message"]

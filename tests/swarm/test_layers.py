@@ -1,0 +1,57 @@
+"""Jobs from layers: who wins, and where each value comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+from swarm.layers import JOB, LAYERS, SERVER, SET, layered
+
+CLIP = "actor_rollout_ref.actor.clip_ratio"
+
+
+def test_each_layer_wins_over_those_below() -> None:
+    found = layered(
+        {"model": "tiny", "lr": 0.1, "algorithm": "rloo", "overrides": {CLIP: 0.2, "trainer.nnodes": 2}},
+        set_={"lr": 0.2, f"+{CLIP}": 0.3, "overrides.trainer.save_freq": 7},
+        server={"lr": 0.3, "seed": 4, "project_name": "house", "overrides": {CLIP: 0.1, "data.shuffle": True}},
+    )
+    job = found.job
+    assert (job.lr, job.seed, job.project, job.advantage) == (0.2, 4, "house", "rloo")
+    assert job.overrides == {f"+{CLIP}": 0.3, "data.shuffle": True, "trainer.nnodes": 2, "trainer.save_freq": 7}
+    assert found.fields == {"model": JOB, "lr": SET, "advantage": JOB, "seed": SERVER, "project": SERVER}
+    assert found.overrides == {CLIP: SET, "data.shuffle": SERVER, "trainer.nnodes": JOB, "trainer.save_freq": SET}
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"lrr": 1}, "unknown key 'lrr' .did you mean 'lr'"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"": 1}, "without a name"),
+    ],
+)
+def test_what_is_wrong_is_named(given_: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        layered({"model": "tiny"}, set_=given_)
+
+
+_VALUES = {"lr": st.floats(1e-6, 1.0), "seed": st.integers(0, 9), "batch_size": st.integers(1, 9)}
+
+
+@given(layers=st.tuples(*(st.fixed_dictionaries({}, optional=_VALUES) for _ in LAYERS)))
+def test_a_value_is_that_of_the_strongest_layer_that_has_it(layers: tuple[dict[str, Any], ...]) -> None:
+    strongest, middle, weakest = layers
+    found = layered({"model": "m", **middle}, set_=strongest, server=weakest)
+    for name in _VALUES:
+        owner = next((layer for layer, values in zip(LAYERS, layers, strict=True) if name in values), None)
+        assert found.fields.get(name) == owner
+        wanted = (
+            dict(zip(LAYERS, layers, strict=True))[owner][name] if owner else TrainJob(model="m").model_dump()[name]
+        )
+        assert getattr(found.job, name) == wanted
