@@ -132,7 +132,7 @@ class Pipeline:
         return released_by(outcome, release)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
-        training, upstream, settings = route.training, route.upstream, route.settings
+        training, upstream, settings = route.training_of(incoming.caller), route.upstream, route.settings
         if training is None:
             assert upstream is not None
             return await _relayed(route, upstream, incoming, "")

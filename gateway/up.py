@@ -1,4 +1,5 @@
-"""``up``: run a swarm server, an engine and a gateway on one machine from one file, and stop them all at the end.
+"""``up``: run a swarm server, an engine and a gateway on one machine from one file, and stop them all at the end; with
+work beside them (``train``), until that is done.
 
 The file has three mappings: ``job`` (``TrainJob``), ``swarm`` (``ServerConfig``) and ``gateway`` (``GatewayConfig``).
 Relative paths start from its folder. A signal sets a flag that every wait checks, so that no half-started child stays.
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,7 @@ _START_DEADLINE = 60.0
 _STOP_ENGINE_DEADLINE = 60.0
 # the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
 _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
+_WORK_GRACE = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class UpPlan:
     """Everything that ``up`` starts, validated; each section is what its server reads from a file.
 
     Attributes:
-        gateway_section: its ``swarm_url`` defaults to the address of the server that ``up`` starts.
+        gateway_section: its ``swarm_url`` defaults to the address of the server that ``up`` starts; ``None``: there is
+            no gateway.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
@@ -60,7 +64,7 @@ class UpPlan:
 
     job: TrainJob
     swarm_section: dict[str, Any]
-    gateway_section: dict[str, Any]
+    gateway_section: dict[str, Any] | None
     run_dir: Path
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
@@ -72,14 +76,47 @@ class UpPlan:
     command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
 
 
+#: Work beside the servers: it gets the swarm server's address and token, and an event that is set when it is to end.
+Work = Callable[[str, str, threading.Event], None]
+
+
+class _Working:
+    """Work in a thread; ``error`` is what it raised."""
+
+    def __init__(self, work: Work, url: str, token: str) -> None:
+        self._stopping = threading.Event()
+        self.error: Exception | None = None
+
+        def run() -> None:
+            try:
+                work(url, token, self._stopping)
+            except Exception as exc:
+                self.error = exc
+
+        self._thread = threading.Thread(target=run, name="work", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def stop(self, hurry: threading.Event) -> None:
+        """Let it end, which takes bounded time."""
+        self._stopping.set()
+        deadline = time.monotonic() + _WORK_GRACE
+        while not self.over and not hurry.is_set() and time.monotonic() < deadline:
+            self._thread.join(0.1)
+
+
 @dataclass
 class _Started:
     children: list[Child] = field(default_factory=list)
     client: SwarmClient | None = None
     engine_asked: bool = False
+    working: _Working | None = None
 
 
-def run_up(plan: UpPlan, on_event: OnEvent) -> None:
+def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
     """Run until Ctrl-C or SIGTERM, or until the job's last step; then stop the gateway, the engine and the server.
 
     :class:`EngineWatch` decides when a dead engine is started again; meanwhile the gateway answers through its
@@ -89,6 +126,8 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
         plan: what to run.
         on_event: called with ``listening``, ``starting``, ``stopping``, ``stopped`` and the events of
             :class:`EngineWatch`, and their values.
+        work: begins in a thread once the engine is ready; its end, and not the job's, ends everything. It is told to
+            end first, and what it raises is raised here.
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.
@@ -108,7 +147,7 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
     started = _Started()
     try:
         _start(plan, started, stopping, on_event)
-        _watch(plan, started, stopping, on_event)
+        _watch(plan, started, stopping, on_event, work)
     finally:
         stopping.set()  # from here on a signal means: hurry
         try:
@@ -116,6 +155,8 @@ def run_up(plan: UpPlan, on_event: OnEvent) -> None:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+    if started.working is not None and started.working.error is not None:
+        raise started.working.error
 
 
 def _check_place(plan: UpPlan) -> None:
@@ -146,21 +187,38 @@ def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     started.client = SwarmClient(
         swarm_url, token=plan.private_token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
     )
-    gateway_section = {"swarm_url": swarm_url, **plan.gateway_section}
-    # for another server, named in the file, the gateway uses the environment's token
-    own = {} if "swarm_url" in plan.gateway_section else {TOKEN_VARIABLE: plan.private_token}
-    # hooks may be modules beside the user's file
-    gateway_env = own | {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
-    gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, logs / "gateway.log", gateway_env)
-    gateway_url = _listening(gateway, started, stopping)
-    if gateway_url is None:
+    if plan.gateway_section is not None and not _start_gateway(
+        plan, plan.gateway_section, swarm_url, started, stopping, on_event
+    ):
         return
-    on_event("listening", {"name": gateway.name, "url": gateway_url, "log": str(gateway.log)})
     started.client.sync_train_config(plan.job)
     started.engine_asked = True
     started.client.start_engine(wait=False)
     engine_log = plan.run_dir / "engine.log"
     on_event("starting", {"name": "engine", "model": plan.job.model, "log": str(engine_log)})
+
+
+def _start_gateway(
+    plan: UpPlan,
+    section: dict[str, Any],
+    swarm_url: str,
+    started: _Started,
+    stopping: threading.Event,
+    on_event: OnEvent,
+) -> bool:
+    """Whether it listens; False if a signal arrives first."""
+    gateway_section = {"swarm_url": swarm_url, **section}
+    # for another server, named in the file, the gateway uses the environment's token
+    own = {} if "swarm_url" in section else {TOKEN_VARIABLE: plan.private_token}
+    # hooks may be modules beside the user's file
+    gateway_env = own | {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
+    log = plan.run_dir / "logs" / "gateway.log"
+    gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, log, gateway_env)
+    gateway_url = _listening(gateway, started, stopping)
+    if gateway_url is None:
+        return False
+    on_event("listening", {"name": gateway.name, "url": gateway_url, "log": str(gateway.log)})
+    return True
 
 
 def _spawn(
@@ -203,13 +261,19 @@ def _check(started: _Started) -> None:
             raise UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", lines, child.log)
 
 
-def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
-    """Report events, and restart an engine that died, until a signal or the end of the job."""
+def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent, work: Work | None) -> None:
+    """Report events, and restart an engine that died, until a signal or the end of the work, else of the job."""
     watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, on_event, restart_pause=plan.restart_pause)
     silent_since: float | None = None
-    while not watch.finished and not stopping.wait(_POLL):
+    while not stopping.wait(_POLL):
+        if work is None and watch.finished:
+            return
+        if started.working is not None and started.working.over:
+            return
         _check(started)
         assert started.client is not None
+        if work is not None and started.working is None and watch.was_ready:
+            started.working = _Working(work, started.client.server_url, plan.private_token)
         try:
             status = started.client.status()
         except UnavailableError:
@@ -242,6 +306,8 @@ def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> N
 
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
     """Stop the gateway first, so that its requests can still end; then the engine; then the server."""
+    if started.working is not None:
+        started.working.stop(hurry)
     server, gateway = (*started.children, None, None)[:2]
     if gateway is not None:
         on_event("stopping", {"name": gateway.name})

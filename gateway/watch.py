@@ -77,6 +77,11 @@ class EngineWatch:
         return self._run_dir / "engine.log"
 
     @property
+    def was_ready(self) -> bool:
+        """Whether the engine has ever rolled."""
+        return self._was_ready
+
+    @property
     def restart_due(self) -> bool:
         """Whether the engine is dead and must be started now."""
         return self._restart_at is not None and self._clock() >= self._restart_at
@@ -105,8 +110,9 @@ class EngineWatch:
             self._restart_at = None
             self._see_trainer(status)
         elif self._last_step >= self._job.total_training_steps:
+            if not self.finished:
+                self._on_event("finished", {"step": self._last_step})
             self.finished = True
-            self._on_event("finished", {"step": self._last_step})
         elif not self._was_ready:
             self.give_up(status)
         else:

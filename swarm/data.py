@@ -1,23 +1,26 @@
-"""Read tasks from JSON Lines, Parquet and Hugging Face datasets, one at a time.
+"""Read tasks from JSON Lines, Parquet, Hugging Face datasets and Python functions, one at a time.
 
 Invariant: every row becomes a task with a non-empty id, or an error that names file and line; equal rows get equal ids,
-on every machine and in every format.
+on every machine and in every format. No source is ever held in memory as a whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
+from swarm.importer import load_attribute
 from swarm.job import describe_validation
 from swarm.types import Task
 
@@ -28,14 +31,21 @@ ID_COLUMNS = ("task_id", "id")
 #: Begins the name of a Hugging Face dataset.
 HUB_PREFIX = "hf:"
 _BATCH_ROWS = 256
+#: ``module:attribute`` of something that gives tasks.
+_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+#: Tasks among which :func:`shuffled` draws.
+SHUFFLE_TASKS = 1000
+
+T = TypeVar("T")
 
 
 def read_tasks(source: str | Path) -> Iterator[Task]:
-    """The tasks in a ``.jsonl`` or ``.parquet`` file, or in a dataset ``hf:NAME[:split]`` of Hugging Face (its first
-    configuration, ``NAME@CONFIG`` for another; the default split is ``train``), lazily.
+    """The tasks in a ``.jsonl`` or ``.parquet`` file, in a dataset ``hf:NAME[:split]`` of Hugging Face (its first
+    configuration, ``NAME@CONFIG`` for another; the default split is ``train``), or of ``module:attribute``, lazily.
 
     The prompt is in one of :data:`QUERY_COLUMNS`, the id in ``task_id`` or ``id`` (default: a hash of the row), and
-    ``env_type`` and ``metadata`` are optional; every other column goes into the task's metadata.
+    ``env_type`` and ``metadata`` are optional; every other column goes into the task's metadata. An attribute is a
+    function without arguments, such as a generator, or an iterable; it gives such rows, or tasks.
 
     Raises:
         ConfigError: the file does not exist, its kind is unknown, `datasets` or pyarrow is not installed, or (while
@@ -43,15 +53,70 @@ def read_tasks(source: str | Path) -> Iterator[Task]:
     """
     if isinstance(source, str) and source.startswith(HUB_PREFIX):
         return _tasks(_hub_rows(source))
+    if isinstance(source, str) and _ATTRIBUTE.fullmatch(source) and not Path(source).exists():
+        return _of_attribute(source)
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     rows = {".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
     if rows is None:
         raise ConfigError(
-            f"{path}: tasks are read from .jsonl or .parquet files or hf:NAME, not {path.suffix or 'this'}"
+            f"{path}: tasks are read from .jsonl or .parquet files, hf:NAME or module:function, not "
+            f"{path.suffix or 'this'}"
         )
     return _tasks(rows(path))
+
+
+def located(source: str, folder: Path) -> str | Path:
+    """``source`` as :func:`read_tasks` takes it; a relative path to a file starts from ``folder``."""
+    return source if source.startswith(HUB_PREFIX) or _ATTRIBUTE.fullmatch(source) else (folder / source).resolve()
+
+
+def shuffled(items: Iterable[T], seed: object, among: int = SHUFFLE_TASKS) -> Iterator[T]:
+    """``items`` in an order that ``seed`` decides: each is drawn from the next ``among`` that are left, so no more are
+    held at a time; a shorter stream is shuffled whole."""
+    draw = random.Random(str(seed))
+    held: list[T] = []
+    for item in items:
+        if len(held) < among:
+            held.append(item)
+            continue
+        place = draw.randrange(among)
+        held[place], item = item, held[place]
+        yield item
+    draw.shuffle(held)
+    yield from held
+
+
+def epochs_of(source: str | Path, seed: int, epochs: int | None = None) -> Iterator[Task]:
+    """The tasks of ``source``, each epoch :func:`shuffled` anew; without end where ``epochs`` is ``None``.
+
+    Raises:
+        ConfigError: like :func:`read_tasks`, or there is no task, or none left after the first epoch.
+    """
+    epoch = 0
+    while epochs is None or epoch < epochs:
+        empty = True
+        for task in shuffled(read_tasks(source), f"{seed}/{epoch}"):
+            empty = False
+            yield task
+        if empty:
+            more = ": it can be read only once; give a function" if epoch else ""
+            raise ConfigError(f"{source} holds no task{more}")
+        epoch += 1
+
+
+def _of_attribute(source: str) -> Iterator[Task]:
+    target = load_attribute(source)
+    given = target() if callable(target) else target
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"{source} gives a {type(given).__name__}: it must be, or return, tasks or rows one by one")
+    return _given(cast("Iterable[Any]", given), source)
+
+
+def _given(rows: Iterable[Any], source: str) -> Iterator[Task]:
+    for number, row in enumerate(rows, 1):
+        yield row if isinstance(row, Task) else task_of(row, f"{source}, row {number}")
 
 
 def _tasks(rows: Iterable[tuple[str, Any]]) -> Iterator[Task]:
@@ -169,7 +234,7 @@ def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
     try:
         load = import_module("datasets").load_dataset
     except ImportError as exc:
-        raise ConfigError(f"{source} needs the package `datasets`: pip install datasets ({exc})") from exc
+        raise ConfigError(f"{source} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})") from exc
     return _streamed(load, name, config or None, split or "train")
 
 

@@ -105,6 +105,9 @@ class TrainJob(Model):
     )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)
+    serve_after_training: bool = Field(
+        default=False, description="serve the last weights on, untrained, until the engine is stopped"
+    )
     save_freq: int = Field(default=-1, description="checkpoint every so many steps; -1: never")
     checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
     resume: bool = False

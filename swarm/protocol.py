@@ -14,12 +14,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from swarm.job import ServingMode, TrainJob
 from swarm.states import EngineState
-from swarm.types import Model, StepResult, WorkflowOutput
+from swarm.types import EvalResult, Model, StepResult, WorkflowOutput
 
 #: Phrases by which AgentJet's client tells why a claim failed; it searches for them in ``fail_cause``.
 SYNCING = "Engine is syncing weights"
 POST_ROLLING = "Engine is in post-rolling phase"
 NO_EPISODES = "No available episodes to claim."
+#: Begins why a claim is refused whose client has its share of the batch.
+THROTTLED = "throttled"
 #: AgentJet's client waits as in the phase that it knows.
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
 TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
@@ -195,8 +197,8 @@ class ClaimEpisodeRequest(WireRequest):
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     unless_batch_waits: bool = Field(
         default=False,
-        description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, or "
-        "the trainer died and is being started again",
+        description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, the "
+        "trainer died and is being started again, or the client has its share",
     )
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
@@ -602,6 +604,7 @@ class ServerStatus(Model):
     journal: JournalStatus | None = None
     log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
     steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
+    evaluations: list[EvalResult] = Field(default=[], description="of this run, by policy version, oldest first")
     code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
     job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")

@@ -11,6 +11,7 @@ server keeps tens of thousands of them.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
+
+from swarm.metrics import TRAIN, MetricSums
 
 TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
@@ -199,6 +202,7 @@ class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     credit: float = 0.0
     timelines: Annotated[list[Timeline], Meta(min_length=1)]
     num_calls: _Count
+    is_success: bool | None = None
     log_metrics: dict[str, float] = {}
     tokens: TokenCounts = TokenCounts()
 
@@ -224,6 +228,40 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
 
     batch_id: str
     groups: Annotated[list[TrainGroup], Meta(min_length=1)]
+
+
+def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
+    """Our metrics of the batch of ``step``, over all its episodes (see :mod:`swarm.metrics`; the deviation is the
+    population's); what merging made of its calls, and by how many weight syncs the sampled tokens are older than the
+    weights that ``step`` began with.
+
+    ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
+    earlier answer, among those that go on from one.
+    """
+    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    sums = MetricSums()
+    for one in trajectories:
+        sums.add(one.reward, one.is_success, one.num_calls, one.sampled_tokens, one.log_metrics)
+    counts = [one.tokens for one in trajectories]
+    kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
+    timelines = [timeline for one in trajectories for timeline in one.timelines]
+    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
+    merging = {
+        "calls": sum(one.calls for one in counts),
+        "timelines": sum(one.timelines for one in counts),
+        "unmerged_tokens": sum(one.unmerged for one in counts),
+        "merged_tokens": sum(one.prompts + one.masked + one.trained for one in counts),
+        "lost_history": lost / (kept + lost) if lost else 0.0,
+        "staleness_mean": ages.mean(),
+        "staleness_max": ages.max(),
+    }
+    return {
+        **sums.means(TRAIN),
+        **{TRAIN + name: float(value) for name, value in merging.items()},
+        f"{TRAIN}reward_std": statistics.pstdev(one.reward for one in trajectories),
+        f"{TRAIN}episodes": float(len(trajectories)),
+        f"{TRAIN}tasks": float(len(batch.groups)),
+    }
 
 
 def join_runs(runs: Sequence[tuple[int, int]]) -> VersionRuns:

@@ -42,3 +42,11 @@ class StepResult(Model):
     batch_id: str
     metrics: dict[str, float]
     seconds: float
+
+
+class EvalResult(Model):
+    """What eval episodes measured of the weights of one policy version, ``step``; names as in :mod:`swarm.metrics`."""
+
+    step: int
+    episodes: int
+    metrics: dict[str, float]

@@ -52,11 +52,12 @@ def resolve_model(name: str, relative_to: Path | None = None) -> str:
     )
 
 
-def decoder(model: str) -> Callable[..., str]:
+def decoder(model: str, *, local: bool = False) -> Callable[..., str]:
     """Return ``decode(ids, special=...)`` of the model's own tokenizer; ``special`` keeps special tokens.
 
     Args:
         model: as in a job, see :func:`resolve_model`.
+        local: only if it is on this machine; nothing is downloaded.
 
     Raises:
         ConfigError: there is no such model, it has no tokenizer, or transformers is not installed.
@@ -69,7 +70,7 @@ def decoder(model: str) -> Callable[..., str]:
             "reading tokens needs transformers: run this where the engine is installed, or pip install transformers"
         ) from exc
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(place)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place, local_files_only=local)
     except (OSError, ValueError, ImportError) as exc:
         # an ImportError names the package that this tokenizer needs
         lines = str(exc).strip().splitlines() or [type(exc).__name__]

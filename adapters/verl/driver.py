@@ -155,6 +155,7 @@ class _Run:
                 str(self._run_dir),
                 code,
                 serving,
+                job.serve_after_training,
             )
             try:
                 self._train(done, link, nodes)

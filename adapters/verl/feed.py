@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import transfer_queue as tq
@@ -24,7 +24,9 @@ from swarm.job import ServingMode
 from swarm.link.batches import BatchRequests
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BatchReady, Resume, Stop, WeightsSynced
-from swarm.tokens import TrainBatch
+from swarm.metrics import EVAL
+from swarm.tokens import TrainBatch, batch_metrics
+from swarm.types import EvalResult
 
 PARTITION = "train"
 #: seconds within which the server says that vLLM may go on with new weights
@@ -56,12 +58,16 @@ class BatchFeed:
         self._uids: list[str] = []
         self._stopped = False
         self._step = 0
+        self._log: Callable[[Mapping[str, float], int], None] = lambda metrics, step: None
+        #: our metrics of the batch that was collected last
+        self.metrics: dict[str, float] = {}
         #: of the batch at hand: what the advantage of a row is beside that of its reward in the group, by verl's key
         self.credits: dict[str, float] = {}
 
-    def attach(self, replicas: Replicas) -> None:
-        """Tell the feed where vLLM serves, once it does."""
+    def attach(self, replicas: Replicas, log: Callable[[Mapping[str, float], int], None]) -> None:
+        """Tell the feed where vLLM serves, once it does, and where the metrics of a step's weights are logged."""
         self._replicas = replicas
+        self._log = log
 
     def generate_sequences(self, prompts: Any) -> None:
         """Announce a new step; returns at once. ``prompts`` is verl's TensorDict of B place-holders with their uids."""
@@ -80,6 +86,7 @@ class BatchFeed:
             ValueError: a trajectory of the batch holds no sampled token.
         """
         batch = self._wait()
+        self.metrics = batch_metrics(batch, self._step)
         # verl announced batch_size prompts; how many groups there are is for the collection method to say
         spare = self._uids[len(batch.groups) :]
         if spare:
@@ -97,6 +104,18 @@ class BatchFeed:
             tag = {"is_prompt": True, "status": "finished", "global_steps": self._step}
             tq.kv_put(key=rows.uid, partition_id=PARTITION, tag=tag)
         return len(batch.groups)
+
+    def serve_on(self, step: int) -> None:
+        """Announce ``step``, which nobody trains any more, and wait for the end.
+
+        Raises:
+            StopRequested: always, once the server says Stop.
+            EngineError: the server is gone, or vLLM is.
+        """
+        assert self._replicas is not None
+        self._requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), step)
+        while True:
+            self._wait()
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the server that the step is done."""
@@ -117,7 +136,8 @@ class BatchFeed:
             match self._link.receive(timeout=min(left, 1.0)):
                 case Resume():
                     return
-                case Stop():
+                case Stop(evaluations=evaluations):
+                    self._log_all(evaluations)
                     self._stopped = True
                     return
                 case _:
@@ -133,14 +153,20 @@ class BatchFeed:
                     raise StopRequested
                 match self._link.receive(timeout=1.0):
                     case BatchReady() as message if batch := self._requests.take(message):
+                        self._log_all(message.evaluations)
                         return batch
-                    case Stop():
+                    case Stop(evaluations=evaluations):
+                        self._log_all(evaluations)
                         raise StopRequested
                     case _:
                         pass
                 if watch.death:
                     raise VllmDiedError(f"vLLM died: {watch.death}")
         raise EngineError("the swarm server is gone")
+
+    def _log_all(self, evaluations: Sequence[EvalResult]) -> None:
+        for one in evaluations:
+            self._log({**one.metrics, f"{EVAL}episodes": float(one.episodes)}, one.step)
 
 
 class SwarmReplayBuffer(ReplayBuffer):

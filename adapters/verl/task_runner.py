@@ -31,6 +31,7 @@ class TaskRunner:
         run_dir: str,
         code: dict[str, ImportedCode],
         serving: ServingMode,
+        serves_on: bool,
     ) -> None:
         """Train until ``total_training_steps``, a Stop of the server, or an error.
 
@@ -43,6 +44,7 @@ class TaskRunner:
             code: what the driver imports of the synced code, see :class:`~swarm.link.messages.CodeImported`; empty
                 without synced code.
             serving: when episodes run.
+            serves_on: whether vLLM goes on after the last step, until a Stop.
         """
         folder = Path(run_dir)
         with deadline.deadline(deadline.BOOT, "loading verl", folder):
@@ -82,7 +84,7 @@ class TaskRunner:
         try:
             feed = BatchFeed(self._link, model_name, serving, config.actor_rollout_ref.rollout)
             with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder), _announce_vllm(self._link):
-                trainer = SwarmTrainer(config, self._link, feed, folder)
+                trainer = SwarmTrainer(config, self._link, feed, folder, serves_on)
                 trainer.init()
             trainer.fit(feed)
             succeeded = True

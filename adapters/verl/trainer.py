@@ -38,9 +38,11 @@ class SwarmTrainer(PPOTrainerSync):
         link: the ``rollout`` end of the engine link.
         feed: the source of batches.
         run_dir: folder of this run.
+        serves_on: whether vLLM goes on after the last step.
     """
 
-    def __init__(self, config: Any, link: EngineEnd, feed: BatchFeed, run_dir: Path) -> None:
+    def __init__(self, config: Any, link: EngineEnd, feed: BatchFeed, run_dir: Path, serves_on: bool) -> None:
+        self._serves_on = serves_on
         self._link = link
         self._feed = feed
         self._run_dir = run_dir
@@ -88,7 +90,7 @@ class SwarmTrainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         self._replicas = Replicas(self.llm_server_manager)
-        self._feed.attach(self._replicas)
+        self._feed.attach(self._replicas, lambda metrics, step: self.logger.log(data=dict(metrics), step=step))
         self.stage("first weight sync", "trainer to vLLM")
         taken_over = any(getattr(replica, "taken_over", False) for replica in self.llm_server_manager.get_replicas())
         paused = self._requests_held({}) if taken_over else nullcontext()
@@ -98,6 +100,8 @@ class SwarmTrainer(PPOTrainerSync):
     def fit(self, agent_loop_manager: Any) -> None:
         with self._computing:
             super().fit(agent_loop_manager)
+        if self._serves_on:
+            self._feed.serve_on(self.global_steps)
 
     def on_sample_end(self) -> None:
         self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
@@ -178,6 +182,8 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        # for verl's loggers
+        metrics |= self._feed.metrics
         metrics |= self._replicas.take_histories()
         self._feed.report(self.global_steps, plain_metrics(metrics))
 

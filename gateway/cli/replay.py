@@ -10,7 +10,12 @@ import typer
 
 
 def replay(
-    data: Annotated[Path, typer.Option("--data", "-d", help="jsonl or parquet file with the prompts")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", "-d", help="prompts, streamed: a jsonl or parquet file, hf:NAME[:split], module:function"
+        ),
+    ],
     base_url: Annotated[
         str, typer.Option(envvar="OPENAI_BASE_URL", help="OpenAI-compatible address to send to, ends with /v1")
     ] = "http://127.0.0.1:8000/v1",

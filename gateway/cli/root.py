@@ -10,12 +10,14 @@ import typer
 from gateway.cli.code import app as code_app
 from gateway.cli.config import app as config_app
 from gateway.cli.credentials import keys
+from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
 from gateway.cli.models import app as models_app
 from gateway.cli.monitor import monitor
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
+from gateway.cli.train import train
 from gateway.cli.up import up
 
 # rich is slow to import, so help is plain text; a traceback is for defects only and stays Python's own
@@ -28,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(up)
+app.command()(train)
 app.command()(serve)
 app.command()(replay)
 app.command()(monitor)
@@ -37,6 +40,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
+app.add_typer(groups_app, name="groups")
 
 
 @app.command()

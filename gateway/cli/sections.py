@@ -1,4 +1,4 @@
-"""Builds the server's configuration, a job with the path of its model, and the plan of ``up``.
+"""Builds the server's configuration, a job with the path of its model, and the plans of ``up`` and ``train``.
 
 Invariant: a relative path in a file is relative to that file.
 """
@@ -6,6 +6,7 @@ Invariant: a relative path in a file is relative to that file.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from gateway.cli.output import import_from, read_mapping
 from gateway.config.load import read_config
+from gateway.train import TrainFile, TrainPlan, train_plan
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, UpPlan
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
@@ -71,27 +73,50 @@ def read_plan(path: Path) -> UpPlan:
     if unknown or "job" not in data or "gateway" not in data:
         wrong = f"unknown section {unknown[0]!r}" if unknown else "a section is missing"
         raise ConfigError(f"{path}: {wrong}; it has job (model, ...), gateway (hooks, ...) and, if needed, swarm")
-    sections: dict[str, dict[str, Any]] = {}
-    for name in ("job", "swarm", "gateway"):
-        section = data.get(name) or {}
-        if not isinstance(section, dict):
-            raise ConfigError(f"{path}: {name} must be a mapping, got {type(section).__name__}")
-        sections[name] = cast("dict[str, Any]", section)
-    folder = path.parent.resolve()
-    import_from(folder)
-    job = resolve_job(parse_job(yaml.safe_dump(sections["job"]), where=f"{path}, job"), folder)
-    server = parse_server(sections["swarm"], f"{path}, swarm", folder)
-    run_dir = (folder / server.run_dir).resolve()
-    gateway = dict(sections["gateway"])
-    parsed = read_config(gateway, where=f"{path}, gateway", folder=folder)
+    plan = _server_plan(path, data)
+    gateway = _section(path, data, "gateway")
+    parsed = read_config(gateway, where=f"{path}, gateway", folder=path.parent.resolve())
     gateway["hooks"] = parsed.hooks
     load_attribute("reward_hooks.loader:load_hooks")(parsed.hooks)
+    return replace(plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)))
+
+
+def read_train(path: Path) -> TrainPlan:
+    """What ``train`` runs, from its file, with the workflow loaded and the first tasks read before anything starts.
+
+    Raises:
+        ConfigError: a misspelt key, a model that is not there, a workflow that does not load, tasks that cannot be
+            read.
+    """
+    data = read_mapping(path, "config")
+    try:
+        file = TrainFile.model_validate(data)
+    except ValidationError as exc:
+        raise describe_validation(exc, str(path), TrainFile) from exc
+    return train_plan(file, _server_plan(path, data), path.parent.resolve())
+
+
+def _section(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: {name} must be a mapping, got {type(section).__name__}")
+    return dict(cast("dict[str, Any]", section))
+
+
+def _server_plan(path: Path, data: dict[str, Any]) -> UpPlan:
+    """The swarm server and the engine of the sections ``job`` and ``swarm``, without a gateway."""
+    folder = path.parent.resolve()
+    import_from(folder)
+    job = resolve_job(parse_job(yaml.safe_dump(_section(path, data, "job")), where=f"{path}, job"), folder)
+    section = _section(path, data, "swarm")
+    server = parse_server(section, f"{path}, swarm", folder)
+    run_dir = (folder / server.run_dir).resolve()
     return UpPlan(
         job=job,
-        swarm_section={**sections["swarm"], "run_dir": str(run_dir)},
-        gateway_section=gateway,
+        swarm_section={**section, "run_dir": str(run_dir)},
+        gateway_section=None,
         run_dir=run_dir,
-        addresses=((server.host, server.port), (parsed.host, parsed.port)),
+        addresses=((server.host, server.port),),
         module_folder=folder,
         token=server.token,
         # the server gives up first and knows why

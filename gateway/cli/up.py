@@ -17,7 +17,7 @@ from gateway.cli.serve import LogFormat
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
 _INDENT = "\n           "
-#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``gateway`` and ``origin``.
+#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results`` and ``origin``.
 _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
@@ -25,7 +25,8 @@ _LINES = {
     "continued": "engine: continues the run of this folder after step {step}",
     "warning": "WARNING: {message}",
     "boot": "engine: {doing}",
-    "ready": "ready after {seconds:.0f} s: point your app at {gateway}/v1 (model {model}); Ctrl-C stops everything",
+    "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
+    "evaluation": "evaluation of step {step}: {results}",
     "restarting": "engine: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of}); the gateway stays",
     "trainer_restarting": "engine: the trainer DIED: {reason}" + _INDENT + "another one starts ({attempt} of {of}); "
@@ -38,7 +39,12 @@ _LINES = {
     "failed": "FAILED: {message}{tail}" + _INDENT + "full log: {log}",
 }
 #: Event -> the text of the spinner from then on.
-_DOING = {"boot": "booting: {doing}", "state": "{state} {detail}", "stopping": "stopping the {name}"}
+_DOING = {
+    "boot": "booting: {doing}",
+    "state": "{state} {detail}",
+    "progress": "{words}",
+    "stopping": "stopping the {name}",
+}
 
 
 def up(
@@ -76,12 +82,15 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
     def on_event(kind: str, values: dict[str, Any]) -> None:
         nonlocal gateway
         at = time.monotonic() - began
+        if as_json and kind == "progress":
+            return
         if as_json:
             print_json({"event": kind, "at": round(at, 1), **values})
             return
         if kind == "listening" and values["name"] == "gateway":
             gateway = values["url"]
-        known = values | _words(kind, values) | {"gateway": gateway}
+        known = values | _words(kind, values)
+        known["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
         line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(known)
         if line:
             # markup off: a log line with [brackets] is text
@@ -103,8 +112,17 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     return {
         "doing": values.get("detail") or values.get("stage", ""),
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
+        "results": _results(values) if kind == "evaluation" else "",
         "origin": f"the checkpoint of step {step}" if step else without,
     }
+
+
+def _results(values: dict[str, Any]) -> str:
+    if values["mean_reward"] is None:
+        return f"all {values['failed']} episodes failed"
+    success = "" if values["success_rate"] is None else f", success {values['success_rate']:.0%}"
+    failed = f", {values['failed']} failed" if values["failed"] else ""
+    return f"reward {values['mean_reward']:.3f}{success} ({values['finished']} episodes{failed})"
 
 
 def _step(values: dict[str, Any]) -> str:

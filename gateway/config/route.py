@@ -5,15 +5,31 @@ Invariant: every wait that a request can meet has its bound here; times are seco
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, cast
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from gateway.config.pass_through import AGENTS, SHIPPED, PassRule
 from swarm.types import Model
 
 Policy = Literal["best", "first"]
 Baseline = Literal["std", "mean", "none"]
+
+_Ratio: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+
+
+def _rising(steps: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    if any(later <= earlier for (earlier, _), (later, _) in pairwise(steps)):
+        raise ValueError("a schedule is a list of [step, share] with rising steps")
+    return steps
+
+
+#: A part of each batch, or parts from training steps on: ``[[0, 0.8], [100, 0.4]]``.
+Share: TypeAlias = (
+    _Ratio
+    | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], _Ratio], ...], Field(min_length=1), AfterValidator(_rising)]
+)
 
 
 class UpstreamConfig(Model):
@@ -53,6 +69,16 @@ class RouteSettings(Model):
         default_factory=lambda: list(SHIPPED),
         description="requests that one of these rules fits are answered once and not trained; 'agents' stands for "
         "those that are shipped, for titles and the like of coding agents",
+    )
+
+    share: Share | None = Field(
+        default=None,
+        description="part of each batch that this route may fill while others train too, or a schedule "
+        "[[step, share], ...]; requests beyond it are answered at once and untrained. Routes of one name are one app, "
+        "over all gateways",
+    )
+    key_shares: dict[str, Share] = Field(
+        default={}, description="the same for single keys of the route, by their label: each is an app of its own"
     )
 
     policy: Policy = Field(

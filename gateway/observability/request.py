@@ -313,9 +313,10 @@ def trace_id() -> str:
 
 
 def metadata() -> dict[str, str]:
-    """The origin of an episode, for its output: ``request_id``, and ``traceparent`` if there is a trace."""
+    """The origin of an episode, for its output: ``request_id``, ``route``, and ``traceparent`` if there is a trace."""
     record = _current.get()
     if record is None:
         return {}
     trace = trace_headers().get("traceparent")
-    return {"request_id": record.request_id} | ({"traceparent": trace} if trace else {})
+    origin = {"request_id": record.request_id, "route": record.route}
+    return origin | ({"traceparent": trace} if trace else {})

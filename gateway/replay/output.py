@@ -1,10 +1,12 @@
-"""Output of a replay: progress on stderr (a bar on a terminal, a line per training step on a pipe), and its report."""
+"""Output of a replay: progress on stderr (a bar on a terminal, a line per training step on a pipe); and the reports of
+replays and trainings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 
 from rich.bar import Bar
@@ -14,7 +16,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from gateway.replay.plot import draw
-from gateway.replay.report import PLOT_FILE, REPORT_FILE, Report
+from gateway.replay.report import PLOT_FILE, REPORT_FILE, Curves, Report, TrainingReport
 from gateway.replay.run import Progress
 from swarm.errors import ConfigError
 
@@ -60,8 +62,8 @@ def describe(progress: Progress, seconds: float) -> str:
     return "  ".join(filter(None, parts))
 
 
-def print_report(report: Report, others: Sequence[Report] = (), console: Console | None = None) -> None:
-    """Print the steps as a table (every k-th of many), then the requests, the latency and the failures.
+def print_report(report: Curves, others: Sequence[Curves] = (), console: Console | None = None) -> None:
+    """Print the steps as a table (every k-th of many), then the evaluations, and what became of the run.
 
     Args:
         report: of the run.
@@ -71,21 +73,27 @@ def print_report(report: Report, others: Sequence[Report] = (), console: Console
     console = console or Console(highlight=False)
     if report.steps:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in ("step", "reward", "", "tokens/answer", "s/step", *(other.label for other in others)):
+        titles = ("step", "reward", "", "success", "tokens/answer", "s/step", "evaluation")
+        shows = [True] * 3 + [any(p.success_rate is not None for p in report.steps)] + [True] * 2
+        shows.append(bool(report.evaluations))
+        for column in (*compress(titles, shows), *(other.label for other in others)):
             table.add_column(column, justify="left" if column == "" else "right")
+        evaluations = {point.step: point.reward_mean for point in report.evaluations}
         beside = [{point.step: point.reward_mean for point in other.steps} for other in others]
         stride = max(1, -(-len(report.steps) // _MAX_ROWS))
         shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
         low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
         for point in shown:
-            table.add_row(
+            cells = (
                 str(point.step),
                 f"{point.reward_mean:.3f}",
                 Bar(high - low, 0, point.reward_mean - low, width=24),
+                _number(point.success_rate, ".0%"),
                 _number(point.response_tokens, ".0f"),
                 _number(point.seconds, ".1f"),
-                *(_number(rewards.get(point.step), ".3f") for rewards in beside),
+                _number(evaluations.get(point.step), ".3f"),
             )
+            table.add_row(*compress(cells, shows), *(_number(rewards.get(point.step), ".3f") for rewards in beside))
         console.print(table)
     for line in summary(report):
         console.print(line, markup=False)
@@ -95,15 +103,28 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def summary(report: Report) -> list[str]:
-    """Requests, latency, failures and the change of the reward, a line each."""
-    lines = [
-        f"{report.requests} requests in {report.seconds:.0f} s: {report.answered} answered, {report.failed} failed, "
-        f"{report.cancelled} cancelled ({report.stopped_because})"
-    ]
-    if report.latency:
-        lines.append(f"latency: p50 {report.latency.p50:.2f} s, p95 {report.latency.p95:.2f} s")
-    lines += [f"  {one.count} x {kind}: {one.example}" for kind, one in report.failures.items()]
+def summary(report: Curves) -> list[str]:
+    """What became of the requests or episodes, and the change of the reward, a line each."""
+    lines: list[str] = []
+    if isinstance(report, Report):
+        lines.append(
+            f"{report.requests} requests in {report.seconds:.0f} s: {report.answered} answered, "
+            f"{report.failed} failed, {report.cancelled} cancelled ({report.stopped_because})"
+        )
+        if report.latency:
+            lines.append(f"latency: p50 {report.latency.p50:.2f} s, p95 {report.latency.p95:.2f} s")
+        lines += [f"  {one.count} x {kind}: {one.example}" for kind, one in report.failures.items()]
+    if isinstance(report, TrainingReport):
+        episodes = f"{report.finished} episodes, {report.failed} failed"
+        control = "; control: rewards shuffled" if report.control == "shuffle" else ""
+        lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because}){control}")
+    if report.evaluations:
+        begin, end = report.evaluations[0], report.evaluations[-1]
+        rate = "" if end.success_rate is None else f", success {begin.success_rate or 0:.0%} -> {end.success_rate:.0%}"
+        lines.append(
+            f"evaluation: step {begin.step} {begin.reward_mean:.3f} ({begin.episodes} episodes), "
+            f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"
+        )
     first, last = report.mean_of_first(), report.mean_of_last()
     if first is not None and last is not None and len(report.steps) > 1:
         edge = f"first {report.edge} of {len(report.steps)} steps"
@@ -111,7 +132,7 @@ def summary(report: Report) -> list[str]:
     return lines
 
 
-def write_report(report: Report, folder: Path, others: Sequence[Report] = ()) -> None:
+def write_report(report: Curves, folder: Path, others: Sequence[Curves] = ()) -> None:
     """Write ``report.json`` and, if there are steps, ``report.png`` to ``folder``, with ``others`` for comparison.
 
     Raises:

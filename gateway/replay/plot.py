@@ -1,14 +1,15 @@
-"""The picture of one or more replays: reward by training step, and below it the tokens of an answer."""
+"""The picture of one or more runs: reward by training step with its evaluations, and below it what else was measured:
+successes, tokens of an answer, calls, and what workflows log."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gateway.replay.report import Report
+from gateway.replay.report import Curves, StepPoint
 from swarm.errors import ConfigError
 
 #: Colours that the colour-blind can tell apart; the first is the run's, the others are for comparison.
@@ -63,28 +64,52 @@ def picture(path: Path, size: tuple[float, float]) -> Generator[Any]:
         figure.savefig(path, dpi=150)
 
 
-def draw(reports: Sequence[Report], path: Path) -> None:
+#: Panels below the reward: of calls only where an episode makes several, of what is logged the first ones.
+_LOGGED_PANELS = 4
+
+
+def draw(reports: Sequence[Curves], path: Path) -> None:
     """Write the PNG for ``reports``: first the run, then the reports that it is compared with."""
-    with_tokens = any(point.response_tokens is not None for report in reports for point in report.steps)
-    with picture(path, (9, 6.4 if with_tokens else 4.4)) as figure:
-        if with_tokens:
-            top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.6])
-            bottom.set_ylabel("tokens per answer")
-        else:
-            top = bottom = figure.subplots()
-        for report, colour in zip(reports, COLOURS, strict=False):
-            line(top, report.label, [(point.step, point.reward_mean) for point in report.steps], colour)
-            if with_tokens:
-                tokens = [(p.step, p.response_tokens) for p in report.steps if p.response_tokens is not None]
-                line(bottom, report.label, tokens, colour)
-                bottom.set_ylim(bottom=0)
+    below = _panels(reports)
+    with picture(path, (9, 4.4 + 1.6 * len(below))) as figure:
+        axes = figure.subplots(1 + len(below), 1, sharex=True, squeeze=False, height_ratios=[3, *[1.6] * len(below)])
+        panels: list[tuple[str, Callable[[StepPoint], float | None]]] = [("mean reward", lambda one: one.reward_mean)]
+        for (title, value), [axis] in zip([*panels, *below], axes, strict=True):
+            axis.set_ylabel(title)
+            for report, colour in zip(reports, COLOURS, strict=False):
+                line(axis, report.label, _points(report.steps, value), colour)
+                evaluated(axis, f"{report.label}, evaluation", _points(report.evaluations, value), colour)
+        top = axes[0][0]
         first, last = reports[0].mean_of_first(), reports[0].mean_of_last()
         change = "" if first is None or last is None else f":  {first:.2f} → {last:.2f}"
         top.set_title(f"Mean reward by training step{change}")
-        top.set_ylabel("mean reward")
-        if len(reports) > 1:
+        if len(reports) > 1 or any(report.evaluations for report in reports):
             top.legend()
-        bottom.set_xlabel("training step")
+        axes[-1][0].set_xlabel("training step")
+
+
+def _panels(reports: Sequence[Curves]) -> list[tuple[str, Callable[[StepPoint], float | None]]]:
+    points = [point for report in reports for point in (*report.steps, *report.evaluations)]
+    panels: list[tuple[str, Callable[[StepPoint], float | None]]] = []
+    if any(point.success_rate is not None for point in points):
+        panels.append(("success rate", lambda one: one.success_rate))
+    if any(point.response_tokens is not None for point in points):
+        panels.append(("tokens per answer", lambda one: one.response_tokens))
+    if any((point.calls or 0) > 1 for point in points):
+        panels.append(("calls", lambda one: one.calls))
+    names = list(dict.fromkeys(name for point in points for name in point.logged))[:_LOGGED_PANELS]
+    return panels + [(name, lambda one, name=name: one.logged.get(name)) for name in names]
+
+
+def _points(points: Sequence[StepPoint], value: Callable[[StepPoint], float | None]) -> list[tuple[int, float]]:
+    return [(point.step, known) for point in points if (known := value(point)) is not None]
+
+
+def evaluated(axes: Any, label: str, points: Sequence[tuple[int, float]], colour: str) -> None:
+    """Draw evaluations: each is exact, so they are joined and not smoothed."""
+    if points:
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        axes.plot(steps, values, "o--", color=colour, markersize=5, linewidth=1.4, label=label)
 
 
 def line(axes: Any, label: str, points: Sequence[tuple[int, float]], colour: str) -> None:

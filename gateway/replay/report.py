@@ -1,4 +1,4 @@
-"""The report of a replay: requests, failures by kind, latency, and the reward by training step.
+"""The reports of a replay (requests, failures by kind, latency) and of a training, both with their training steps.
 
 Invariant: a value that was not measured is absent, never zero.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.replay.senders import Outcome
 from swarm.errors import ConfigError
-from swarm.types import Model, StepResult
+from swarm.metrics import EVAL, LOGGED, TRAIN
+from swarm.types import EvalResult, Model, StepResult
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "report.png"
@@ -22,13 +23,17 @@ _EDGE = 3
 
 
 class StepPoint(Model):
-    """One training step: rewards over all its episodes, sampled tokens per episode, seconds of the step."""
+    """One training step or evaluation: means over its episodes, ``seconds`` of the step, and ``logged`` by name."""
 
     step: int
     reward_mean: float
     reward_std: float | None = None
+    success_rate: float | None = None
     response_tokens: float | None = None
+    calls: float | None = None
+    episodes: int | None = None
     seconds: float | None = None
+    logged: dict[str, float] = {}
 
 
 class Failure(Model):
@@ -46,28 +51,17 @@ class Latency(Model):
     p95: float
 
 
-class Report(Model):
-    """One replay. ``steps`` come from the swarm server, or else from the headers of the answers."""
+class Curves(Model):
+    """What a replay and a training have in common: training steps, and evaluations by policy version."""
 
     label: str
     data: str
-    target: str
     model: str
-    seed: int
-    concurrency: int
     seconds: float
     interrupted: bool = False
     stopped_because: str = ""
-    requests: int
-    answered: int
-    cancelled: int
-    failures: dict[str, Failure]
-    latency: Latency | None
     steps: list[StepPoint]
-
-    @property
-    def failed(self) -> int:
-        return sum(failure.count for failure in self.failures.values())
+    evaluations: list[StepPoint] = []
 
     @property
     def edge(self) -> int:
@@ -81,6 +75,35 @@ class Report(Model):
     def mean_of_last(self) -> float | None:
         """Mean reward of the last :attr:`edge` steps; None without any step."""
         return _mean(self.steps[-self.edge :])
+
+
+class Report(Curves):
+    """One replay. ``steps`` come from the swarm server, or else from the headers of the answers."""
+
+    target: str
+    seed: int
+    concurrency: int
+    requests: int
+    answered: int
+    cancelled: int
+    failures: dict[str, Failure]
+    latency: Latency | None
+
+    @property
+    def failed(self) -> int:
+        return sum(failure.count for failure in self.failures.values())
+
+
+class TrainingReport(Curves):
+    """One training on tasks; ``finished`` and ``failed`` are its train episodes."""
+
+    workflow: str
+    control: str
+    finished: int
+    failed: int
+
+
+_ANY: TypeAdapter[Report | TrainingReport] = TypeAdapter(Report | TrainingReport)
 
 
 def _mean(points: Sequence[StepPoint]) -> float | None:
@@ -114,16 +137,30 @@ def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
 def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
     """The steps that carry a reward, as the swarm server reports them."""
     return [
-        StepPoint(
-            step=step.step,
-            reward_mean=step.metrics["swarm/reward_mean"],
-            reward_std=step.metrics.get("swarm/reward_std"),
-            response_tokens=step.metrics.get("swarm/response_tokens_mean"),
-            seconds=step.seconds,
-        )
+        _point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds})
         for step in steps
-        if "swarm/reward_mean" in step.metrics
+        if f"{TRAIN}reward_mean" in step.metrics
     ]
+
+
+def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
+    """The evaluations, as the swarm server reports them."""
+    return [_point(one.step, {**one.metrics, f"{EVAL}episodes": one.episodes}, EVAL) for one in evaluations]
+
+
+def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
+    episodes = metrics.get(f"{prefix}episodes")
+    logged = prefix + LOGGED
+    return StepPoint(
+        step=step,
+        reward_mean=metrics[f"{prefix}reward_mean"],
+        reward_std=metrics.get(f"{prefix}reward_std"),
+        success_rate=metrics.get(f"{prefix}success_rate"),
+        response_tokens=metrics.get(f"{prefix}response_tokens_mean"),
+        calls=metrics.get(f"{prefix}calls_mean"),
+        episodes=None if episodes is None else int(episodes),
+        logged={name.removeprefix(logged): value for name, value in metrics.items() if name.startswith(logged)},
+    )
 
 
 def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
@@ -135,7 +172,7 @@ def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
     return [StepPoint(step=step, reward_mean=statistics.fmean(values)) for step, values in sorted(by_step.items())]
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> Report | TrainingReport:
     """A report from its file, or from the folder that holds it.
 
     Raises:
@@ -143,8 +180,10 @@ def read_report(path: Path) -> Report:
     """
     file = path / REPORT_FILE if path.is_dir() else path
     try:
-        return Report.model_validate_json(file.read_bytes())
+        return _ANY.validate_json(file.read_bytes())
     except OSError as exc:
         raise ConfigError(f"cannot read the report {file}: {exc.strerror or exc}") from exc
     except ValidationError as exc:
-        raise ConfigError(f"{file} is not a report of `swarm-gateway replay`: {exc.errors()[0]['msg']}") from exc
+        raise ConfigError(
+            f"{file} is not a report of `swarm-gateway replay` or `train`: {exc.errors()[0]['msg']}"
+        ) from exc

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from gateway.replay.report import Report, failures_of, latency_of, points_of_answers, points_of_steps
 from gateway.replay.senders import Outcome, Prompt, Sender
 from swarm.client import AsyncSwarmClient
-from swarm.data import read_tasks
+from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import describe_validation
 from swarm.protocol import ServerStatus
@@ -36,7 +35,7 @@ class ReplayConfig(Model):
     ``epochs`` None sends the prompts again and again until ``until_step`` or ``max_requests``.
     """
 
-    data: Path
+    data: str | Path = Field(description="as for swarm.data.read_tasks")
     target: str = Field(description="what people read in the report: the base_url or the command")
     model: str = ""
     label: str = "run"
@@ -121,22 +120,28 @@ async def replay(
         ConfigError: the data cannot be read.
         SwarmGatewayError: the swarm server does not answer at the start.
     """
-    prompts = read_prompts(config.data)
-    known = len(prompts) * config.epochs if config.epochs else config.max_requests
-    progress = Progress(min(known, config.max_requests or known) if known else None)
-    run = _Run(config, sender, swarm, progress, on_progress)
+    prompts = itertools.islice(read_prompts(config.data, config.seed, config.epochs), config.max_requests)
+    # the first one shows whether the data can be read
+    first = await asyncio.to_thread(next, prompts, None)
+    progress = Progress(config.max_requests)
+    run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
+    unreadable: ConfigError | None = None
     began = time.monotonic()
     because, interrupted = "all prompts sent", False
     try:
         async with asyncio.timeout(config.time_limit):
             await run.look()
-            await run.all(itertools.islice(ordered(prompts, config.seed, config.epochs), config.max_requests))
+            await run.all()
     except* TimeoutError:
         because = f"the time limit of {config.time_limit:.0f} s was reached"
     except* _Ended as endings:
         because = str(endings.exceptions[0])
+    except* ConfigError as errors:
+        unreadable = _first(errors)
     except* asyncio.CancelledError:
         because, interrupted = "interrupted", True
+    if unreadable is not None:
+        raise unreadable
     with contextlib.suppress(SwarmGatewayError, TimeoutError):
         async with asyncio.timeout(5.0):
             await run.look()
@@ -144,7 +149,7 @@ async def replay(
     steps = [progress.steps[step] for step in sorted(progress.steps)]
     return Report(
         label=config.label,
-        data=config.data.name,
+        data=Path(config.data).name,
         target=config.target,
         model=config.model,
         seed=config.seed,
@@ -170,22 +175,29 @@ class _Run:
     swarm: AsyncSwarmClient | None
     progress: Progress
     on_progress: Callable[[Progress], None]
+    prompts: Iterator[Prompt]
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def all(self, prompts: Iterator[Prompt]) -> None:
+    async def all(self) -> None:
         """Send all prompts.
 
         Raises:
-            ExceptionGroup: of one ``_Ended``: something else ended the replay.
+            ExceptionGroup: of one ``_Ended``, where something else ended the replay, or of one ``ConfigError``.
         """
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self.watch())
-            await asyncio.wait([group.create_task(self.work(prompts)) for _ in range(self.config.concurrency)])
+            await asyncio.wait([group.create_task(self.work()) for _ in range(self.config.concurrency)])
             watcher.cancel()
 
-    async def work(self, prompts: Iterator[Prompt]) -> None:
+    async def take(self) -> Prompt | None:
+        """The next prompt; in a thread, for it may come over a network."""
+        async with self._reading:
+            return await asyncio.to_thread(next, self.prompts, None)
+
+    async def work(self) -> None:
         """Send one prompt after the other."""
         progress, most = self.progress, self.config.max_failures_in_a_row
-        for prompt in prompts:
+        while (prompt := await self.take()) is not None:
             progress.begun += 1
             try:
                 outcome = await self.sender.send(prompt)
@@ -217,26 +229,22 @@ class _Run:
             self.progress.see(await self.swarm.status())
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Every row of a ``.jsonl`` or ``.parquet`` file as a prompt.
+def read_prompts(source: str | Path, seed: int = 0, epochs: int | None = 1) -> Iterator[Prompt]:
+    """Every task of ``source`` as a prompt, once per epoch, each epoch in an order of its own (see
+    :func:`swarm.data.epochs_of`); without end where ``epochs`` is ``None``.
 
     Raises:
-        ConfigError: no such file, a row without a prompt, or no row at all.
+        ConfigError: while reading: no such source, a row without a prompt, or no row at all.
     """
-    prompts = [
-        Prompt(text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}])
-        for task in read_tasks(path)
-    ]
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompt")
-    return prompts
+    for task in epochs_of(source, seed, epochs):
+        yield Prompt(
+            text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}]
+        )
 
 
-def ordered(prompts: Sequence[Prompt], seed: int, epochs: int | None) -> Iterator[Prompt]:
-    """Every prompt once per epoch, each epoch in an order of its own; without end where ``epochs`` is None."""
-    epoch = 0
-    while epochs is None or epoch < epochs:
-        order = list(prompts)
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        yield from order
-        epoch += 1
+def _first(errors: BaseExceptionGroup[ConfigError]) -> ConfigError:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, ConfigError)
+    return found

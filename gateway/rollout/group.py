@@ -91,6 +91,7 @@ class GroupRun:
         self._settling: asyncio.Task[DropReason | None] | None = None
         self._cancelled: DropReason | None = None
         self._settled = False
+        self._delivered: frozenset[int] = frozenset()
         if session is not None:
             session.ledger.under_way += 1
 
@@ -183,6 +184,7 @@ class GroupRun:
             score: the hook's; ``None``: it gave none.
             delivered: the places of the delivered answers, best first.
         """
+        self._delivered = frozenset(delivered)
         self._settling = self.swarm.background.start(
             self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
         )
@@ -289,7 +291,12 @@ class GroupRun:
         self._give_back(self._open.difference(places), DropReason.SAMPLE)
         self._open.clear()
         self._settled = True
-        by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
+        by_episode = {
+            self.episodes[place].episode_uuid: one.model_copy(
+                update={"metadata": one.metadata | {"delivered": place in self._delivered}}
+            )
+            for place, one in zip(places, outputs, strict=True)
+        }
         # from here on only the submitter decides: :meth:`cancel` leaves a judged group alone
         return await self.swarm.submitter.submit(task.task_id, by_episode, settings.submit_timeout_seconds, stats)
 

@@ -19,18 +19,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.background import Background
-from gateway.config.route import RouteSettings
+from gateway.config.route import RouteSettings, Share
 from gateway.rollout.sampling import Sampler
 from gateway.rollout.submission import NO_REASON, Submitter, Why
 from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats
 from reward_hooks import HookRunner
-from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup
+from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
 from swarm.client.claiming import NEEDS_NONE
 from swarm.client.wire import RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.http.client import HttpClient
-from swarm.protocol import EngineFailure
+from swarm.protocol import EngineFailure, SwarmThrottlePolicy
 from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
@@ -84,10 +84,13 @@ class Serving:
 
 
 class Episodes:
-    """Claims groups from one swarm server and knows its model and group size."""
+    """Claims groups from one swarm server, within a share of each batch, and knows its model and group size."""
 
-    def __init__(self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups) -> None:
+    def __init__(
+        self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups, share: Share | None = None
+    ) -> None:
         self._client = client
+        self._share = share
         self._background = background
         self._open_groups = open_groups
         self._serving = Serving()
@@ -175,7 +178,11 @@ class Episodes:
 
         async def claim(wait: float) -> EpisodeGroup:
             return await self._client.claim_group(
-                count, wait, discard_episode_timeout=idle_seconds, unless_batch_waits=True
+                count,
+                wait,
+                discard_episode_timeout=idle_seconds,
+                throttle_policy=self._throttle(),
+                unless_batch_waits=True,
             )
 
         if len(self._open_groups):
@@ -187,6 +194,13 @@ class Episodes:
             # a group that waits for feedback must not keep a user waiting
             self._open_groups.make_room()
         return await claim(wait)
+
+    def _throttle(self) -> SwarmThrottlePolicy | None:
+        if self._share is None:
+            return None
+        if isinstance(self._share, tuple):
+            return ThrottleSchedule(self._share).at(self._serving.policy_version or 0)
+        return SwarmThrottlePolicy(ratio=self._share)
 
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""
@@ -306,10 +320,11 @@ class Engine:
 
 
 class Swarm:
-    """One swarm server, shared by the routes that lead to it.
+    """One swarm server, shared by the routes that lead to it; a route with a share of the batch has one of its own.
 
     Attributes:
         url: its address.
+        share: of each batch, as its client there.
         client: control calls.
         episodes: what it serves, and claims.
         sampler: calls to an episode's address, and to the engine's.
@@ -319,14 +334,15 @@ class Swarm:
         background: work that outlives its request.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, name: str = "", share: Share | None = None) -> None:
         self.url = url
+        self.share = share
         self.background = Background(grace_seconds=_LAST_SECONDS)
-        self.client = AsyncSwarmClient(url, token or None, policy=_QUICK_RETRIES)
+        self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES)
         self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)
-        self.episodes = Episodes(self.client, self.background, self.open_groups)
+        self.episodes = Episodes(self.client, self.background, self.open_groups, share)
         self.sampler = Sampler(self._http)
         self.submitter = Submitter(self.client)
         self._held = AsyncExitStack()

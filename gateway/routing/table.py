@@ -10,7 +10,7 @@ goes on using are never interrupted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,19 +18,21 @@ from typing import Any, Self
 
 from gateway.background import Background
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
-from gateway.config.route import RouteSettings, UpstreamConfig
+from gateway.config.route import RouteSettings, Share, UpstreamConfig
 from gateway.rollout.server import Swarm, Training
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from gateway.types import Caller
 from reward_hooks import HookRunner, Hooks, load_hooks
 from swarm.cards import model_card
+from swarm.credentials import digest
 from swarm.errors import ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
 #: Grace of the work that closes old connections, at shutdown.
 _LAST_SECONDS = 15.0
 
-_SwarmKey = tuple[str, str]
+#: Address, token, name as a client of its own (empty: none), and share.
+_SwarmKey = tuple[str, str, str, Share | None]
 _UpstreamKey = tuple[UpstreamConfig, float]
 
 
@@ -55,12 +57,20 @@ class PlannedRoute:
     hooks: Hooks | None
 
     @property
-    def swarm_key(self) -> _SwarmKey | None:
-        """Routes with the same key share one :class:`Swarm`."""
+    def swarm_keys(self) -> dict[str, _SwarmKey]:
+        """By the label of the callers that have a share of their own, and for all others (empty). Routes with the same
+        key share one :class:`Swarm`."""
         settings = self.settings
         if settings.swarm_url is None:
-            return None
-        return settings.swarm_url.rstrip("/"), settings.swarm_token.get_secret_value()
+            return {}
+        token = settings.swarm_token.get_secret_value()
+        server = settings.swarm_url.rstrip("/"), token
+        # a name is one app's, over all gateways; at the swarm server it belongs to the token that used it first
+        name = f"share-{self.name}" + (f"-{digest(token).hex()[:8]}" if token else "")
+        shares: dict[str, _SwarmKey] = {"": (*server, "" if settings.share is None else name, settings.share)}
+        for label, share in settings.key_shares.items():
+            shares[label] = (*server, f"{name}/{label}", share)
+        return shares
 
     @property
     def upstream_key(self) -> _UpstreamKey | None:
@@ -123,19 +133,25 @@ class Route:
 
     Args:
         planned: of the configuration.
-        training: samples and trains; ``None``: a plain upstream answers everything.
+        trainings: what samples and trains, by the label of callers with a share of their own, and for all others
+            (empty); without any a plain upstream answers everything.
         upstream: answers, untrained, when the swarm cannot.
         stats: of its requests since the gateway started, reloads included.
     """
 
     def __init__(
-        self, planned: PlannedRoute, training: Training | None, upstream: Upstream | None, stats: Stats
+        self, planned: PlannedRoute, trainings: Mapping[str, Training], upstream: Upstream | None, stats: Stats
     ) -> None:
         self.name, self.settings = planned.name, planned.settings
         self.names, self.answers_to_served = planned.names, planned.answers_to_served
-        self.training = training
+        self._trainings = trainings
+        self.training = trainings.get("")
         self.upstream = upstream
         self.stats = stats
+
+    def training_of(self, caller: Caller) -> Training | None:
+        """What samples and trains the requests of ``caller``; ``None``: a plain upstream answers everything."""
+        return self._trainings.get(caller.label, self.training)
 
     @property
     def swarm(self) -> Swarm | None:
@@ -343,25 +359,26 @@ class LiveRoutes:
 
     async def _route(self, planned: PlannedRoute) -> Route:
         settings, stats = planned.settings, self.stats.setdefault(planned.name, Stats())
-        training: Training | None = None
-        if (swarm_key := planned.swarm_key) is not None and planned.hooks is not None:
-            if (swarm := self._swarms.get(swarm_key)) is None:
-                swarm = self._swarms[swarm_key] = await Swarm(*swarm_key).__aenter__()
+        trainings: dict[str, Training] = {}
+        if planned.hooks is not None:
             hooks = HookRunner(planned.hooks, settings.hook_timeout_seconds)
-            training = Training(swarm, hooks, settings, stats)
+            for label, swarm_key in planned.swarm_keys.items():
+                if (swarm := self._swarms.get(swarm_key)) is None:
+                    swarm = self._swarms[swarm_key] = await Swarm(*swarm_key).__aenter__()
+                trainings[label] = Training(swarm, hooks, settings, stats)
         upstream: Upstream | None = None
         if (upstream_key := planned.upstream_key) is not None:
             upstream = self._upstreams.get(upstream_key)
             if upstream is None:
                 upstream = self._upstreams[upstream_key] = await Upstream(*upstream_key).__aenter__()
-        return Route(planned, training, upstream, stats)
+        return Route(planned, trainings, upstream, stats)
 
     async def _retire(self, old: RouteTable) -> None:
         await old.unused()
         async with self._changing:
             self._older.remove(old)
             kept = [planned for one in (*self._older, self.table) for planned in one.plan.routes]
-            swarm_keys = {planned.swarm_key for planned in kept}
+            swarm_keys = {key for planned in kept for key in planned.swarm_keys.values()}
             upstream_keys = {planned.upstream_key for planned in kept}
             swarms = [self._swarms.pop(key) for key in set(self._swarms) - swarm_keys]
             upstreams = [self._upstreams.pop(key) for key in set(self._upstreams) - upstream_keys]

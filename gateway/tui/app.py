@@ -45,7 +45,7 @@ class MonitorApp(App[None]):
         Binding("right_square_bracket", "page(1)", "Next page", show=False),
         Binding("tab", "panel(1)", "Panels", key_display="tab", priority=True),
         Binding("shift+tab", "panel(-1)", "Panel before", show=False, priority=True),
-        *(Binding(key, f"choose('{key}')", show=False) for key in "setcdlgwf"),
+        *(Binding(key, f"choose('{key}')", show=False) for key in "setcdlgwfa"),
         *(Binding(str(number), f"number({number})", show=False) for number in range(1, 10)),
     ]
 

@@ -1,4 +1,4 @@
-"""``GET /status`` of a server: its status, or why there is none and what to do about it.
+"""``GET /status`` of a server (or another path): its status, or why there is none and what to do about it.
 
 Invariant: every outcome is a value, each within its deadline; nothing that a server sends raises.
 """
@@ -132,11 +132,13 @@ class StatusClient(Generic[StatusT]):
     Args:
         target: the server.
         model: of its status.
+        path: where that is.
     """
 
-    def __init__(self, target: Target, model: type[StatusT]) -> None:
+    def __init__(self, target: Target, model: type[StatusT], path: str = "/status") -> None:
         self._target = target
         self._model = model
+        self._path = path
         self._headers = {"accept": "application/json"}
         if target.secret:
             self._headers["authorization"] = f"Bearer {target.secret}"
@@ -145,7 +147,7 @@ class StatusClient(Generic[StatusT]):
     async def get(self, query: Mapping[str, int | float] | None = None, wait: float = 0.0) -> StatusT | Trouble:
         """The status, within ``wait`` plus :data:`DEADLINE` seconds."""
         target, limit = self._target, wait + DEADLINE
-        url = target.status_url + (f"?{urlencode(query)}" if query else "")
+        url = target.url_of(self._path) + (f"?{urlencode(query)}" if query else "")
         try:
             answer = await self._http.request("GET", url, None, self._headers, limit)
             if answer.status >= 400:

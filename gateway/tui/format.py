@@ -22,6 +22,8 @@ Columns = Mapping[str, Callable[[T], str]]
 
 REWARD = "swarm/reward_mean"
 RESPONSE_TOKENS = "swarm/response_tokens_mean"
+SUCCESS = "swarm/success_rate"
+CALLS = "swarm/calls_mean"
 
 #: Stands for an unknown number.
 UNKNOWN = "-"
@@ -128,13 +130,18 @@ def short(text: str, width: int) -> str:
 
 
 def step_line(step: StepResult) -> str:
-    """``step 12  reward 0.412  9.8 s  43 tokens/answer``, without the values that the engine did not report."""
+    """``step 12  reward 0.412  success 40%  9.8 s  43 tokens/answer  2.0 calls``, without what is not known, and
+    without the calls where there is one an episode."""
     parts = [f"step {step.step:>4}"]
     if REWARD in step.metrics:
         parts.append(f"reward {step.metrics[REWARD]:.3f}")
+    if SUCCESS in step.metrics:
+        parts.append(f"success {step.metrics[SUCCESS]:.0%}")
     parts.append(f"{step.seconds:.1f} s")
     if RESPONSE_TOKENS in step.metrics:
         parts.append(f"{step.metrics[RESPONSE_TOKENS]:.0f} tokens/answer")
+    if step.metrics.get(CALLS, 1.0) != 1.0:
+        parts.append(f"{step.metrics[CALLS]:.1f} calls")
     return "  ".join(parts)
 
 

@@ -16,10 +16,12 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, printable, seconds, short, table_of
+from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
+from gateway.tui.groups_view import answers_table, groups_table, rewards_table
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.swarm_view import Order, episodes
-from gateway.tui.widgets import Board, Grid, LogPanel, Panel, TablePanel, content
+from gateway.tui.widgets import Board, Grid, LogPanel, Panel, StackPanel, TablePanel, content
+from swarm.groups import JudgedGroups
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
@@ -97,6 +99,8 @@ class SwarmPage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("o", "order", "Order"),
+        Binding("n", "group(1)", "Next group", show=False),
+        Binding("b", "group(-1)", "Group before", show=False),
         Binding("escape", "clear", "All episodes", show=False),
     ]
 
@@ -104,9 +108,11 @@ class SwarmPage(Page):
         self._curves = Grid()
         self._episodes = TablePanel("e", "Episodes")
         self._log = LogPanel("l", "Log")
+        self._groups = StackPanel("a", "Answers", 3)
+        self._group = 0
         steps = TablePanel("s", "Steps", self._curves)
         tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
-        super().__init__(poller, [steps, self._episodes, *tables, self._log])
+        super().__init__(poller, [steps, self._episodes, *tables, self._log, self._groups])
         self._swarm = poller
         self._order = Order.IDLE
         self._filter = Input(placeholder="client, task, episode or type; Enter keeps, Escape clears", id="filter")
@@ -119,6 +125,11 @@ class SwarmPage(Page):
     def action_order(self) -> None:
         self._order = self._order.next
         self.board.choose(self._episodes.key)
+        self.show()
+
+    def action_group(self, by: int) -> None:
+        self._group += by
+        self.board.choose(self._groups.key)
         self.show()
 
     def action_filter(self) -> None:
@@ -143,8 +154,22 @@ class SwarmPage(Page):
         status, view = self._swarm.status, self._swarm.view
         self._log.show(_log(self._swarm.log.lines, status.last_lines if status is not None else ()))
         if status is not None and view is not None:
+            self._show_groups()
             self._curves.show(view.tables["curves"])
             self._episodes.show(episodes(status, self._order, self._filter.value))
+
+    def _show_groups(self) -> None:
+        found = self._swarm.groups
+        if not isinstance(found, JudgedGroups):
+            why = f"! {found.message}" if found is not None else "asking for the groups ..."
+            self._groups.show([Table((), [], why)])
+            return
+        groups = found.groups
+        shown = [groups_table(groups, time.time())]
+        if groups:
+            self._group %= len(groups)
+            shown.append(answers_table(groups[self._group]))
+        self._groups.show([*shown, rewards_table(found.rewards)], shown[-1].note)
 
 
 class GatewayPage(Page):

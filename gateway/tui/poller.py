@@ -21,6 +21,7 @@ from gateway.tui.client import STEPS, GatewayStatus, StatusClient, Trouble, nons
 from gateway.tui.format import View, seconds, step_line
 from gateway.tui.targets import Kind, Target
 from swarm.client import RetryPolicy
+from swarm.groups import JudgedGroups
 from swarm.protocol import LogEntry, ServerStatus
 from swarm.types import StepResult
 
@@ -189,6 +190,10 @@ class Poller(ABC, Generic[StatusT]):
         """Keep the parts of a new status that outlive it, and make its view."""
 
 
+#: Groups that are asked for, and seconds between two looks at them.
+_GROUPS, _GROUPS_SECONDS = 20, 10.0
+
+
 class SwarmPoller(Poller[ServerStatus]):
     """Follows a swarm server; a long poll reports a change of its engine's state at once.
 
@@ -203,6 +208,21 @@ class SwarmPoller(Poller[ServerStatus]):
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
         self._asked_steps = 0
+        #: the latest groups, or why there are none
+        self.groups: JudgedGroups | Trouble | None = None
+        self._groups_at = -_GROUPS_SECONDS
+        self._groups_client = StatusClient(target, JudgedGroups, "/judged_groups")
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            await self._groups_client.close()
+
+    async def _ask_groups(self) -> None:
+        if time.monotonic() - self._groups_at >= _GROUPS_SECONDS:
+            self.groups = await self._groups_client.get({"limit": _GROUPS})
+            self._groups_at = time.monotonic()
 
     async def _ask(self) -> ServerStatus | Trouble:
         self._asked_steps = self.history.wanted
@@ -213,6 +233,8 @@ class SwarmPoller(Poller[ServerStatus]):
             wait, self._pause = self._interval, min(_LEAST_PAUSE, self._interval)
             query |= {"after_change": self._change, "wait_seconds": wait}
         answer = await self._client.get(query, wait)
+        if not isinstance(answer, Trouble):
+            await self._ask_groups()
         self._change = None if isinstance(answer, Trouble) else answer.engine_changes
         return answer
 

@@ -14,10 +14,12 @@ from rich.filesize import decimal
 from gateway.tui.format import (
     ACCENT,
     BAD,
+    CALLS,
     DIM,
     GOOD,
     RESPONSE_TOKENS,
     REWARD,
+    SUCCESS,
     UNKNOWN,
     WARNING,
     Columns,
@@ -37,6 +39,7 @@ from gateway.tui.format import (
     table_of,
 )
 from swarm.job import TrainJob
+from swarm.metrics import EVAL, LOGGED, TRAIN
 from swarm.protocol import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.states import EngineState
 from swarm.types import StepResult
@@ -108,7 +111,9 @@ _STEPS: Columns[StepResult] = {
     ">step": lambda step: str(step.step),
     ">reward": lambda step: _metric(step, REWARD),
     ">±": lambda step: _metric(step, "swarm/reward_std"),
+    ">success": lambda step: share(step.metrics[SUCCESS], 1) if SUCCESS in step.metrics else UNKNOWN,
     ">tokens": lambda step: _metric(step, RESPONSE_TOKENS),
+    ">calls": lambda step: _metric(step, CALLS),
     ">time": lambda step: seconds(step.seconds),
     ">tasks": lambda step: _metric(step, "swarm/tasks"),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
@@ -118,13 +123,19 @@ _STEPS: Columns[StepResult] = {
 _CURVES = {
     "reward": REWARD,
     "reward spread": "swarm/reward_std",
+    "success rate": SUCCESS,
     "tokens/answer": RESPONSE_TOKENS,
+    "calls/episode": CALLS,
     "entropy": "actor/entropy",
     "gradient norm": "actor/grad_norm",
     "KL loss": "actor/kl_loss",
 }
+#: The same for the metrics of an evaluation.
+_EVALUATION_CURVES = {"evaluation reward": f"{EVAL}reward_mean", "evaluation success": f"{EVAL}success_rate"}
 #: Cells of a curve; larger values than this overflow in differences.
 _CURVE, _MAX_VALUE = 24, 1e300
+#: Begins the names of what workflows log.
+_LOGGED = TRAIN + LOGGED
 
 
 def view(
@@ -153,8 +164,13 @@ def view(
         "how episodes ended": status.outcomes,
     }
     busiest = sorted(status.clients, key=lambda row: (not row.active, -row.running, row.idle_seconds))
+    logged = dict.fromkeys(name for step in steps for name in step.metrics if name.startswith(_LOGGED))
     curves: dict[str, Iterable[float | None]] = {
         **{name: [step.metrics.get(metric) for step in steps] for name, metric in _CURVES.items()},
+        **{
+            name: [one.metrics.get(metric) for one in status.evaluations] for name, metric in _EVALUATION_CURVES.items()
+        },
+        **{short(name.removeprefix(_LOGGED), 24): [step.metrics.get(name) for step in steps] for name in logged},
         "seconds/step": [step.seconds for step in steps],
         "episodes/min": episodes_per_minute,
         "tokens/s": tokens_per_second,

@@ -35,11 +35,10 @@ class Target:
     url: str = field(repr=False)
     secret: str = field(default="", repr=False)
 
-    @property
-    def status_url(self) -> str:
-        """``/status`` below the address."""
+    def url_of(self, path: str) -> str:
+        """``path`` below the address."""
         # a user and a password in the address and a secret would be two credentials
-        return f"{self.address if self.secret else self.url}/status"
+        return f"{self.address if self.secret else self.url}{path}"
 
     @property
     def address(self) -> str:

@@ -113,6 +113,20 @@ class TablePanel(Panel):
         self.grid.show(table)
 
 
+class StackPanel(Panel):
+    """Several tables below each other, which scroll together; the note of the first is in the lower border."""
+
+    def __init__(self, key: str, title: str, count: int, *, long: bool = True) -> None:
+        self._grids = [Grid() for _ in range(count)]
+        super().__init__(key, title, VerticalScroll(*self._grids), long=long)
+
+    def show(self, tables: Sequence[Table], note: str = "") -> None:
+        """Show ``tables``, at most as many as there is room for."""
+        self.border_subtitle = Content(note or (tables[0].note if tables else ""))
+        for place, grid in enumerate(self._grids):
+            grid.show(tables[place] if place < len(tables) else Table((), []))
+
+
 class LogPanel(Panel):
     """Lines of text that wrap."""
 
@@ -187,6 +201,7 @@ The monitor only looks: no key changes anything on a server.
  r           send requests now          arrows      scroll the panel
  /           filter episodes by words   o           sort episodes by something else
  escape      show all episodes again    a letter    the panel with it in its title
+ n, b        the next group of answers, the one before
 
 States of an engine
 {states}

@@ -26,6 +26,7 @@ from swarm.protocol import (
     NO_EPISODES,
     POST_ROLLING,
     SYNCING,
+    THROTTLED,
     TRAINER_AWAY,
     ClaimEpisodeRequest,
     ClaimEpisodeResponse,
@@ -55,11 +56,11 @@ _PHRASE_CODES = {
     TRAINER_AWAY: "trainer_away",
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",
-    "throttled": "throttled",
+    THROTTLED: "throttled",
     NO_EPISODES: "no_episodes",
 }
-#: While vLLM serves, but no train episode is needed.
-NEEDS_NONE = frozenset({"batch_waits", "trainer_away"})
+#: While vLLM serves, but no train episode is needed, or none of this client.
+NEEDS_NONE = frozenset({"batch_waits", "trainer_away", "throttled"})
 _STATE_CODES = {
     EngineState.OFFLINE: "engine_offline",
     EngineState.BOOTING: "engine_booting",

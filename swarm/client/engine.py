@@ -23,6 +23,7 @@ from swarm.errors import (
     SwarmGatewayError,
     UnavailableError,
 )
+from swarm.groups import JudgedGroups
 from swarm.protocol import (
     AgreeSyncWeightRequest,
     AgreeSyncWeightResponse,
@@ -91,6 +92,11 @@ class EngineControl:
             UnavailableError: no server within the policy's bound.
         """
         return await self._calls.perform(wire.STATUS)
+
+    async def judged_groups(self, **query: str | float | bool) -> JudgedGroups:
+        """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""
+        sent = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()}
+        return await self._calls.perform(wire.Call("GET", "/judged_groups", JudgedGroups, query=sent))
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
         """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.

@@ -64,6 +64,10 @@ class Call(Generic[T]):
                 wait([self._future])
             raise
 
+    def done(self, within: float) -> bool:
+        """Whether the call is over, waiting for that for ``within`` seconds."""
+        return bool(wait([self._future], within).done)
+
     def cancel(self) -> None:
         """Cancel the call; it may still end with a result."""
         with suppress(RuntimeError):  # the loop has ended, and the call with it

@@ -248,6 +248,7 @@ class SwarmClient:
     get_global_step = blocking(AsyncSwarmClient.get_global_step)
     get_rollout_stat = blocking(AsyncSwarmClient.get_rollout_stat)
     print_rollout_stat = blocking(AsyncSwarmClient.print_rollout_stat)
+    judged_groups = blocking(AsyncSwarmClient.judged_groups)
     get_episode_buffer = blocking(AsyncSwarmClient.get_episode_buffer)
     wait_for_state = blocking(AsyncSwarmClient.wait_for_state)
     agree_sync_weight = blocking(AsyncSwarmClient.agree_sync_weight)

@@ -1,14 +1,17 @@
 """Train on a dataset: every task as often as a group needs it, for some epochs, until the steps are done.
 
 Invariant: an episode is counted once, as finished or as failed; when the last step is done nothing new is begun and
-what runs may finish.
+what runs may finish. While an evaluation is due or runs, no train episode is begun, so that no step comes between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle, ThrottleSchedule, as_policy
@@ -18,12 +21,18 @@ from swarm.client.sync import SwarmClient
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
 from swarm.errors import ConfigError, ConflictError
 from swarm.protocol import ServerStatus
+from swarm.states import EngineState
 from swarm.types import Model, Task, WorkflowOutput
 
 #: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
 
 Dataset = Iterable[Task] | Callable[[], Iterable[Task]]
+Execute = Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]]
+
+#: States in which no step is computed.
+_AT_REST = (EngineState.ROLLING, EngineState.BOOTING, EngineState.OFFLINE)
+_AWAY = (EngineState.BOOTING, EngineState.OFFLINE)
 
 
 class TrainReport(Model):
@@ -34,6 +43,76 @@ class TrainReport(Model):
     mean_reward: float | None
     first_step: int
     last_step: int
+
+
+class EvaluationReport(Model):
+    """One evaluation: the step whose weights it tried, episodes, their mean reward, and the share of successes of those
+    that say so."""
+
+    step: int
+    finished: int
+    failed: int
+    mean_reward: float | None
+    success_rate: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is."""
+
+    step: int
+    first_step: int
+    last_step: int
+    finished: int
+    failed: int
+    mean_reward: float | None
+    evaluating: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tasks that eval episodes try before the first step, after every so many, and after the last.
+
+    The last one needs an engine that still serves then: ``job.serve_after_training``.
+
+    Args:
+        dataset: gives the tasks, anew for each evaluation; it must end.
+        every_steps: steps between two evaluations.
+        samples: episodes of each task.
+        on_done: called with each report, in the thread of the client's event loop.
+    """
+
+    dataset: Callable[[], Iterable[Task]]
+    every_steps: int
+    samples: int = 1
+    on_done: Callable[[EvaluationReport], None] = lambda report: None
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How :func:`begin_training` trains.
+
+    Args:
+        num_repeat: episodes per task; default the job's.
+        total_steps: training steps after which it ends; default what the job still has.
+        max_parallel: episodes at once; default the job's slots.
+        auto_retry: ``True`` tries an episode up to three times, a number that many times, ``False`` once.
+        throttle_policy: as for :meth:`SwarmClient.begin_episode`; the task is filled in.
+        evaluation: of the policy, by eval episodes.
+        shuffle_rewards: permute the rewards of each task's episodes: a control run, which must not learn.
+        patient: wait for an engine that is OFFLINE, because somebody starts it again.
+        on_progress: called with each change, in the thread of the client's event loop.
+    """
+
+    num_repeat: int | None = None
+    total_steps: int | None = None
+    max_parallel: int | None = None
+    auto_retry: bool | int = True
+    throttle_policy: Throttle | None = None
+    evaluation: Evaluation | None = None
+    shuffle_rewards: bool = False
+    patient: bool = False
+    on_progress: Callable[[Progress], None] = lambda progress: None
 
 
 def auto_train_with_dataset(
@@ -67,21 +146,39 @@ def auto_train_with_dataset(
         ConflictError: the server has no job.
         ExceptionGroup: as many episodes as run at once failed, and none worked.
     """
+    with _shown(progress) as show:
+        options = TrainOptions(num_repeat, total_steps, max_parallel, auto_retry, throttle_policy, on_progress=show)
+        return _begun(dataset, epochs, client, in_thread(execute_agent), options).result()
+
+
+def begin_training(
+    tasks: Iterable[Task],
+    client: SwarmClient,
+    execute_agent: Callable[[Task, EpisodeEndpoint], WorkflowOutput],
+    options: TrainOptions,
+) -> Call[TrainReport]:
+    """The same as a call that another thread may cancel, which abandons workflows that run then. ``tasks`` are read
+    once; its ``result`` raises like :func:`auto_train_with_dataset`."""
+    return _begun(tasks, 1, client, in_thread(execute_agent, abandon=True), options)
+
+
+def _begun(
+    dataset: Dataset, epochs: int, client: SwarmClient, execute: Execute, options: TrainOptions
+) -> Call[TrainReport]:
     here = client.connection
 
     async def train() -> TrainReport:
-        training = _Training(await here.client.status(), num_repeat, total_steps, max_parallel)
-        tasks = _repeated(dataset, epochs, training.num_repeat)
-        take = in_thread(lambda: next(tasks, None))
-        return await training.run(here.client, take, in_thread(execute_agent), auto_retry, throttle_policy, progress)
+        training = _Training(await here.client.status(), options)
+        members = training.members(dataset, epochs)
+        return await training.run(here.client, in_thread(lambda: next(members, None)), execute)
 
-    return Call(here.portal, train()).result()
+    return Call(here.portal, train())
 
 
 async def auto_train_with_dataset_async(
     dataset: Dataset,
     client: AsyncSwarmClient,
-    execute_agent: Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]],
+    execute_agent: Execute,
     *,
     num_repeat: int | None = None,
     epochs: int = 1,
@@ -92,106 +189,190 @@ async def auto_train_with_dataset_async(
     progress: bool = True,
 ) -> TrainReport:
     """:func:`auto_train_with_dataset` on an event loop."""
-    training = _Training(await client.status(), num_repeat, total_steps, max_parallel)
-    tasks = _repeated(dataset, epochs, training.num_repeat)
+    with _shown(progress) as show:
+        options = TrainOptions(num_repeat, total_steps, max_parallel, auto_retry, throttle_policy, on_progress=show)
+        training = _Training(await client.status(), options)
+        members = training.members(dataset, epochs)
 
-    async def take() -> Task | None:
-        return next(tasks, None)
+        async def take() -> _Member | None:
+            return next(members, None)
 
-    return await training.run(client, take, execute_agent, auto_retry, throttle_policy, progress)
+        return await training.run(client, take, execute_agent)
+
+
+class _Shuffle:
+    """The rewards of one task's episodes, permuted once each is there or has failed for good."""
+
+    def __init__(self, size: int) -> None:
+        self._missing = size
+        self._rewards: dict[int, float] = {}
+        self._given: dict[int, float] = {}
+        self._complete = asyncio.Event()
+
+    async def given(self, place: int, output: WorkflowOutput) -> WorkflowOutput:
+        """``output`` with the reward of one of the episodes; a repetition gets the same one again."""
+        if place not in self._rewards:
+            self._rewards[place] = output.reward
+            self._left()
+        await self._complete.wait()
+        return output.model_copy(update={"reward": self._given[place]})
+
+    def leave(self, place: int) -> None:
+        """The episode is over, maybe without a reward, or is never begun."""
+        if place not in self._rewards and not self._complete.is_set():
+            self._left()
+
+    def _left(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            values = list(self._rewards.values())
+            self._given = dict(zip(self._rewards, random.sample(values, len(values)), strict=True))
+            self._complete.set()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One episode to come: its task, and its place among those of the task."""
+
+    task: Task
+    place: int
+    shuffle: _Shuffle | None = None
 
 
 class _Training:
     """The episodes of one training, and their counts."""
 
-    def __init__(
-        self, status: ServerStatus, num_repeat: int | None, total_steps: int | None, max_parallel: int | None
-    ) -> None:
+    def __init__(self, status: ServerStatus, options: TrainOptions) -> None:
         job = status.job
         if job is None:
             raise ConflictError("the swarm server has no job: auto_sync_train_config_and_start_engine first")
-        self.num_repeat = num_repeat or job.num_repeat
-        self._max_parallel = max_parallel or min(job.slots, MAX_PARALLEL)
+        self._options = options
+        self._num_repeat = options.num_repeat or job.num_repeat
+        self._max_parallel = options.max_parallel or min(job.slots, MAX_PARALLEL)
+        self._attempts = attempts_of(options.auto_retry)
         self._first = self._step = status.engine.global_step
-        self._last = job.total_training_steps if total_steps is None else self._first + total_steps
-        self._stopping = self._step >= self._last
-        self._claiming: set[asyncio.Task[None]] = set()
+        steps = options.total_steps
+        self._last = job.total_training_steps if steps is None else self._first + steps
+        self._stopping = False
+        #: whether train episodes, and whether any episodes, may begin
+        self._open, self._served = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._served.set()
+        self._claiming: set[asyncio.Task[tuple[str, EpisodeEndpoint]]] = set()
+        self._evaluated = -1
+        self._evaluating: asyncio.Task[None] | None = None
+        self._broken: BaseException | None = None
         self._finished = 0
         self._rewards = 0.0
         self._failures = 0
         self._errors: list[Exception] = []
-        self._show: Callable[[], None] = lambda: None
+
+    def members(self, dataset: Dataset, epochs: int) -> Iterator[_Member]:
+        """Each episode to come."""
+        for epoch in range(epochs):
+            tasks = dataset() if callable(dataset) else dataset
+            if epoch == 0 and epochs > 1 and iter(tasks) is tasks and not callable(dataset):
+                raise ConfigError("the dataset can be read only once; for several epochs give a list or a function")
+            for task in tasks:
+                shuffle = _Shuffle(self._num_repeat) if self._options.shuffle_rewards else None
+                for place in range(self._num_repeat):
+                    yield _Member(task, place, shuffle)
 
     async def run(
-        self,
-        client: AsyncSwarmClient,
-        take: Callable[[], Awaitable[Task | None]],
-        execute: Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]],
-        auto_retry: bool | int,
-        throttle: Throttle | None,
-        progress: bool,
+        self, client: AsyncSwarmClient, take: Callable[[], Awaitable[_Member | None]], execute: Execute
     ) -> TrainReport:
-        """Run an episode for each task that ``take`` returns, until it returns none or the last step is done."""
+        """Run an episode for each that ``take`` returns, until it returns none or the last step is done."""
+        self._client, self._execute = client, execute
         free = asyncio.Semaphore(self._max_parallel)
-        attempts, policy = attempts_of(auto_retry), RetryPolicy()
         running: set[asyncio.Task[None]] = set()
+        last: _Member | None = None
 
-        async def episode(task: Task) -> float:
-            current = asyncio.current_task()
-            assert current is not None
-            self._claiming.add(current)
+        async def work(member: _Member) -> None:
             try:
-                if self._stopping:
-                    raise asyncio.CancelledError
-                uuid, api = await client.begin_episode(throttle_policy=_for_task(throttle, task))
-            finally:
-                self._claiming.discard(current)
-            output = await execute(task, api)
-            await client.end_episode(task, uuid, output)
-            return output.reward
-
-        async def work(task: Task) -> None:
-            try:
-                self._count(
-                    await with_retries_async(lambda: client.run_tracked(episode(task)), attempts, policy, task.task_id)
-                )
+                self._count((await self._episode(member.task, member)).reward)
             except Exception as exc:
                 self._count_failure(exc)
             finally:
+                if member.shuffle is not None:
+                    member.shuffle.leave(member.place)
                 free.release()
 
-        with self._shown(progress):
-            async with client.watching_status(self._observe):
-                try:
-                    while await free.acquire() and not self._stopping and (task := await take()) is not None:
-                        running.add(started := asyncio.create_task(work(task)))
-                        started.add_done_callback(running.discard)
-                    await _all_done(running)
-                except asyncio.CancelledError:
-                    for one in running:
-                        one.cancel()
-                    raise
-                except Exception:
-                    # the dataset failed: what runs may finish
-                    self._stop()
-                    raise
-                finally:
-                    await _all_done(running)
+        self._show()
+        async with client.watching_status(self._observe) as status:
+            await self._observe(status)
+            try:
+                while await free.acquire() and not self._stopping and (member := await take()) is not None:
+                    last = member
+                    running.add(started := asyncio.create_task(work(member)))
+                    started.add_done_callback(running.discard)
+                if last is not None and last.shuffle is not None:
+                    for place in range(last.place + 1, self._num_repeat):
+                        last.shuffle.leave(place)
+                await _all_done(running)
+            except asyncio.CancelledError:
+                for one in running:
+                    one.cancel()
+                if self._evaluating is not None:
+                    self._evaluating.cancel()
+                raise
+            except Exception:
+                # the dataset failed: what runs may finish
+                self._stop()
+                raise
+            finally:
+                await _all_done(running)
+                if self._evaluating is not None:
+                    await asyncio.wait([self._evaluating])
+        if self._broken is not None:
+            raise self._broken
         if self._failures and not self._finished:
             raise ExceptionGroup(f"all {self._failures} episodes failed", self._errors)
         return TrainReport(
             finished=self._finished,
             failed=self._failures,
-            mean_reward=self._rewards / self._finished if self._finished else None,
+            mean_reward=self._mean,
             first_step=self._first,
             last_step=self._step,
         )
 
-    def _stop(self) -> None:
-        """Begin no more episodes, and give up the claims that wait."""
-        self._stopping = True
-        for claiming in self._claiming:
-            claiming.cancel()
+    # ------------------------------------------------------------------ episodes
+
+    async def _episode(self, task: Task, member: _Member | None = None) -> WorkflowOutput:
+        """Run one episode, with retries; an eval episode unless it is for a ``member``. Returns what the agent did."""
+
+        async def run() -> WorkflowOutput:
+            uuid, api = await (self._begin_eval() if member is None else self._begin_train(task))
+            output = await self._execute(task, api)
+            shuffle = member.shuffle if member is not None else None
+            given = output if shuffle is None or member is None else await shuffle.given(member.place, output)
+            await self._client.end_episode(task, uuid, given)
+            return output
+
+        tracked = lambda: self._client.run_tracked(run())  # noqa: E731
+        return await with_retries_async(tracked, self._attempts, RetryPolicy(), task.task_id)
+
+    async def _begin_eval(self) -> tuple[str, EpisodeEndpoint]:
+        await self._served.wait()
+        return await self._client.begin_episode(episode_type="eval")
+
+    async def _begin_train(self, task: Task) -> tuple[str, EpisodeEndpoint]:
+        throttle = _for_task(self._options.throttle_policy, task)
+        current = asyncio.current_task()
+        assert current is not None
+        while True:
+            await self._open.wait()
+            if self._stopping:
+                raise asyncio.CancelledError
+            claiming = asyncio.create_task(self._client.begin_episode(throttle_policy=throttle))
+            self._claiming.add(claiming)
+            try:
+                return await claiming
+            except asyncio.CancelledError:
+                # what was taken back for an evaluation is claimed again behind it
+                if self._stopping or current.cancelling():
+                    raise
+            finally:
+                self._claiming.discard(claiming)
 
     def _count(self, reward: float) -> None:
         self._finished += 1
@@ -206,48 +387,141 @@ class _Training:
         if not self._finished and self._failures >= self._max_parallel:
             self._stop()
 
+    @property
+    def _mean(self) -> float | None:
+        return self._rewards / self._finished if self._finished else None
+
+    def _show(self) -> None:
+        self._options.on_progress(
+            Progress(
+                step=self._step,
+                first_step=self._first,
+                last_step=self._last,
+                finished=self._finished,
+                failed=self._failures,
+                mean_reward=self._mean,
+                evaluating=self._evaluating is not None,
+            )
+        )
+
+    # ------------------------------------------------------------------ steps and evaluations
+
     async def _observe(self, status: ServerStatus) -> None:
-        self._step = max(self._step, status.engine.global_step)
+        state, step = status.engine.engine_status, status.engine.global_step
+        self._step = max(self._step, step)
+        away = self._options.patient and state in _AWAY
+        self._served.clear() if away else self._served.set()
+        if self._evaluating is None and not self._stopping:
+            done = self._step >= self._last
+            computing = status.training_seconds is not None or state not in _AT_REST
+            if state is EngineState.ROLLING and self._is_due(step):
+                self._close()
+                self._evaluating = asyncio.create_task(self._evaluate(step))
+                self._evaluating.add_done_callback(self._evaluation_over)
+            elif done and (state is EngineState.OFFLINE or not self._is_due(self._last)):
+                self._stop()
+            elif done or away or (computing and self._is_due(step + 1)):
+                # the next step is evaluated before another one can follow it
+                self._close()
+            else:
+                self._open.set()
         self._show()
-        if self._step >= self._last:
-            self._stop()
 
-    @contextmanager
-    def _shown(self, wanted: bool) -> Generator[None]:
-        """Show the counts on stderr inside the block, if ``wanted``."""
-        if not wanted:
-            yield
+    def _is_due(self, step: int) -> bool:
+        evaluation = self._options.evaluation
+        if evaluation is None or step <= self._evaluated:
+            return False
+        return self._evaluated < 0 or step % evaluation.every_steps == 0 or step >= self._last
+
+    async def _evaluate(self, step: int) -> None:
+        evaluation = self._options.evaluation
+        assert evaluation is not None
+        outputs: list[WorkflowOutput] = []
+        failed = 0
+        free = asyncio.Semaphore(self._max_parallel)
+
+        async def work(task: Task) -> None:
+            nonlocal failed
+            try:
+                outputs.append(await self._episode(task))
+            except Exception:  # it has been logged
+                failed += 1
+            finally:
+                free.release()
+
+        tasks = iter(await in_thread(evaluation.dataset)())
+        take = in_thread(lambda: next(tasks, None))
+        async with asyncio.TaskGroup() as group:
+            while (task := await take()) is not None:
+                for _ in range(evaluation.samples):
+                    await free.acquire()
+                    group.create_task(work(task))
+        self._evaluated = step
+        told = [one.is_success for one in outputs if one.is_success is not None]
+        report = EvaluationReport(
+            step=step,
+            finished=len(outputs),
+            failed=failed,
+            mean_reward=fmean(one.reward for one in outputs) if outputs else None,
+            success_rate=fmean(told) if told else None,
+        )
+        evaluation.on_done(report)
+
+    def _evaluation_over(self, evaluating: asyncio.Task[None]) -> None:
+        self._evaluating = None
+        if evaluating.cancelled():
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        self._broken = evaluating.exception()
+        if isinstance(self._broken, ExceptionGroup) and len(self._broken.exceptions) == 1:
+            # of the task group: the tasks cannot be read
+            self._broken = self._broken.exceptions[0]
+        if self._broken is not None or self._step >= self._last:
+            self._stop()
+        else:
+            self._open.set()
+        self._show()
 
-        columns = (TextColumn("step {task.completed:g}/{task.total:g}"), BarColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-            row = bar.add_task("", total=self._last - self._first)
+    def _close(self) -> None:
+        """Begin no train episodes for now, and take back the claims that wait."""
+        self._open.clear()
+        for claiming in self._claiming:
+            claiming.cancel()
 
-            def show() -> None:
-                reward = f", mean reward {self._rewards / self._finished:.3f}" if self._finished else ""
-                text = f"{self._finished} episodes{reward}, {self._failures} failed"
-                bar.update(row, completed=self._step - self._first, description=text)
+    def _stop(self) -> None:
+        """Begin no more episodes, and give up the claims that wait."""
+        self._stopping = True
+        self._open.set()
+        self._served.set()
+        for claiming in self._claiming:
+            claiming.cancel()
 
-            self._show = show
-            show()
-            yield
+
+@contextmanager
+def _shown(wanted: bool) -> Generator[Callable[[Progress], None]]:
+    """A callback that shows progress on stderr inside the block, if ``wanted``."""
+    if not wanted:
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("step {task.completed:g}/{task.total:g}"), BarColumn(), TextColumn("{task.description}"))
+    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        row = bars.add_task("")
+
+        def show(progress: Progress) -> None:
+            reward = "" if progress.mean_reward is None else f", mean reward {progress.mean_reward:.3f}"
+            text = f"{progress.finished} episodes{reward}, {progress.failed} failed"
+            done, total = progress.step - progress.first_step, progress.last_step - progress.first_step
+            bars.update(row, completed=done, total=total, description=text)
+
+        yield show
 
 
 async def _all_done(tasks: set[asyncio.Task[None]]) -> None:
     while tasks:
         await asyncio.wait(tasks)
-
-
-def _repeated(dataset: Dataset, epochs: int, num_repeat: int) -> Iterator[Task]:
-    for epoch in range(epochs):
-        tasks = dataset() if callable(dataset) else dataset
-        if epoch == 0 and epochs > 1 and iter(tasks) is tasks and not callable(dataset):
-            raise ConfigError("the dataset can be read only once; for several epochs give a list or a function")
-        for task in tasks:
-            for _ in range(num_repeat):
-                yield task
 
 
 def _for_task(throttle: Throttle | None, task: Task) -> Throttle | None:

@@ -17,7 +17,7 @@ from swarm.errors import LinkError
 from swarm.job import ServingMode
 from swarm.link.code import ImportedCode
 from swarm.tokens import READERS, TrainBatch
-from swarm.types import StepResult
+from swarm.types import EvalResult, StepResult
 
 Role = Literal["driver", "rollout"]
 
@@ -117,9 +117,11 @@ class Finished(_Message, frozen=True, kw_only=True):
 
 
 class BatchReady(_Message, frozen=True, kw_only=True):
-    """Server to ``rollout``: the batch for the step that ``RolloutReady`` announced."""
+    """Server to ``rollout``: the batch for the step that ``RolloutReady`` announced, and what was evaluated since the
+    last one, for the trainer's loggers."""
 
     batch: TrainBatch
+    evaluations: list[EvalResult] = []
 
 
 class Resume(_Message, frozen=True, kw_only=True):
@@ -134,7 +136,9 @@ class StartTrainer(_Message, frozen=True, kw_only=True):
 
 
 class Stop(_Message, frozen=True, kw_only=True):
-    """Server to both roles: finish now."""
+    """Server to both roles: finish now; ``evaluations`` as of :class:`BatchReady`."""
+
+    evaluations: list[EvalResult] = []
 
 
 Message = (
@@ -174,7 +178,7 @@ def decode(frame: bytes) -> Message:
 
 
 def _to_wire(value: Any) -> Any:
-    if isinstance(value, StepResult):
+    if isinstance(value, StepResult | EvalResult):
         return value.model_dump()
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).data
@@ -182,7 +186,7 @@ def _to_wire(value: Any) -> Any:
 
 
 def _from_wire(kind: Any, value: Any) -> Any:
-    return StepResult.model_validate(value) if kind is StepResult else READERS[kind](value)
+    return kind.model_validate(value) if kind in (StepResult, EvalResult) else READERS[kind](value)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_wire)

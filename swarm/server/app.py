@@ -26,6 +26,7 @@ from swarm.server.api.code import CODE_PATH, CODE_TYPE, CodeRoutes
 from swarm.server.api.config import ConfigRoutes
 from swarm.server.api.engine import EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
+from swarm.server.api.groups import GroupRoutes
 from swarm.server.api.metrics import MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
 from swarm.server.audit import AuditLog
@@ -115,6 +116,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *ConfigRoutes(changes, History(config.run_dir), audit).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *MetricsRoutes(monitor).routes(),
+        *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),
         Route("/health", health, methods=["GET"]),
     ]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from swarm.data import read_tasks, task_of
+from swarm.data import SHUFFLE_TASKS, epochs_of, read_tasks, shuffled, task_of
 from swarm.errors import ConfigError
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
@@ -105,7 +109,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         read_tasks(tmp_path / "none.jsonl")
     (tmp_path / "tasks.csv").write_text("question\nwhy\n")
-    with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet files or hf:NAME, not \.csv"):
+    with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet files, hf:NAME or module:function, not \.csv"):
         read_tasks(tmp_path / "tasks.csv")
 
 
@@ -140,7 +144,7 @@ def test_rows_of_a_dataset_are_streamed(
     ("source", "message"),
     [
         ("hf::train", "names no dataset"),
-        ("hf:a/b", "pip install datasets"),
+        ("hf:a/b", r"pip install 'swarm-gateway\[train\]'"),
         ("q.parquet", r"pip install 'swarm-gateway\[parquet\]'"),
     ],
 )
@@ -165,3 +169,50 @@ def test_the_real_library_reads_a_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, f"hf:{tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.stdout == "['0?', '1?']\n", done.stderr
+
+
+@pytest.fixture
+def tasks_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "my_tasks.py").write_text(
+        "from swarm.types import Task\n"
+        "read = 0\n"
+        "def numbers():\n"
+        "    global read\n"
+        "    for n in range(100_000):\n"
+        "        read += 1\n"
+        "        yield {'question': f'{n}?'} if n % 2 else Task(task_id=str(n), main_query=f'{n}?')\n"
+        "once = iter([{'question': 'why?'}])\n"
+        "wrong = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_tasks"
+    del sys.modules["my_tasks"]
+
+
+def test_tasks_of_a_function_are_read_as_they_are_needed(tasks_module: str) -> None:
+    tasks = list(islice(epochs_of(f"{tasks_module}:numbers", seed=1), 10))
+    assert all(task.main_query.endswith("?") and task.task_id for task in tasks)
+    assert sys.modules[tasks_module].read < 2 * SHUFFLE_TASKS
+    assert [task.task_id for task in tasks] != sorted(task.task_id for task in tasks)
+    assert tasks == list(islice(epochs_of(f"{tasks_module}:numbers", seed=1), 10)), "the seed decides"
+
+
+def test_what_gives_no_tasks_or_only_once_is_named(tasks_module: str) -> None:
+    with pytest.raises(ConfigError, match="gives a int"):
+        read_tasks(f"{tasks_module}:wrong")
+    with pytest.raises(ConfigError, match="can be read only once; give a function"):
+        list(epochs_of(f"{tasks_module}:once", seed=0))
+    with pytest.raises(ConfigError, match="has no attribute 'none'"):
+        read_tasks(f"{tasks_module}:none")
+
+
+@given(count=st.integers(0, 30), among=st.integers(1, 12), seed=st.integers(0, 5))
+def test_a_shuffled_stream_has_everything_once_and_holds_no_more_than_it_may(count: int, among: int, seed: int) -> None:
+    read = itertools.count()
+    stream = shuffled((next(read) for _ in range(count)), seed, among)
+    got: list[int] = []
+    for item in stream:
+        got.append(item)
+        # as many are held as may be, and one more is read to draw
+        assert max(got) < len(got) + among
+    assert sorted(got) == list(range(count))

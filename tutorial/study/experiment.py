@@ -171,6 +171,7 @@ def ask_until(command: list[str], config: dict[str, Any], steps: int, folder: Pa
     users += ["--concurrency", str(config["job"]["batch_size"]), "--time-limit", str(limit), "--report", str(folder)]
     call(users, limit + 120, f"asking the app (log: {folder / 'up.log'})")
     report = read_report(folder)
+    assert isinstance(report, Report), "a replay was asked for"
     if len(report.steps) < steps:
         raise ExperimentError(f"only {len(report.steps)} of {steps} steps: {report.stopped_because}; read {folder}")
     return report

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarm.job import TrainJob
-from swarm.protocol import SwarmThrottlePolicy
+from swarm.protocol import THROTTLED, SwarmThrottlePolicy
 from swarm.server.batching.clients import Clients
 
 #: seconds without any train episode after which a client whose tasks rest may continue
@@ -244,7 +244,7 @@ class Throttle:
             return ""
         if not self._clients.others_train(client_uuid) or self._stalled(client_uuid, share):
             return ""
-        return f"throttled: {places} tasks of this client are in the batch, its share is {share} of {batch}"
+        return f"{THROTTLED}: {places} tasks of this client are in the batch, its share is {share} of {batch}"
 
     def next_lift(self) -> float | None:
         """When a refusal may turn by the passing of time alone."""

@@ -82,6 +82,11 @@ class CallOwner:
         self._controller.pool.record(recorded)
         self._recorded += recorded
 
+    def count(self, version: int, tokens: int) -> None:
+        """Note a call that is not recorded: the weights that sampled it, and how many tokens."""
+        for episode in self.episodes:
+            episode.unrecorded.append((version, tokens))
+
     def quarantine(self, choice: int, problem: TokenTruthError) -> None:
         """Never train the episode of this choice; the first problem is kept."""
         # an eval episode may have several choices

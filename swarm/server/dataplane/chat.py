@@ -353,6 +353,7 @@ class ChatSession:
             messages: what the caller gets, by the index of the choice.
         """
         if not self.call.record:
+            self.owner.count(version, sum(choice.span()[1] for choice in recorder.choices))
             yield
             return
         calls: dict[int, ModelCall] = {}

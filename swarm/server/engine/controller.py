@@ -20,7 +20,7 @@ from swarm.server.engine.requests import EpisodeRequests, Serving
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.states import EngineState, check_engine
 from swarm.tokens import Sampled, TrainBatch
-from swarm.types import StepResult
+from swarm.types import EvalResult, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,9 @@ class Controller(EpisodeRequests):
             model=self.job.model_name if self.has_job else "",
             pool=self._pool.information() if self._pool else None,
             steps=list(self._training.steps)[-steps:] if steps else [],
+            evaluations=self._pool.evaluations.results()
+            if steps and self._pool and self._pool.evaluations.sums
+            else [],
             code=self.code,
             job=self.job if self.has_job else None,
             resolved_config=self.resolved_config,
@@ -163,8 +166,14 @@ class Controller(EpisodeRequests):
         self._sent, pool.trainer_busy = "", False
         if self._take_back():
             logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
-        self._asked = True
-        self._detail = f"collecting the batch of step {message.next_step}"
+        # an engine that serves on after its last step needs no batch
+        pool.trained_out = message.next_step > self.job.total_training_steps
+        self._asked = not pool.trained_out
+        self._detail = (
+            "all steps are done; serving goes on"
+            if pool.trained_out
+            else f"collecting the batch of step {message.next_step}"
+        )
         if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
             self.boot_stage = ""
             self._to(EngineState.ROLLING, self._detail)
@@ -228,6 +237,10 @@ class Controller(EpisodeRequests):
         self._sent_at = time.monotonic()
         self._detail = "training on the batch"
         return batch
+
+    def take_evaluations(self) -> list[EvalResult]:
+        """What was evaluated since the last call, for the trainer's loggers."""
+        return self._pool.evaluations.take_changed() if self._pool is not None else []
 
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""

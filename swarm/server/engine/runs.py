@@ -9,13 +9,10 @@ Idle time begins anew, wall-clock time continues.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
-
-import numpy as np
 
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
@@ -23,7 +20,7 @@ from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow, StepRow
 from swarm.states import EpisodeState
-from swarm.tokens import TrainBatch
+from swarm.tokens import batch_metrics
 from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
@@ -172,37 +169,6 @@ class TrainingRun:
 
 def _no_job() -> ConflictError:
     return ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
-
-
-def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
-    """Our metrics of the batch of ``step``: rewards over all its episodes (population deviation), tokens sampled per
-    episode, what merging made of its calls, and by how many weight syncs the sampled tokens are older than the weights
-    that ``step`` began with.
-
-    ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
-    earlier answer, among those that go on from one.
-    """
-    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-    rewards = [trajectory.reward for trajectory in trajectories]
-    tokens = [trajectory.sampled_tokens for trajectory in trajectories]
-    counts = [trajectory.tokens for trajectory in trajectories]
-    kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
-    timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
-    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
-    return {
-        "swarm/reward_mean": statistics.fmean(rewards),
-        "swarm/reward_std": statistics.pstdev(rewards),
-        "swarm/episodes": float(len(trajectories)),
-        "swarm/tasks": float(len(batch.groups)),
-        "swarm/response_tokens_mean": statistics.fmean(tokens),
-        "swarm/calls": float(sum(one.calls for one in counts)),
-        "swarm/timelines": float(sum(one.timelines for one in counts)),
-        "swarm/unmerged_tokens": float(sum(one.unmerged for one in counts)),
-        "swarm/merged_tokens": float(sum(one.prompts + one.masked + one.trained for one in counts)),
-        "swarm/lost_history": lost / (kept + lost) if lost else 0.0,
-        "swarm/staleness_mean": float(ages.mean()),
-        "swarm/staleness_max": float(ages.max()),
-    }
 
 
 def _recovered_job(job_yaml: str) -> TrainJob:

@@ -162,9 +162,10 @@ class Supervisor:
     async def _end(self, link: EngineLink, process: EngineProcess) -> None:
         hearing = asyncio.create_task(self._hear_out(link), name="engine-last-words")
         try:
+            evaluations = self._controller.take_evaluations()
             for role in link.roles:
                 with contextlib.suppress(LinkError):
-                    await link.send(role, Stop())
+                    await link.send(role, Stop(evaluations=evaluations if role == "rollout" else []))
             # an engine that has not said Hello yet does not listen for a Stop
             known = bool(link.roles)
             await process.end(self._config.stop_grace if known else 0.0)
@@ -290,9 +291,10 @@ class Supervisor:
     async def _feed(self, link: EngineLink) -> str:
         while True:
             batch = await self._controller.next_batch()
+            message = BatchReady(batch=batch, evaluations=self._controller.take_evaluations())
             # to a trainer that is gone: the driver is about to say so, or its silence will
             with contextlib.suppress(LinkError):
-                await link.send("rollout", BatchReady(batch=batch))
+                await link.send("rollout", message)
 
 
 def engine_environment(link_address: str, token: str, run_dir: Path, code: Path | None) -> dict[str, str]:

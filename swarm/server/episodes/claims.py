@@ -89,7 +89,7 @@ class ClaimQueue:
         refusal = Refusal("")
         if not self._waiting:
             outcome = self._try(wish)
-            if isinstance(outcome, Grant):
+            if isinstance(outcome, Grant) or _not_needed(wish, outcome):
                 return outcome
             refusal = outcome
         if _gives_way(wish) and (pool := self._pool()) is not None and (reason := pool.needs_none):
@@ -155,7 +155,7 @@ class ClaimQueue:
                 waiting.granted.set_result(Refusal(reason))
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
-            if isinstance(outcome, Grant):
+            if isinstance(outcome, Grant) or _not_needed(waiting.wish, outcome):
                 self._unqueue(waiting)
                 waiting.granted.set_result(outcome)
                 continue
@@ -218,6 +218,11 @@ class ClaimQueue:
 def _gives_way(wish: ClaimWish) -> bool:
     """Whether the claim is refused, instead of queued, while no train episode is needed."""
     return wish.unless_batch_waits and wish.episode_type == "train"
+
+
+def _not_needed(wish: ClaimWish, refusal: Refusal) -> bool:
+    """Whether the claim is refused, instead of queued, because its client has its share of the batch."""
+    return refusal.share_full and _gives_way(wish)
 
 
 def _check_same(wish: ClaimWish, count: int) -> None:

@@ -49,6 +49,8 @@ class Episode:
     group: EpisodeGroup | None = None
     in_flight: int = 0
     calls: list[ModelCall] = field(default_factory=lambda: [])
+    #: of an eval episode: policy version and sampled tokens of each call
+    unrecorded: list[tuple[int, int]] = field(default_factory=lambda: [])
     quarantine_reason: str = ""
     over: Once = field(default_factory=Once)
     _why_over: Callable[[], SwarmGatewayError] | None = field(default=None, init=False, repr=False)
@@ -101,6 +103,7 @@ class Episode:
                 credit=output.credit,
                 timelines=timelines,
                 num_calls=len(self.calls),
+                is_success=output.is_success,
                 log_metrics=output.log_metrics,
                 tokens=count_tokens(self.calls, timelines),
             )
@@ -124,7 +127,7 @@ class EpisodeGroup:
 class ClaimWish(NamedTuple):
     """What a client asks for: all ``episodes`` at once or none; times in seconds.
 
-    With ``unless_batch_waits`` it does not queue up behind a batch that waits for the trainer. All wishes with the same
+    With ``unless_batch_waits`` it does not queue up while no episode is needed. All wishes with the same
     client and ``claim_key`` (unless empty) get what the first one got; after a restart, for
     several episodes only if they were claimed ``as_group``.
     """
@@ -162,10 +165,12 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a claim cannot be granted now; with ``holds_place`` the claims behind it must wait as well."""
+    """Why a claim cannot be granted now; with ``holds_place`` the claims behind it must wait as well; ``share_full``:
+    its client has its share of the batch."""
 
     reason: str
     holds_place: bool = True
+    share_full: bool = False
 
 
 def new_uuid() -> str:

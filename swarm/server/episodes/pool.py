@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, TRAINER_AWAY, EpisodeEnd, PoolInformation
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd, PoolInformation
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.episode import (
     DELETED,
@@ -30,6 +30,7 @@ from swarm.server.episodes.episode import (
     earlier_end,
     unknown_error,
 )
+from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
@@ -75,10 +76,14 @@ class EpisodePool:
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
         self.collection = self._new_collection("")
+        #: what eval episodes of the run measured
+        self.evaluations = Evaluations(append)
         #: whether episodes run on while the trainer computes and the weights are synced
         self.serves_always = False
         #: whether it computes meanwhile, so that another batch has to wait
         self.trainer_busy = False
+        #: whether all steps are done, so that no episode is trained any more
+        self.trained_out = False
         #: whether it died, and vLLM serves on without it
         self.trainer_away = False
 
@@ -87,6 +92,8 @@ class EpisodePool:
     def enter(self, engine: EngineState) -> None:
         """Follow the engine to state ``engine``; a weight sync deletes what runs, unless the pool serves always."""
         self._engine = engine
+        if engine is EngineState.BOOTING:
+            self.trained_out = False
         self.collection.follow(engine is EngineState.ROLLING)
         if engine is EngineState.WEIGHT_SYNCING and not self.serves_always:
             self._release("the batch left without the episode")
@@ -95,6 +102,7 @@ class EpisodePool:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
+        self.evaluations.begin_run(run_id)
         if job != self._job:
             self._job = job
             self.collection = self._new_collection(run_id)
@@ -115,6 +123,7 @@ class EpisodePool:
         collection.run_id = recovered.run_id
         collection.trained, collection.dropped = recovered.trained, recovered.dropped
         collection.quarantined = recovered.quarantined
+        self.evaluations.restore(recovered.run_id, recovered.evaluations)
         collection.restore(recovered.finished, recovered.outstanding, recovered.losses, recovered.agreed)
 
     # ------------------------------------------------------------------ claims
@@ -139,14 +148,14 @@ class EpisodePool:
         if self._engine is not EngineState.ROLLING:
             return Refusal("")
         collection = self.collection
-        if collection.ready:
+        if collection.ready and not self.trained_out:
             # it is about to leave, and the weight sync would cut off what begins now
             return Refusal(POST_ROLLING)
         if slots - len(self._running) < wish.episodes:
             return Refusal(NO_EPISODES)
         if reason := collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle):
             # AgentJet's client pauses for 15 s unless it finds this phrase
-            return Refusal(f"{NO_EPISODES} {reason}", holds_place=False)
+            return Refusal(f"{NO_EPISODES} {reason}", holds_place=False, share_full=reason.startswith(THROTTLED))
         grant, rows = self._running.begin(wish, collection.run_id, self._engine, self._clock(), self._wall())
         self._append(*rows)
         collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
@@ -335,10 +344,11 @@ class EpisodePool:
     @property
     def needs_none(self) -> str:
         """Why no train episode is needed although vLLM serves: a whole batch waits for a trainer that still computes
-        the one before, or the trainer died; otherwise empty."""
+        the one before, the trainer died, or all steps are done; otherwise empty."""
         if self.trainer_away:
             return TRAINER_AWAY
-        return BATCH_WAITS if self.trainer_busy and self._engine in _SERVING and self.collection.full else ""
+        waits = self.trainer_busy and self._engine in _SERVING and self.collection.full
+        return BATCH_WAITS if self.trained_out or waits else ""
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""
@@ -364,6 +374,7 @@ class EpisodePool:
             logger.warning("episode %s is not trained: %s", episode.episode_uuid, drop_reason)
         if episode.episode_type == "eval":
             event = EpisodeEvent.END_EVAL
+            self.evaluations.add(end.workflow_output, episode.unrecorded)
         else:
             event = EpisodeEvent.END_UNTRAINABLE if trajectory is None else EpisodeEvent.END_TRAIN
         # most episodes have one call: its tokens are the trajectory's, and are on disk already

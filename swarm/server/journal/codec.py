@@ -75,8 +75,9 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
             for timeline in trajectory.timelines
         ]
     )
-    earned, counts = (trajectory.reward, trajectory.credit), structs.astuple(trajectory.tokens)
-    return _dump([trajectory.task_id, *earned, trajectory.num_calls, trajectory.log_metrics, counts, timelines])
+    one, counts = trajectory, structs.astuple(trajectory.tokens)
+    earned = (one.reward, one.credit, one.is_success)
+    return _dump([one.task_id, *earned, one.num_calls, one.log_metrics, counts, timelines])
 
 
 def pack_counts(counts: TokenCounts) -> bytes:
@@ -91,7 +92,7 @@ def unpack_counts(data: bytes | None) -> TokenCounts:
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, credit, num_calls, log_metrics, counts, timelines = _load(data)
+    task_id, reward, credit, is_success, num_calls, log_metrics, counts, timelines = _load(data)
     if timelines is None:
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
@@ -104,6 +105,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         reward=reward,
         credit=credit,
         num_calls=num_calls,
+        is_success=is_success,
         log_metrics=log_metrics,
         tokens=_counts(counts),
         timelines=[

@@ -153,6 +153,14 @@ class StepRow(_Row, frozen=True, gc=False):
     result: StepResult
 
 
+class EvaluationRow(_Row, frozen=True, gc=False):
+    """What the eval episodes of one policy version have measured so far: ``(count, sum)`` by name."""
+
+    run_id: str
+    step: int
+    sums: Mapping[str, tuple[int, float]]
+
+
 Row = (
     RunRow
     | CountsRow
@@ -167,6 +175,7 @@ Row = (
     | NoAgreementsRow
     | BatchRow
     | StepRow
+    | EvaluationRow
 )
 
 
@@ -197,7 +206,8 @@ class Recovered:
 
     ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
     batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
-    ``claims`` are the episodes of claims with a key, by client and key. Steps and counts are of the current run.
+    ``claims`` are the episodes of claims with a key, by client and key. Steps, evaluations and counts are of the
+    current run.
     """
 
     run_id: str = ""
@@ -211,6 +221,7 @@ class Recovered:
     endings: dict[str, Ending] = field(default_factory=dict[str, Ending])
     claims: dict[tuple[str, str], list[str]] = field(default_factory=dict[tuple[str, str], list[str]])
     steps: list[StepResult] = field(default_factory=list[StepResult])
+    evaluations: list[EvaluationRow] = field(default_factory=list[EvaluationRow])
     quarantined: int = 0
     dropped: int = 0
     trained: int = 0

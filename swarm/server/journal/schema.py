@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -80,6 +80,7 @@ CREATE TABLE steps (
     metrics TEXT NOT NULL,
     UNIQUE (run_id, batch_id)
 );
+CREATE TABLE evaluations (run_id TEXT NOT NULL, step INTEGER NOT NULL, sums TEXT NOT NULL, UNIQUE (run_id, step));
 CREATE TABLE losses (task_id TEXT PRIMARY KEY, lost INTEGER NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE agreements (client_uuid TEXT PRIMARY KEY);
 """

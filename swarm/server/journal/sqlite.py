@@ -31,6 +31,7 @@ from swarm.server.journal.rows import (
     Ending,
     EndRow,
     EpisodeRow,
+    EvaluationRow,
     GroupRow,
     KeyRow,
     NoAgreementsRow,
@@ -234,6 +235,12 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             ],
         ),
     ),
+    EvaluationRow: (
+        (
+            "INSERT OR REPLACE INTO evaluations (run_id, step, sums) VALUES (?, ?, ?)",
+            lambda rows: [(row.run_id, row.step, pack_json(dict(row.sums))) for row in rows],
+        ),
+    ),
 }
 _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}
@@ -291,6 +298,10 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         steps=[
             StepResult(step=step, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
             for step, batch_id, metrics, seconds in reversed(steps)
+        ],
+        evaluations=[
+            EvaluationRow(run_id, step, {name: (count, total) for name, (count, total) in json.loads(sums).items()})
+            for step, sums in query("SELECT step, sums FROM evaluations WHERE run_id = ? ORDER BY step", (run_id,))
         ],
         quarantined=quarantined,
         dropped=dropped,

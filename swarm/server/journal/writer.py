@@ -75,6 +75,7 @@ class Retention:
         execute("BEGIN IMMEDIATE")
         removed = self._remove(2 * _CHECK_ENDS)
         execute("DELETE FROM steps WHERE rowid <= (SELECT max(rowid) FROM steps) - ?", (_KEEP_STEPS,))
+        execute("DELETE FROM evaluations WHERE rowid <= (SELECT max(rowid) FROM evaluations) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,))
         execute("COMMIT")
         return removed > 0 or self._shrink()

@@ -64,3 +64,22 @@ def test_a_failure_shows_its_last_lines_as_they_are(capsys: pytest.CaptureFixtur
 
 def test_states_are_for_the_spinner_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, False, ("state", {"state": "ENGINE.ROLLING", "detail": ""})) == ""
+
+
+def test_a_training_tells_its_evaluations_and_what_its_steps_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"step": 4, "finished": 31, "failed": 1, "mean_reward": 0.51, "success_rate": 0.45}
+    failed = {"step": 6, "finished": 0, "failed": 8, "mean_reward": None, "success_rate": None}
+    measured = {"swarm/reward_mean": 0.4, "swarm/success_rate": 0.25, "swarm/calls_mean": 2.5}
+    events = [
+        ("ready", {"model": "tiny", "seconds": 61.0}),
+        ("progress", {"words": "step 3 of 9, 12 episodes"}),
+        ("step", STEP | {"metrics": measured}),
+        ("evaluation", result),
+        ("evaluation", failed),
+    ]
+    out = printed(capsys, False, *events)
+    assert "training begins (model tiny)" in out and "step 3 of 9" not in out
+    assert "step    3  reward 0.400  success 25%  9.8 s  2.5 calls" in out
+    assert "evaluation of step 4: reward 0.510, success 45% (31 episodes, 1 failed)" in out
+    assert "evaluation of step 6: all 8 episodes failed" in out
+    assert "progress" not in printed(capsys, True, *events)

@@ -10,11 +10,11 @@ from swarm.errors import ConfigError
 
 def test_addresses_and_what_they_default_to() -> None:
     one, two = make_targets([], ["t"], [], [])
-    assert (one.kind, one.status_url, one.secret) == (Kind.SWARM, "http://127.0.0.1:10086/status", "t")
-    assert (two.kind, two.status_url, two.secret) == (Kind.GATEWAY, "http://127.0.0.1:8000/status", "")
+    assert (one.kind, one.url_of("/status"), one.secret) == (Kind.SWARM, "http://127.0.0.1:10086/status", "t")
+    assert (two.kind, two.url_of("/status"), two.secret) == (Kind.GATEWAY, "http://127.0.0.1:8000/status", "")
     assert [target.kind for target in make_targets([], [], ["a:1"], [])] == [Kind.GATEWAY]
     [target] = make_targets(["https://me:secret@host:1/swarm/"], [], [], [])
-    assert target.status_url == "https://me:secret@host:1/swarm/status"
+    assert target.url_of("/status") == "https://me:secret@host:1/swarm/status"
     assert (target.address, target.name) == ("https://host:1/swarm", "host:1/swarm")
 
 

@@ -18,6 +18,7 @@ from swarm.client import (
     auto_train_with_dataset,
     auto_train_with_dataset_async,
 )
+from swarm.client.training import TrainOptions, begin_training
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob
 from swarm.states import EngineState
@@ -160,3 +161,40 @@ async def test_progress_goes_to_stderr(
     shown = capsys.readouterr()
     assert "6 episodes, mean reward 0.500" in shown.err
     assert shown.out == ""
+
+
+async def test_shuffled_rewards_are_those_of_the_tasks_other_episodes(
+    rolling: ScriptedServer, server: ScriptedServer
+) -> None:
+    rewards = {name: [float(10 * place + n) for n in range(4)] for place, name in enumerate("abc")}
+    left = {name: list(values) for name, values in rewards.items()}
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        return WorkflowOutput(reward=left[task.task_id].pop())
+
+    with SwarmClient(server.url, policy=QUICK) as client:
+        options = TrainOptions(num_repeat=4, max_parallel=4, shuffle_rewards=True)
+        report = begin_training(TASKS, client, agent, options).result()
+    assert report.finished == 12
+    given: dict[str, list[float]] = {}
+    for body in rolling.bodies("/end_episode"):
+        given.setdefault(body["task_id"], []).append(body["workflow_output"]["reward"])
+    assert {name: sorted(values) for name, values in given.items()} == rewards
+
+
+async def test_a_training_that_is_cancelled_abandons_what_its_agents_do(rolling: ScriptedServer) -> None:
+    busy, never = threading.Event(), threading.Event()
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        busy.set()
+        never.wait(20)
+        return reward(task)
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        call = begin_training(itertools.cycle(TASKS), client, agent, TrainOptions(max_parallel=1))
+        assert busy.wait(20)
+        assert not call.done(0.0)
+        call.cancel()
+        assert call.done(20), "it waits for the agent"
+        never.set()
+    assert len(rolling.bodies("/abort_episode")) == 1

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from swarm.errors import AuthenticationError, ConfigError, ConflictError, StateError
 from swarm.job import TrainJob, dump_job
 from swarm.link.messages import RolloutReady
+from swarm.protocol import EpisodeEnd
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
@@ -23,7 +24,7 @@ from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import Recovered
 from swarm.states import EngineState, check_engine
 from swarm.tokens import TrainBatch
-from swarm.types import StepResult
+from swarm.types import EvalResult, StepResult, WorkflowOutput
 from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.memory import MemoryJournal
 
@@ -479,3 +480,32 @@ class ServerMachine(RuleBasedStateMachine):
 
 ServerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestServerMachine = ServerMachine.TestCase
+
+
+@pytest.mark.anyio
+async def test_evaluations_go_on_after_a_restart(tmp_path: Path) -> None:
+    async def evaluated(journal: Journal, reward: float, success: bool, version: int) -> Controller:
+        controller = rolling(journal, version)
+        grant = await granted(controller, ClaimWish("me", "eval"))
+        episode = controller.pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+        # what the data plane notes of calls that it does not record
+        episode.unrecorded += [(version, 5), (version, 6)]
+        output = WorkflowOutput(reward=reward, is_success=success, log_metrics={"tools": 2.0})
+        controller.pool.end("me", "task", [EpisodeEnd(episode_uuid=episode.episode_uuid, workflow_output=output)])
+        await controller.synced()
+        return controller
+
+    journal = Journal.open(tmp_path / "journal.db")
+    await evaluated(journal, 1.0, True, 0)
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = await evaluated(journal, 0.0, False, 0)
+    [told] = controller.status().evaluations
+    means = {"reward_mean": 0.5, "success_rate": 0.5, "calls_mean": 2.0, "response_tokens_mean": 11.0, "log/tools": 2.0}
+    assert told == EvalResult(step=0, episodes=2, metrics={f"eval/{name}": value for name, value in means.items()})
+    assert controller.take_evaluations() == [told] and controller.take_evaluations() == []
+    controller.offline("over")
+    # another run has evaluations of its own
+    controller.sync_job(JOB.model_copy(update={"lr": 1.0}))
+    assert controller.status().evaluations == []
+    await journal.close()

@@ -1,0 +1,205 @@
+"""``swarm-gateway groups``: what the model learns from: the answers of a group side by side, and where rewards lie."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.swarm import DEFAULT_URL, AsJson, Token, Url, connect
+
+if TYPE_CHECKING:
+    from swarm.groups import Group, GroupAnswer, JudgedGroups, Wanted
+
+app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
+
+#: ``decode(ids, special=...)``
+Decode = Callable[..., str]
+
+RunDir = Annotated[
+    Path | None, typer.Option(help="read the journal in this run folder instead; its server may be running")
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="model whose tokenizer reads the tokens; default: the run's own, where it is at hand")
+]
+RequestLog = Annotated[Path | None, typer.Option(help="a gateway's request log, for texts where there is no tokenizer")]
+
+
+@app.command("list")
+def list_groups(
+    find: Annotated[str, typer.Option(help="words that must all be in its task, texts or reasons")] = "",
+    route: Annotated[str, typer.Option(help="name of its route or client")] = "",
+    reason: Annotated[str, typer.Option(help="part of a reason, or of why it was dropped")] = "",
+    at_least: Annotated[float | None, typer.Option(help="some answer has this reward or more")] = None,
+    at_most: Annotated[float | None, typer.Option(help="some answer has this reward or less")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    run_dir: RunDir = None,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
+) -> None:
+    """The latest groups, newest first, and a histogram of the rewards of each of the latest steps."""
+    from gateway.cli.output import print_json
+    from gateway.tui.format import text_lines
+    from gateway.tui.groups_view import groups_table, rewards_table
+    from swarm.groups import Wanted
+    from swarm.groups import as_json as plain
+
+    wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
+    groups = _found(wanted, limit, url, token, run_dir, tokenizer)
+    if as_json:
+        print_json({"groups": plain(groups.groups), "rewards": [one.model_dump() for one in groups.rewards]})
+        return
+    table = groups_table(groups.groups, time.time())
+    for line in text_lines(table, limit) if table.rows else [table.note or "no group fits"]:
+        typer.echo(line)
+    histogram = rewards_table(groups.rewards)
+    if histogram.rows:
+        typer.echo("")
+        for line in text_lines(histogram, len(histogram.rows)):
+            typer.echo(line)
+
+
+@app.command("show")
+def show_group(
+    group: Annotated[str, typer.Argument(help="its id, or the beginning of it")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    run_dir: RunDir = None,
+    tokenizer: Tokenizer = None,
+    request_log: RequestLog = None,
+    as_json: AsJson = False,
+) -> None:
+    """The answers of one group, side by side with what became of each, and their texts where they can be read."""
+    from gateway.cli.output import print_json
+    from gateway.tui.format import printable, text_lines
+    from gateway.tui.groups_view import answers_table, facts
+    from swarm.errors import ConfigError
+    from swarm.groups import as_json as plain
+
+    found = _read(url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
+    if len(found.groups) != 1:
+        many = "several groups begin" if found.groups else "none of the latest groups begins"
+        raise ConfigError(f"{many} with {group!r}; `swarm-gateway groups list` names them")
+    [one] = found.groups
+    decode = _decoder(tokenizer, found.model)
+    texts = texts_of(one, decode) if decode is not None else logged_texts(one, request_log)
+    if as_json:
+        [fields] = plain([one])
+        for answer, text in zip(fields["answers"], texts.answers, strict=True):
+            del answer["timelines"]
+            answer["text"] = text
+        print_json(fields | {"prompt": texts.prompt})
+        return
+    for line in [*facts(one), "", *text_lines(answers_table(one), len(one.answers)), ""]:
+        typer.echo(line)
+    if texts.prompt:
+        typer.echo("asked: " + printable(texts.prompt))
+    for number, text in enumerate(texts.answers, 1):
+        if text:
+            typer.echo(f"answer {number}: {printable(text)}")
+    if not any(texts.answers):
+        typer.echo(texts.note)
+
+
+class Texts:
+    """The texts of one group: of its prompt, and of each answer; empty where they are not known."""
+
+    def __init__(self, prompt: str, answers: Sequence[str], note: str = "") -> None:
+        self.prompt = prompt
+        self.answers = list(answers)
+        self.note = note
+
+
+def texts_of(group: Group, decode: Decode) -> Texts:
+    """By the model's tokenizer, from the tokens that were sampled."""
+
+    def said(answer: GroupAnswer) -> str:
+        from swarm.groups import sampled
+
+        return " … ".join(decode(sampled(line), special=False) for line in answer.timelines)
+
+    first = next((line for answer in group.answers for line in answer.timelines), None)
+    prompt = decode(first.prompt_ids, special=True) if first is not None else ""
+    return Texts(prompt, [said(one) for one in group.answers], "its tokens are gone")
+
+
+def logged_texts(group: Group, log: Path | None) -> Texts:
+    """Of the request and of the answer that was delivered, as a gateway's request log has them.
+
+    Raises:
+        ConfigError: the log cannot be read.
+    """
+    from gateway.cli.output import read_text
+
+    nothing = Texts("", [""] * len(group.answers), "no tokenizer is at hand: give --tokenizer, or --request-log")
+    if log is None or not group.request_id:
+        return nothing
+    for line in read_text(log, "request log").splitlines():
+        if group.request_id not in line:
+            continue
+        entry: dict[str, Any] = json.loads(line)
+        if entry.get("request_id") == group.request_id:
+            told = [json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer")]
+            return Texts(told[0], [told[1] if one.delivered else "" for one in group.answers])
+    return nothing
+
+
+def _found(
+    wanted: Wanted, limit: int, url: str, token: str | None, run_dir: Path | None, tokenizer: str | None
+) -> JudgedGroups:
+    query: dict[str, Any] = wanted.model_dump(exclude_none=True) | {"limit": limit}
+    if not wanted.words:
+        return _read(url, token, run_dir, query)
+    # words may be in the texts, which only a tokenizer can read
+    everything = _read(url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
+    decode = _decoder(tokenizer, everything.model)
+    fitting: list[Group] = []
+    for group in everything.groups:
+        texts = texts_of(group, decode) if decode is not None else None
+        if wanted.fits(group, [texts.prompt, *texts.answers] if texts is not None else ()):
+            fitting.append(group)
+    without = [
+        one.model_copy(update={"answers": [a.model_copy(update={"timelines": []}) for a in one.answers]})
+        for one in fitting[:limit]
+    ]
+    return everything.model_copy(update={"groups": without})
+
+
+def _read(url: str, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
+    if run_dir is None:
+        with connect(url, token) as client:
+            return client.judged_groups(**query)
+    from swarm.errors import ConfigError
+    from swarm.groups import Wanted
+    from swarm.importer import load_attribute
+
+    journal = run_dir / "journal.db"
+    names = Wanted.model_fields
+    wanted = Wanted(**{name: value for name, value in query.items() if name in names})
+    rest = {"group_id": query.get("group", ""), "limit": query["limit"], "tokens": query.get("tokens", False)}
+    found: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted, **rest)
+    try:
+        model: str = load_attribute("swarm.server.journal.groups:model_of")(journal)
+    except ConfigError:  # of several runs
+        model = ""
+    return found.model_copy(update={"model": model})
+
+
+def _decoder(tokenizer: str | None, model: str) -> Decode | None:
+    from swarm.errors import ConfigError
+    from swarm.importer import load_attribute
+
+    if not (tokenizer or model):
+        return None
+    try:
+        return load_attribute("adapters.models:decoder")(tokenizer or model, local=not tokenizer)
+    except ConfigError:
+        if tokenizer:
+            raise
+        return None

@@ -1,0 +1,212 @@
+"""``train``: tasks, a workflow and a job from one file; a swarm server and an engine for as long as that takes.
+
+The file has ``job`` (``TrainJob``), ``workflow``, ``tasks``, and if needed ``eval``, ``control`` and ``swarm``
+(``ServerConfig``). Relative paths start from its folder. Tasks are read as they are needed, again and again, until the
+job's last step; the policy is evaluated before the first one, after each ``every_steps``, and after the last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import traceback
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.replay.report import TrainingReport, points_of_evaluations, points_of_steps
+from gateway.up import UpPlan
+from gateway.watch import OnEvent, UpFailedError
+from swarm.client import SwarmClient
+from swarm.client.training import Evaluation, EvaluationReport, Progress, TrainOptions, begin_training
+from swarm.client.workflow import Execute, load_workflow
+from swarm.data import epochs_of, located, read_tasks
+from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.protocol import ServerStatus
+from swarm.types import Model
+
+#: Where verl notes the last checkpoint in the folder of checkpoints.
+_CHECKPOINT_NOTE = "latest_checkpointed_iteration.txt"
+_TRACE_LINES = 8
+_POLL = 0.2
+
+
+class TaskSources(Model):
+    """Where tasks are read from: a ``.jsonl`` or ``.parquet`` file, ``hf:NAME[@CONFIG][:split]``, or
+    ``module:function``."""
+
+    train: str
+    validation: str | None = None
+
+
+class EvalConfig(Model):
+    """When and how much is evaluated."""
+
+    every_steps: int = Field(ge=1, description="steps between two evaluations")
+    samples: int = Field(default=1, ge=1, description="episodes of each validation task")
+    tasks: int | None = Field(default=None, ge=1, description="the first so many validation tasks; default: all")
+
+
+class TrainFile(Model):
+    """The file of ``train``; ``job`` and ``swarm`` are checked by their own models."""
+
+    job: dict[str, Any]
+    workflow: str = Field(description="module:function, or module:Class in AgentJet's form")
+    tasks: TaskSources
+    eval: EvalConfig | None = None
+    control: Literal["none", "shuffle"] = Field(
+        default="none", description="shuffle: rewards are permuted within each task, a control that must not learn"
+    )
+    swarm: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What ``train`` runs; ``train`` and ``validation`` are as :func:`swarm.data.read_tasks` takes them."""
+
+    file: TrainFile
+    up: UpPlan
+    workflow: Execute
+    train: str | Path
+    validation: str | Path | None
+
+
+def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
+    """The plan of ``file``, whose paths start from ``folder``; its modules can be imported already.
+
+    Raises:
+        ConfigError: the workflow does not load, tasks cannot be read, or there is nothing to evaluate on.
+    """
+    if file.eval is not None and file.tasks.validation is None:
+        raise ConfigError("eval needs tasks.validation: name the tasks that it tries")
+    train = located(file.tasks.train, folder)
+    validation = located(file.tasks.validation, folder) if file.tasks.validation and file.eval else None
+    for source in filter(None, (train, validation)):
+        if next(read_tasks(source), None) is None:
+            raise ConfigError(f"{source} holds no task")
+    # the engine serves on after its last step, to be evaluated
+    job = up.job.model_copy(update={"serve_after_training": file.eval is not None})
+    return TrainPlan(file, replace(up, job=job), load_workflow(file.workflow), train, validation)
+
+
+def resumed(plan: TrainPlan) -> TrainPlan:
+    """``plan`` from the last checkpoint on.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    job = plan.up.job
+    folder = Path(job.checkpoint_dir) if job.checkpoint_dir else plan.up.run_dir / "checkpoints"
+    if not (folder / _CHECKPOINT_NOTE).is_file():
+        raise ConfigError(f"--resume: there is no checkpoint in {folder}; job.save_freq writes one every so many steps")
+    return replace(plan, up=replace(plan.up, job=job.model_copy(update={"resume": True})))
+
+
+class Trainer:
+    """The work of ``train`` beside the servers, see :func:`gateway.up.run_up`.
+
+    Args:
+        plan: what to train.
+        on_event: called with ``progress`` and ``evaluation``, and their values.
+        label: of the report.
+
+    Attributes:
+        report: once the work is over; ``None`` if it never began.
+    """
+
+    def __init__(self, plan: TrainPlan, on_event: OnEvent, label: str = "run") -> None:
+        self._plan = plan
+        self._on_event = on_event
+        self._label = label
+        self._progress: Progress | None = None
+        self.report: TrainingReport | None = None
+
+    def __call__(self, url: str, token: str, stopping: threading.Event) -> None:
+        """Train until the last step, or until ``stopping`` is set.
+
+        Raises:
+            ConfigError: tasks cannot be read.
+            UpFailedError: all episodes fail.
+        """
+        began = time.monotonic()
+        because = "interrupted"
+        with SwarmClient(url, token=token) as client:
+            status = client.status()
+            call = begin_training(self._tasks(status), client, self._plan.workflow, self._options())
+            try:
+                while not call.done(_POLL):
+                    if stopping.is_set():
+                        call.cancel()
+                call.result()
+                because = "all steps are done"
+            except CancelledError:
+                pass
+            except ExceptionGroup as exc:
+                because = exc.message
+                raise self._failed(exc) from exc
+            except SwarmGatewayError as exc:
+                because = exc.message
+                raise
+            finally:
+                self.report = self._reported(client.status(), time.monotonic() - began, because)
+
+    def _tasks(self, status: ServerStatus) -> Any:
+        job = self._plan.up.job
+        # a run that goes on does not begin its tasks anew
+        done = status.engine.global_step * job.batch_size
+        return itertools.islice(epochs_of(self._plan.train, job.seed), done, None)
+
+    def _options(self) -> TrainOptions:
+        file, source = self._plan.file, self._plan.validation
+        evaluation: Evaluation | None = None
+        if file.eval is not None and source is not None:
+            most = file.eval.tasks
+            evaluation = Evaluation(
+                lambda: itertools.islice(read_tasks(source), most),
+                file.eval.every_steps,
+                file.eval.samples,
+                self._evaluated,
+            )
+        return TrainOptions(
+            evaluation=evaluation,
+            shuffle_rewards=file.control == "shuffle",
+            patient=True,
+            on_progress=self._see,
+        )
+
+    def _see(self, progress: Progress) -> None:
+        self._progress = progress
+        doing = "evaluating" if progress.evaluating else f"step {progress.step} of {progress.last_step}"
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        self._on_event("progress", {"words": f"{doing}, {progress.finished} episodes{failed}"})
+
+    def _evaluated(self, report: EvaluationReport) -> None:
+        self._on_event("evaluation", report.model_dump(mode="json"))
+
+    def _failed(self, exc: ExceptionGroup[Exception]) -> UpFailedError:
+        first = exc.exceptions[0]
+        lines = "".join(traceback.format_exception(first)).splitlines()
+        return UpFailedError(
+            f"{exc.message}, the first with: {first}", lines[-_TRACE_LINES:], self._plan.up.run_dir / "engine.log"
+        )
+
+    def _reported(self, status: ServerStatus, seconds: float, because: str) -> TrainingReport:
+        progress, file = self._progress, self._plan.file
+        return TrainingReport(
+            label=self._label,
+            data=file.tasks.train,
+            model=status.model,
+            seconds=seconds,
+            interrupted=because == "interrupted",
+            stopped_because=because,
+            steps=points_of_steps(status.steps),
+            evaluations=points_of_evaluations(status.evaluations),
+            workflow=file.workflow,
+            control=file.control,
+            finished=progress.finished if progress else 0,
+            failed=progress.failed if progress else 0,
+        )

@@ -1,0 +1,101 @@
+"""What is shown of judged groups: a row for each, the answers of one side by side, rewards by step; without textual.
+
+Invariant: texts from a server are printable, see :mod:`gateway.tui.format`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Table, measure, printable, seconds, short, table_of
+from swarm.groups import Group, GroupAnswer, StepRewards
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_REWARDS_SHOWN = 8
+
+_ANSWERS: Columns[tuple[int, GroupAnswer]] = {
+    ">": lambda one: str(one[0]),
+    ">reward": lambda one: UNKNOWN if one[1].reward is None else measure(one[1].reward),
+    ">rank": lambda one: str(one[1].rank or ""),
+    "what became of it": lambda one: _fate(one[1]),
+    ">tokens": lambda one: str(one[1].sampled_tokens or ""),
+    ">calls": lambda one: str(one[1].calls or ""),
+    ">version": lambda one: "" if one[1].policy_version is None else str(one[1].policy_version),
+    "end": lambda one: one[1].finish_reason,
+    "components": lambda one: ", ".join(f"{name} {measure(value)}" for name, value in one[1].components.items()),
+    "reason": lambda one: one[1].reason,
+}
+_REWARDS: Columns[StepRewards] = {
+    ">step": lambda one: str(one.step),
+    ">lowest": lambda one: measure(one.low),
+    "rewards": lambda one: bars(one.counts),
+    ">highest": lambda one: measure(one.high),
+    ">answers": lambda one: str(sum(one.counts)),
+}
+
+
+def groups_table(groups: Sequence[Group], now: float) -> Table:
+    """A row for each group; ``now`` is in Unix seconds."""
+    columns: Columns[Group] = {
+        "group": lambda one: one.group_id[:12],
+        ">ago": lambda one: seconds(max(0.0, now - one.ended_at)),
+        "from": lambda one: short(one.route or one.client, 20),
+        ">step": lambda one: "" if one.step is None else str(one.step),
+        "rewards": lambda one: _rewards(one),
+        "task": lambda one: short(one.query or one.task_id, 40),
+        "what became of it": lambda one: short(one.fate, 60),
+    }
+    return table_of(columns, groups, lambda one: _style(one), empty="no group fits")
+
+
+def answers_table(group: Group) -> Table:
+    """The answers of one group side by side."""
+    return table_of(
+        _ANSWERS,
+        enumerate(group.answers, 1),
+        lambda one: BAD if one[1].state == "dropped" else WARNING if one[1].why else "",
+        note=short(f"group {group.group_id[:12]}: {group.query or group.task_id}", 100),
+    )
+
+
+def rewards_table(rewards: Sequence[StepRewards]) -> Table:
+    """Where the rewards of each step lie."""
+    return table_of(_REWARDS, rewards, empty="nothing was trained yet")
+
+
+def facts(group: Group) -> list[str]:
+    """What is known of a group as a whole, a line each."""
+    known = {
+        "group": group.group_id,
+        "task": " ".join(filter(None, (group.task_id, group.query))),
+        "from": " ".join(filter(None, (group.route, group.client))),
+        "request": group.request_id,
+        "hook": group.hook,
+        "step": "" if group.step is None else str(group.step),
+        "became": group.fate,
+    }
+    return [f"{name:<8}{printable(value)}" for name, value in known.items() if value]
+
+
+def bars(counts: Sequence[int]) -> str:
+    """A histogram in one cell each; the fullest part is full."""
+    most = max(counts, default=0)
+    return "".join(_BLOCKS[-(-8 * count // most) if most else 0] for count in counts)
+
+
+def _rewards(group: Group) -> str:
+    shown = " ".join(measure(one) for one in group.rewards[:_REWARDS_SHOWN])
+    more = len(group.rewards) - _REWARDS_SHOWN
+    return (shown or UNKNOWN) + (f" +{more}" if more > 0 else "")
+
+
+def _fate(answer: GroupAnswer) -> str:
+    parts = (["delivered"] if answer.delivered else []) + [answer.state]
+    return ", ".join(parts) + (f": {answer.why}" if answer.why else "")
+
+
+def _style(group: Group) -> str:
+    if any(one.state == "dropped" for one in group.answers):
+        return WARNING
+    # equal rewards teach nothing
+    return DIM if len(set(group.rewards)) == 1 else ""

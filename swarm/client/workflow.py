@@ -1,0 +1,249 @@
+"""A user's workflow as a function of a task and an episode's address: plain functions, coroutines, AgentJet's classes.
+
+Invariant: each episode has clients of its own, with the key of that episode, which are closed with it; a workflow that
+returns no finite reward fails, and never counts as a reward.
+
+AgentJet's names are those of its public interface: ``Workflow.execute(workflow_task, tuner)``, ``WorkflowTask``,
+``WorkflowOutput``, and of its tuner ``as_oai_baseurl_apikey`` and ``as_raw_openai_sdk_client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from swarm.client.wire import EpisodeEndpoint
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
+from swarm.job import describe_validation
+from swarm.protocol import WireOutput
+from swarm.types import Task, WorkflowOutput
+
+#: Runs one episode in a thread.
+Execute = Callable[[Task, EpisodeEndpoint], WorkflowOutput]
+
+#: Parameters that a workflow may have after its first one, the task.
+PARAMETERS = ("client", "base_url", "api_key", "api")
+#: The model name of clients that are not told one: an episode's address serves one model, whatever it is called.
+MODEL = "policy"
+_OUTPUT: TypeAdapter[WorkflowOutput] = TypeAdapter(WireOutput)
+
+
+def load_workflow(spec: str) -> Execute:
+    """The workflow at ``module:attribute``: a function, a coroutine function, or a class in AgentJet's form.
+
+    A function gets the task first, and of :data:`PARAMETERS` those that it names: ``client``, an ``openai.OpenAI`` (a
+    coroutine function: ``AsyncOpenAI``); ``base_url`` and ``api_key``; or ``api``, both in one. It returns a
+    :class:`WorkflowOutput`. Coroutines run on an event loop of their own, so one that blocks holds up no other.
+
+    Raises:
+        ConfigError: it does not import, is of another kind, has other parameters, or `openai` is not installed.
+    """
+    _know_agentjet()
+    target: Any = load_attribute(spec)
+    if inspect.isclass(target) and callable(getattr(target, "execute", None)):
+        return partial(_run_class, spec, target)
+    if not inspect.isroutine(target):
+        raise ConfigError(f"{spec} is a {type(target).__name__}: a workflow is a function or a class with `execute`")
+    wanted = _parameters(spec, target)
+    if "client" in wanted:
+        _openai()
+    return partial(_run_function, spec, cast("Callable[..., Any]", target), wanted)
+
+
+def _parameters(spec: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    first, *rest = [*inspect.signature(function).parameters.values(), None]
+    if first is None:
+        raise ConfigError(f"{spec} takes no argument: its first one is the task")
+    named = [one for one in rest if one is not None]
+    wrong = [one.name for one in named if one.name not in PARAMETERS and one.default is one.empty]
+    if wrong:
+        raise ConfigError(
+            f"{spec}: unknown parameter {wrong[0]!r}; after the task there may be {', '.join(PARAMETERS)}"
+        )
+    return tuple(one.name for one in named if one.name in PARAMETERS)
+
+
+def _run_function(
+    spec: str, function: Callable[..., Any], wanted: tuple[str, ...], task: Task, api: EpisodeEndpoint
+) -> WorkflowOutput:
+    given: dict[str, Any] = {"base_url": api.base_url, "api_key": api.api_key, "api": api}
+    arguments = {name: given[name] for name in wanted if name in given}
+    if inspect.iscoroutinefunction(function):
+
+        async def run() -> Any:
+            if "client" not in wanted:
+                return await function(task, **arguments)
+            async with _async_client(api) as client:
+                return await function(task, client=client, **arguments)
+
+        return output_of(asyncio.run(run()), spec)
+    if "client" not in wanted:
+        return output_of(function(task, **arguments), spec)
+    with _client(api) as client:
+        return output_of(function(task, client=client, **arguments), spec)
+
+
+def _run_class(spec: str, workflow: type, task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+    given = AgentJetTask(
+        env_type=task.env_type, task_id=task.task_id, episode_uuid=api.episode_uuid, task=Query(**task.model_dump())
+    )
+
+    async def run() -> Any:
+        async with _async_client(api) as client:
+            return await _awaited(workflow().execute(given, Tuner(api, client)))
+
+    return output_of(asyncio.run(run()), spec)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def output_of(result: Any, spec: str) -> WorkflowOutput:
+    """What a workflow returned, as ours.
+
+    Raises:
+        ConfigError: it is no workflow output, or has no finite reward.
+    """
+    if isinstance(result, WorkflowOutput):
+        return result
+    fields: Any = result.model_dump() if isinstance(result, BaseModel) else result
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"{spec} returned a {type(result).__name__}; a workflow returns WorkflowOutput(reward=...)")
+    try:
+        return _OUTPUT.validate_python(fields)
+    except ValidationError as exc:
+        raise describe_validation(exc, f"what {spec} returned") from exc
+
+
+def _openai() -> Any:
+    try:
+        import openai
+    except ImportError as exc:
+        raise ConfigError("a workflow with a `client` needs openai: pip install 'swarm-gateway[train]'") from exc
+    return openai
+
+
+def _http(api: EpisodeEndpoint) -> dict[str, Any]:
+    # no proxy between two processes of ours; to read certificates that plain HTTP does not need takes long
+    return {"trust_env": False, "verify": api.base_url.startswith("https:")}
+
+
+def _client(api: EpisodeEndpoint) -> Any:
+    openai = _openai()
+    http = openai.DefaultHttpxClient(**_http(api))
+    return openai.OpenAI(base_url=api.base_url, api_key=api.api_key, http_client=http)
+
+
+def _async_client(api: EpisodeEndpoint) -> Any:
+    openai = _openai()
+    http = openai.DefaultAsyncHttpxClient(**_http(api))
+    return openai.AsyncOpenAI(base_url=api.base_url, api_key=api.api_key, http_client=http)
+
+
+# ---------------------------------------------------------------------- AgentJet's names
+
+
+class Query(BaseModel):
+    """AgentJet's ``Task``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    main_query: str = ""
+    init_messages: list[dict[str, Any]] = []
+    task_id: str = ""
+    env_type: str = ""
+    metadata: dict[str, Any] = {}
+
+
+class AgentJetTask(BaseModel):
+    """AgentJet's ``WorkflowTask``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    env_type: str = ""
+    task_id: str = ""
+    episode_uuid: str = ""
+    task: Query = Field(default_factory=Query)
+    gym_env: Any = None
+
+
+class AgentJetOutput(BaseModel):
+    """AgentJet's ``WorkflowOutput``; one whose reward a judge was to find later is refused here."""
+
+    reward: float | list[float] | None = None
+    is_success: bool | None = None
+    metadata: dict[str, Any] = {}
+    log_metrics: dict[str, Any] = {}
+
+
+class AgentJetWorkflow(BaseModel):
+    """AgentJet's ``Workflow``."""
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    name: str = "default_workflow"
+    trainable_targets: list[str] | None = None
+
+    async def execute(self, workflow_task: Any, tuner: Any) -> Any:
+        """Run one episode."""
+        raise NotImplementedError
+
+
+class Tuner:
+    """AgentJet's tuner for one episode; every agent of it is trained."""
+
+    def __init__(self, api: EpisodeEndpoint, client: Any) -> None:
+        self._api = api
+        self._client = client
+
+    def as_oai_baseurl_apikey(self, *_: Any, **__: Any) -> Any:
+        """Where the episode samples: ``base_url``, ``api_key`` and ``model_name``."""
+        return SimpleNamespace(base_url=self._api.base_url, api_key=self._api.api_key, model_name=MODEL)
+
+    def as_raw_openai_sdk_client(self, *_: Any, **__: Any) -> Any:
+        """Something with ``chat.completions.create``, to be awaited; the model need not be named."""
+
+        async def create(**arguments: Any) -> Any:
+            return await self._client.chat.completions.create(**{"model": MODEL, **arguments})
+
+        return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+
+    def as_agentscope_model(self, *_: Any, **__: Any) -> Any:
+        """Not here: this needs AgentScope's own class.
+
+        Raises:
+            ConfigError: always; says what to use.
+        """
+        raise ConfigError(
+            "tuner.as_agentscope_model() is not known here: give AgentScope's OpenAIChatModel the base_url and api_key "
+            "of tuner.as_oai_baseurl_apikey()"
+        )
+
+
+def _know_agentjet() -> None:
+    """Let ``from ajet import Workflow, ...`` find the names above, where AgentJet itself is not installed."""
+    if "ajet" in sys.modules or importlib.util.find_spec("ajet") is not None:
+        return
+    names = {
+        "Workflow": AgentJetWorkflow,
+        "WorkflowTask": AgentJetTask,
+        "WorkflowOutput": AgentJetOutput,
+        "AjetTuner": Tuner,
+        "ModelTuner": Tuner,
+        "Task": Query,
+    }
+    for name in ("ajet", "ajet.schema", "ajet.schema.task", "ajet.workflow", "ajet.tuner"):
+        module = ModuleType(name, "Names of AgentJet's, for its workflows.")
+        module.__path__ = []
+        vars(module).update(names)
+        sys.modules[name] = module

@@ -1,0 +1,64 @@
+"""What episodes measure, summed up by name: rewards, successes, calls, tokens, and what workflows log themselves.
+
+Invariant: a mean is over the episodes that have the value; one that nobody has is absent, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+#: Prefixes of the metrics of a training step's batch, and of evaluations.
+TRAIN, EVAL = "swarm/", "eval/"
+#: Names that workflows log, of one batch or evaluation, and characters of each; later ones are left out.
+MAX_LOGGED, MAX_NAME = 64, 100
+#: Begins the name of what workflows log.
+LOGGED = "log/"
+
+
+class MetricSums:
+    """Counts and sums by name, so that episodes can be added one by one.
+
+    Args:
+        sums: ``[count, sum]`` by name, of an earlier :meth:`dump`.
+    """
+
+    def __init__(self, sums: Mapping[str, tuple[int, float]] | None = None) -> None:
+        self._sums: dict[str, tuple[int, float]] = {name: (n, total) for name, (n, total) in (sums or {}).items()}
+        self._logged = sum(name.startswith(LOGGED) for name in self._sums)
+
+    def add(
+        self, reward: float, is_success: bool | None, calls: int, tokens: int, log_metrics: Mapping[str, float]
+    ) -> None:
+        """Add one episode with ``calls`` of the model, which sampled ``tokens`` for it."""
+        self._add("reward_mean", reward)
+        if is_success is not None:
+            self._add("success_rate", float(is_success))
+        self._add("calls_mean", calls)
+        self._add("response_tokens_mean", tokens)
+        for given, value in log_metrics.items():
+            name = LOGGED + given[:MAX_NAME]
+            if not math.isfinite(value):
+                continue
+            if name not in self._sums:
+                if self._logged == MAX_LOGGED:
+                    continue
+                self._logged += 1
+            self._add(name, value)
+
+    @property
+    def episodes(self) -> int:
+        """How many were added."""
+        return self._sums.get("reward_mean", (0, 0.0))[0]
+
+    def means(self, prefix: str) -> dict[str, float]:
+        """The mean of each value, its name behind ``prefix``."""
+        return {prefix + name: total / count for name, (count, total) in self._sums.items()}
+
+    def dump(self) -> dict[str, tuple[int, float]]:
+        """See ``sums``."""
+        return dict(self._sums)
+
+    def _add(self, name: str, value: float) -> None:
+        count, total = self._sums.get(name, (0, 0.0))
+        self._sums[name] = (count + 1, total + value)

@@ -1,0 +1,173 @@
+"""The latest groups of a journal, read beside the server that writes it.
+
+Invariant: the journal is only read, a bounded number of its latest episodes, in one short transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any, cast
+
+from swarm.groups import Group, GroupAnswer, JudgedGroups, SampledText, StepRewards, Wanted, histogram
+from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
+from swarm.server.journal.schema import reading
+from swarm.states import EpisodeState
+from swarm.tokens import Trajectory
+
+#: Latest ends that are looked through, groups in one answer, and steps with a histogram.
+MAX_ENDS, MAX_GROUPS, MAX_STEPS = 5_000, 200, 20
+
+_COLUMNS = (
+    "uuid, run_id, state, client_uuid, task_id, reward, output, coalesce(nullif(drop_reason, ''), lost_reason),"
+    " quarantine_reason, batch_id, step, ended_at, rowid"
+)
+_NAMES = {
+    EpisodeState.FINISHED: "waiting",
+    EpisodeState.BATCHED: "out",
+    EpisodeState.REGISTERED: "over",
+    EpisodeState.DELETED: "over",
+}
+
+
+def judged_groups(
+    journal: Path, wanted: Wanted | None = None, group_id: str = "", limit: int = 20, *, tokens: bool = False
+) -> JudgedGroups:
+    """The latest groups of train episodes that ``wanted`` fits, or the one whose id begins with ``group_id``.
+
+    A group is what one call of a reward hook judged, or else the episodes of one task in one batch. With ``tokens`` the
+    answers have their timelines.
+
+    Raises:
+        ConfigError: there is no journal, or it cannot be read.
+    """
+    wanted = wanted or Wanted()
+    with reading(journal) as connection:
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM episodes WHERE ended IS NOT NULL AND type = 'train'"
+            " AND (how = 'ended' OR drop_reason != '') ORDER BY ended DESC LIMIT ?",
+            (MAX_ENDS,),
+        ).fetchall()
+        members: dict[str, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            said = json.loads(row[6]) if row[6] else {}
+            members.setdefault(_group_id(row, said), []).append((*row[:6], said, *row[7:]))
+        found: list[Group] = []
+        for name, episodes in members.items():
+            if len(found) == min(limit, MAX_GROUPS):
+                break
+            if not name.startswith(group_id):
+                continue
+            group = _group(name, sorted(episodes, key=lambda one: one[-1]))
+            if wanted.fits(group):
+                found.append(_with_tokens(connection, group, timelines=tokens))
+    return JudgedGroups(groups=found, rewards=_rewards(rows))
+
+
+def _group_id(row: tuple[Any, ...], said: dict[str, Any]) -> str:
+    given = _metadata(said).get("group_id")
+    if isinstance(given, str) and given:
+        return clean(given)
+    _, run_id, _, _, task_id, *_, batch_id, _, _, _ = row
+    return hashlib.sha256(f"{run_id}\n{batch_id}\n{task_id}".encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _metadata(said: dict[str, Any]) -> dict[str, Any]:
+    metadata: Any = said.get("metadata")
+    return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+
+
+def _text(value: object) -> str:
+    return clean(value) if isinstance(value, str) else ""
+
+
+def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
+    told = [_metadata(row[6]) for row in episodes]
+    first = told[0]
+    task: Any = next((one["task"] for one in told if isinstance(one.get("task"), dict)), {})
+    return Group(
+        group_id=group_id,
+        task_id=episodes[0][4] or "",
+        query=_text(task.get("main_query")),
+        client=episodes[0][3],
+        route=_text(first.get("route")),
+        request_id=_text(first.get("request_id")),
+        hook=_text(first.get("hook")),
+        step=next((row[10] for row in episodes if row[10] is not None), None),
+        ended_at=max(row[11] for row in episodes),
+        answers=[_answer(row, metadata) for row, metadata in zip(episodes, told, strict=True)],
+    )
+
+
+def _answer(row: tuple[Any, ...], metadata: dict[str, Any]) -> GroupAnswer:
+    uuid, _, state, _, _, reward, said, dropped, quarantined, _, _, ended_at, _ = row
+    delivered = metadata.get("delivered")
+    return GroupAnswer(
+        episode_uuid=uuid,
+        state=str(_NAMES.get(state, state)),
+        why=quarantined or dropped or "",
+        reward=reward,
+        rank=rank if type(rank := metadata.get("rank")) is int else None,
+        is_success=said.get("is_success"),
+        components=said.get("log_metrics") or {},
+        reason=_text(metadata.get("reason")),
+        delivered=delivered if isinstance(delivered, bool) else None,
+        ended_at=ended_at,
+    )
+
+
+def _with_tokens(connection: sqlite3.Connection, group: Group, *, timelines: bool) -> Group:
+    uuids = json.dumps([one.episode_uuid for one in group.answers])
+    stored = {
+        uuid: (unpack_trajectory(uuid, data, call), "" if call is None else finish_reason_of(call))
+        for uuid, data, call in connection.execute(
+            "SELECT t.episode, t.data, c.data FROM trajectories t LEFT JOIN calls c ON c.episode = t.episode"
+            " WHERE t.episode IN (SELECT value FROM json_each(?))",
+            (uuids,),
+        )
+    }
+    return group.model_copy(
+        update={
+            "answers": [
+                one if one.episode_uuid not in stored else _measured(one, *stored[one.episode_uuid], timelines)
+                for one in group.answers
+            ]
+        }
+    )
+
+
+def _measured(answer: GroupAnswer, trajectory: Trajectory, finish_reason: str, timelines: bool) -> GroupAnswer:
+    lines = trajectory.timelines
+    return answer.model_copy(
+        update={
+            "calls": trajectory.num_calls,
+            "prompt_tokens": len(lines[0].prompt_ids),
+            "sampled_tokens": trajectory.sampled_tokens,
+            "policy_version": max(line.max_policy_version for line in lines),
+            "finish_reason": finish_reason,
+            "timelines": [
+                SampledText(
+                    prompt_ids=line.prompt_ids.tolist(),
+                    response_ids=line.response_ids.tolist(),
+                    mask=(line.response_mask + 0).tolist(),
+                )
+                for line in lines
+            ]
+            if timelines
+            else [],
+        }
+    )
+
+
+def _rewards(rows: list[tuple[Any, ...]]) -> list[StepRewards]:
+    """Of the latest steps of the latest run among ``rows``, the oldest first."""
+    by_step: dict[int, list[float]] = {}
+    run_id = rows[0][1] if rows else ""
+    for row in rows:
+        if row[1] == run_id and row[10] is not None and row[5] is not None:
+            by_step.setdefault(row[10], []).append(row[5])
+    steps = sorted(by_step)[-MAX_STEPS:]
+    every = [reward for step in steps for reward in by_step[step]]
+    return [histogram(step, by_step[step], min(every), max(every)) for step in steps]

@@ -1,0 +1,155 @@
+"""``train`` with the real swarm server and a scripted engine: steps, evaluations, the report, and how it ends."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from gateway.cli.sections import read_train
+from gateway.train import Trainer, TrainPlan, resumed
+from gateway.up import UpPlan, run_up
+from gateway.watch import UpFailedError
+from swarm.errors import ConfigError
+from tests.standins.engine import FOLDER_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
+WORKFLOW = """
+from swarm.types import WorkflowOutput
+
+def solve(task, client):
+    answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": task.main_query}])
+    text = answer.choices[0].message.content
+    return WorkflowOutput(reward=len(text) % 7, is_success=len(text) % 2 == 0, log_metrics={"letters": len(text)})
+
+async def broken(task):
+    raise RuntimeError("the tool is missing")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TrainPlan]]:
+    """The plan of a file, with changes to it."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    (tmp_path / "my_agent.py").write_text(WORKFLOW)
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"question": "{n} + 1?"}}\n' for n in range(20)))
+    (tmp_path / "val.jsonl").write_text("".join(f'{{"question": "{n} + 2?"}}\n' for n in range(3)))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setattr("gateway.up._POLL", 0.05)
+    sections: dict[str, Any] = {
+        "job": {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 4},
+        "workflow": "my_agent:solve",
+        "tasks": {"train": "train.jsonl", "validation": "val.jsonl"},
+        "eval": {"every_steps": 2, "samples": 2},
+        "swarm": {"port": 0, "run_dir": "run"},
+    }
+
+    def plan(**changes: Any) -> TrainPlan:
+        path = tmp_path / "train.yaml"
+        path.write_text(yaml.safe_dump(sections | changes))
+        made = read_train(path)
+        command = (*COMMAND, "tests.gateway.scripted_up", "paced")
+        return replace(made, up=replace(made.up, command=command))
+
+    yield plan
+    import sys
+
+    sys.modules.pop("my_agent", None)
+
+
+class Run:
+    """Runs a plan in this thread; ``on`` maps an event to what happens then."""
+
+    def __init__(self, plan: TrainPlan, **on: Callable[[], None]) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.plan = plan
+        self.on = on
+        self.work = Trainer(plan, self.tell)
+
+    def __call__(self) -> None:
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        try:
+            run_up(self.plan.up, self.tell, self.work)
+        finally:
+            left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+            assert not left, "train left processes behind"
+
+    def tell(self, kind: str, values: dict[str, Any]) -> None:
+        self.events.append((kind, values))
+        if action := self.on.get(kind):
+            action()
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [values for one, values in self.events if one == kind]
+
+
+@pytest.mark.slow
+def test_it_trains_evaluates_around_the_steps_and_reports(file: Callable[..., TrainPlan]) -> None:
+    run = Run(file())
+    run()
+    report = run.work.report
+    assert report is not None and report.stopped_because == "all steps are done"
+    assert [one["step"] for one in run.of("step")] == [1, 2, 3, 4] == [one.step for one in report.steps]
+    assert [one["step"] for one in run.of("evaluation")] == [0, 2, 4] == [one.step for one in report.evaluations]
+    # of every validation task two episodes, and what the server counted is what the client saw
+    assert [one.episodes for one in report.evaluations] == [6, 6, 6]
+    for told, point in zip(run.of("evaluation"), report.evaluations, strict=True):
+        assert (told["finished"], told["failed"]) == (6, 0)
+        assert told["mean_reward"] == pytest.approx(point.reward_mean)
+        assert told["success_rate"] == pytest.approx(point.success_rate)
+    assert all(one.calls == 1.0 and one.logged["letters"] > 0 for one in (*report.steps, *report.evaluations))
+    # nothing of another step comes between a step and its evaluation
+    order = [(kind, values["step"]) for kind, values in run.events if kind in ("step", "evaluation")]
+    assert order.index(("evaluation", 2)) < order.index(("step", 3))
+    assert run.of("stopping") == [{"name": "engine"}, {"name": "swarm server"}], "there is no gateway"
+
+
+@pytest.mark.slow
+def test_one_ctrl_c_ends_it_with_a_report_of_what_there_is(file: Callable[..., TrainPlan]) -> None:
+    run = Run(file(control="shuffle"), evaluation=lambda: os.kill(os.getpid(), signal.SIGINT))
+    run()
+    report = run.work.report
+    assert report is not None and report.interrupted and report.control == "shuffle"
+    assert [one.step for one in report.evaluations] == [0]
+
+
+@pytest.mark.slow
+def test_a_workflow_that_always_fails_ends_it_with_its_own_words(file: Callable[..., TrainPlan]) -> None:
+    run = Run(file(workflow="my_agent:broken", eval=None))
+    with pytest.raises(UpFailedError, match="all 4 episodes failed, the first with: the tool is missing") as caught:
+        run()
+    assert any("raise RuntimeError" in line for line in caught.value.last_lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": {"train": "none.jsonl"}, "eval": None}, "there is no file .*none.jsonl"),
+        ({"tasks": {"train": "train.jsonl"}}, "eval needs tasks.validation"),
+        ({"workflow": "my_agent:nothing"}, "has no attribute 'nothing'"),
+        ({"workflw": "x"}, r"unknown key 'workflw' \(did you mean 'workflow'\?\)"),
+        ({"job": {"model": "tiny", "batchsize": 1}}, r"did you mean 'batch_size'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    file: Callable[..., TrainPlan], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        file(**changes)
+
+
+def test_there_must_be_a_checkpoint_to_resume_from(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
+    plan = file()
+    with pytest.raises(ConfigError, match=r"there is no checkpoint in .*run/checkpoints; job.save_freq writes one"):
+        resumed(plan)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
+    assert resumed(plan).up.job.resume

@@ -1,0 +1,55 @@
+"""Metrics of episodes: means over those that have a value, and no more names than there may be."""
+
+import math
+
+from swarm.metrics import MAX_LOGGED, MetricSums
+from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory, batch_metrics
+
+
+def trajectory(reward: float, success: bool | None, calls: int, **logged: float) -> Trajectory:
+    timeline = Timeline(
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        logprobs=[-1.0, 0.0],
+        response_mask=[1, 0],
+        min_policy_version=0,
+        max_policy_version=0,
+        num_calls=calls,
+    )
+    return Trajectory(
+        episode_uuid="e",
+        task_id="t",
+        reward=reward,
+        timelines=[timeline],
+        num_calls=calls,
+        is_success=success,
+        log_metrics=logged,
+    )
+
+
+def test_a_batch_is_measured_over_the_episodes_that_say_something() -> None:
+    members = [trajectory(1.0, True, 3, tools=2.0), trajectory(0.0, None, 1, tools=math.inf, late=7.0)]
+    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=members)])
+    measured = batch_metrics(batch, 1)
+    told = {
+        "swarm/reward_mean": 0.5,
+        "swarm/reward_std": 0.5,
+        "swarm/success_rate": 1.0,
+        "swarm/calls_mean": 2.0,
+        "swarm/response_tokens_mean": 1.0,
+        "swarm/log/tools": 2.0,
+        "swarm/log/late": 7.0,
+        "swarm/episodes": 2.0,
+        "swarm/tasks": 1.0,
+    }
+    assert {name: measured[name] for name in told} == told
+
+
+def test_sums_are_taken_up_again_and_names_are_bounded() -> None:
+    sums = MetricSums()
+    sums.add(1.0, None, 1, 1, {f"n{number}": 1.0 for number in range(MAX_LOGGED + 5)})
+    again = MetricSums(sums.dump())
+    again.add(0.0, None, 1, 1, {"late": 1.0, "n0": 3.0})
+    means = again.means("x/")
+    assert (means["x/reward_mean"], means["x/log/n0"], again.episodes) == (0.5, 2.0, 2)
+    assert "x/log/late" not in means and sum(name.startswith("x/log/") for name in means) == MAX_LOGGED
