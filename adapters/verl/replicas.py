@@ -53,7 +53,8 @@ def check_serving(server: Any) -> None:
     try:
         paused = ray.get(asked, timeout=CALL_TIMEOUT)
     except ray.exceptions.RayError as exc:
-        raise VllmDiedError(f"vLLM died with its trainer: {type(exc).__name__}") from exc
+        # without its cause, which is what people and the driver would be told of instead
+        raise VllmDiedError(f"vLLM died with its trainer: {type(exc).__name__}") from None
     if paused:
         raise VllmDiedError("vLLM died: its trainer left it paused")
 
