@@ -319,6 +319,34 @@ class EndGroupRequest(WireRequest):
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
 
 
+class EpisodeTokens(Model):
+    """What became of all tokens of one episode's recorded calls, over all its timelines (not the longest only).
+
+    ``sampled == trained + repeated + dropped``. What is ``trained`` here waits for a batch; it may still be dropped
+    with its group (``swarm-gateway swarm export`` knows how it ended).
+    """
+
+    calls: int = Field(description="recorded ones with a sampled token")
+    timelines: int = Field(description="rows for the trainer that they were merged into")
+    sampled: int = Field(description="tokens that the policy sampled")
+    trained: int = Field(description="of these, in a timeline with mask 1")
+    repeated: int = Field(description="of these, sampled again in the same place, and trained once")
+    dropped: int = Field(description="of these, never trained: `why` says the reason")
+    why: str = ""
+    masked: int = Field(description="tokens between answers: results of tools, later turns of the user")
+    prompts: int = Field(description="tokens of the timelines before their first answer")
+    unmerged: int = Field(description="prompts and answers, if each call was a row of its own")
+    kept: int = Field(description="calls whose prompt begins with the very tokens of the conversation's earlier answer")
+    lost: int = Field(description="calls that go on from one whose text the chat template renders otherwise")
+    edited: int = Field(description="calls that give another answer back than was sampled")
+
+
+class EndedResponse(SuccessResponse):
+    """``/end_episode`` and ``/end_group``; with ``success`` and an ``error`` the end stands, but nothing is trained."""
+
+    tokens: dict[str, EpisodeTokens] = Field(default={}, description="by episode uuid")
+
+
 class CanContinueResponse(Model):
     """Whether the episode is still this client's to run."""
 

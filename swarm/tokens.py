@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
@@ -27,6 +27,14 @@ _Count = Annotated[int, Meta(ge=1)]
 #: (index into ``response_ids``, policy version of the tokens from there on), ascending, the first index is 0; empty
 #: where one version sampled all, or it is not known which: then as if the oldest did
 VersionRuns = list[tuple[int, int]]
+
+#: How a call's prompt treats what the same conversation's earlier answer sampled: there is none that the server knows
+#: (``new``), the prompt begins with its very tokens (``kept``), it does not although the messages do (``lost``: the
+#: chat template renders that answer to another text), or the caller gave another answer back than it got (``edited``).
+History = Literal["new", "kept", "lost", "edited"]
+#: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
+#: :mod:`adapters.verl.token_in`.
+EARLIER_IDS = "swarm_earlier_ids"
 
 
 def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any], NDArray[Any]]:
@@ -114,6 +122,7 @@ class ModelCall(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
     max_policy_version: int
     versions: VersionRuns = []
     finish_reason: str
+    history: History = "new"
 
 
 class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
@@ -149,6 +158,37 @@ class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
         return found
 
 
+class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """What became of all tokens of an episode's recorded calls, over all its timelines.
+
+    ``sampled == trained + repeated``, unless the episode is dropped: then nothing of ``sampled`` is trained.
+
+    Attributes:
+        calls: recorded ones with a sampled token.
+        timelines: that they were merged into; the trainer's rows.
+        sampled: tokens that the policy sampled.
+        trained: of these, in a timeline with mask 1.
+        repeated: of these, sampled a second time in the same place: they are in the timeline once.
+        masked: tokens between answers in the timelines: results of tools, later turns of the user.
+        prompts: tokens of the timelines before their first answer.
+        unmerged: tokens, prompts included, if each call was a row of its own; the merged rows have
+            ``prompts + masked + trained``.
+        kept, lost, edited: calls by their :data:`History`.
+    """
+
+    calls: int = 0
+    timelines: int = 0
+    sampled: int = 0
+    trained: int = 0
+    repeated: int = 0
+    masked: int = 0
+    prompts: int = 0
+    unmerged: int = 0
+    kept: int = 0
+    lost: int = 0
+    edited: int = 0
+
+
 class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """All timelines of one finished episode with its reward, which is finite."""
 
@@ -158,6 +198,7 @@ class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     timelines: Annotated[list[Timeline], Meta(min_length=1)]
     num_calls: _Count
     log_metrics: dict[str, float] = {}
+    tokens: TokenCounts = TokenCounts()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):

@@ -8,8 +8,8 @@ HTTP server have no public accessor.
 from __future__ import annotations
 
 import asyncio
-import collections
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,6 +17,7 @@ import ray
 import ray.exceptions
 from ray.util import list_named_actors
 
+from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.errors import EngineError
 
 #: seconds for a call that reads an attribute, or pauses or resumes vLLM
@@ -85,7 +86,7 @@ def _remember_ended(server: Any) -> None:
     processor = server.engine.output_processor
     if hasattr(processor, "swarm_ended"):
         return
-    ended = processor.swarm_ended = collections.deque(maxlen=ENDED_KEPT)
+    ended = processor.swarm_ended = deque(maxlen=ENDED_KEPT)
     finish = processor._finish_request
 
     def remember(state: Any) -> None:
@@ -125,9 +126,10 @@ class Replicas:
         #: ``host:port`` of each replica's OpenAI server
         self.addresses: list[str] = list(manager.server_addresses)
         self._handles = list(manager.server_handles)
-        ray.get([handle.__ray_call__.remote(_remember_ended) for handle in self._handles], timeout=CALL_TIMEOUT)
         # verl's router for its own agent loops; the swarm server routes. It would hold 0.8 GB with its imports.
         ray.kill(manager.global_load_balancer)
+        self._on_servers(_remember_ended)
+        self._on_servers(_install_token_in)
 
     def policy_version(self) -> int:
         """The training step whose weights all replicas have.
@@ -135,8 +137,7 @@ class Replicas:
         Raises:
             RuntimeError: the replicas disagree, so that no answer could be attributed to one policy.
         """
-        refs = [handle.__ray_call__.remote(lambda server: server.global_steps) for handle in self._handles]
-        versions = set(ray.get(refs, timeout=CALL_TIMEOUT))
+        versions = set(self._on_servers(lambda server: server.global_steps))
         if len(versions) != 1 or None in versions:
             raise RuntimeError(f"the vLLM replicas serve different weights: versions {sorted(map(str, versions))}")
         return int(versions.pop())
@@ -144,8 +145,13 @@ class Replicas:
     def sampled(self) -> dict[str, dict[int, int]]:
         """How many tokens each request has that vLLM, which is paused, holds: by the id that its answers have, and by
         choice. Requests that ended since the last call have more than any answer."""
-        refs = [handle.__ray_call__.remote(_sampled) for handle in self._handles]
-        return {request: counts for one in ray.get(refs, timeout=CALL_TIMEOUT) for request, counts in one.items()}
+        return {request: counts for one in self._on_servers(_sampled) for request, counts in one.items()}
+
+    def take_histories(self) -> dict[str, float]:
+        """Step metrics: of the prompts with an earlier answer since the last time, how many had each outcome, see
+        :data:`adapters.verl.token_in.OUTCOMES`."""
+        counts = sum(self._on_servers(lambda server: Counter(server.swarm_token_in.take())), Counter())
+        return {f"swarm/history_{name}": float(counts[name]) for name in OUTCOMES}
 
     def pause(self) -> None:
         """Hold all requests where they are and forget what was computed for them: they go on with the new weights.
@@ -162,4 +168,14 @@ class Replicas:
         def run(server: Any) -> None:
             _on_loop(server, work(server.engine), CALL_TIMEOUT)
 
-        ray.get([handle.__ray_call__.remote(run) for handle in self._handles], timeout=CALL_TIMEOUT)
+        self._on_servers(run)
+
+    def _on_servers(self, work: Callable[[Any], Any]) -> list[Any]:
+        """What ``work`` gives in the process of each server."""
+        return ray.get([handle.__ray_call__.remote(work) for handle in self._handles], timeout=CALL_TIMEOUT)
+
+
+def _install_token_in(server: Any) -> None:
+    # the vLLM of an earlier trainer has it
+    if not hasattr(server, "swarm_token_in"):
+        server.swarm_token_in = TokenIn.install()

@@ -166,6 +166,7 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics |= self._replicas.take_histories()
         self._feed.report(self.global_steps, plain_metrics(metrics))
 
 

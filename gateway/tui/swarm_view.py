@@ -112,6 +112,7 @@ _STEPS: Columns[StepResult] = {
     ">time": lambda step: seconds(step.seconds),
     ">tasks": lambda step: _metric(step, "swarm/tasks"),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
+    ">lost": lambda step: _metric(step, "swarm/lost_history"),
 }
 #: Name of a curve -> the metric of a step.
 _CURVES = {

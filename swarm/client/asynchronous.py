@@ -24,12 +24,12 @@ from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
+    EndedResponse,
     EndEpisodeRequest,
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
     ServerStatus,
-    SuccessResponse,
 )
 from swarm.types import Task, WorkflowOutput
 
@@ -135,7 +135,7 @@ class AsyncSwarmClient(Control):
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
-        answer = await self._calls.perform(wire.Call("POST", "/end_episode", SuccessResponse, body))
+        answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
         self.open_episodes.discard([episode_uuid])
         return answer.error or ""
 
@@ -189,7 +189,7 @@ class AsyncSwarmClient(Control):
             "idempotency_key": wire.end_key(task_id, outputs),
         }
         body = wire.checked(EndGroupRequest, fields)
-        answer = await self._calls.perform(wire.Call("POST", "/end_group", SuccessResponse, body))
+        answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         self.open_episodes.discard(outputs)
         return answer.error or ""
 

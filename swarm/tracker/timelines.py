@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.tokens import ModelCall, Timeline, join_runs
+from swarm.tokens import ModelCall, Timeline, TokenCounts, join_runs
 
 _Ids = NDArray[np.int32]
 
@@ -51,6 +51,27 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
         tree.insert(full, timeline)
     timelines.sort(key=lambda timeline: timeline.first_call)
     return [timeline.freeze() for timeline in timelines]
+
+
+def count_tokens(calls: Sequence[ModelCall], timelines: Sequence[Timeline]) -> TokenCounts:
+    """What became of the tokens of ``calls``: ``timelines`` are what is trained of them, none if nothing is."""
+    sampling = [call for call in calls if len(call.response_ids)]
+    sampled = sum([len(call.response_ids) for call in sampling])
+    trained = sum([timeline.sampled_tokens for timeline in timelines])
+    histories = [call.history for call in sampling]
+    return TokenCounts(
+        calls=len(sampling),
+        timelines=len(timelines),
+        sampled=sampled,
+        trained=trained,
+        repeated=sampled - trained if timelines else 0,
+        masked=sum([len(timeline.response_ids) for timeline in timelines]) - trained,
+        prompts=sum([len(timeline.prompt_ids) for timeline in timelines]),
+        unmerged=sampled + sum([len(call.prompt_ids) for call in sampling]),
+        kept=histories.count("kept"),
+        lost=histories.count("lost"),
+        edited=histories.count("edited"),
+    )
 
 
 def _alone(call: ModelCall) -> list[Timeline]:

@@ -22,6 +22,7 @@ CALL: dict[str, Any] = {
     "max_policy_version": 1,
     "versions": [(0, 0), (1, 1)],
     "finish_reason": "stop",
+    "history": "new",
 }
 LINE: dict[str, Any] = {
     "prompt_ids": [],

@@ -7,9 +7,11 @@ claim whose caller left while it waited leaves nothing behind.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -26,9 +28,12 @@ from swarm.protocol import (
     ClaimEpisodeResponse,
     ClaimGroupRequest,
     ClaimGroupResponse,
+    EndedResponse,
     EndEpisodeRequest,
     EndGroupRequest,
+    EpisodeEnd,
     EpisodeRequest,
+    EpisodeTokens,
     LateEndResponse,
     SuccessResponse,
     WithdrawClaimRequest,
@@ -41,6 +46,7 @@ from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import DELETED, ClaimWish, Grant
 from swarm.server.monitor import Meters
 from swarm.states import EngineState
+from swarm.tokens import TokenCounts
 
 #: client names remembered; the oldest is forgotten first, and then free again
 MAX_NAMES = 100_000
@@ -108,7 +114,7 @@ class EpisodeRoutes:
                 "claim",
                 refusals=ends,
                 refused=LateEndResponse,
-                response_model=SuccessResponse,
+                response_model=EndedResponse,
             ),
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
             ControlRoute("POST", "/withdraw_claim", self.withdraw_claim, "claim"),
@@ -161,7 +167,7 @@ class EpisodeRoutes:
         await self.controller.withdraw_claim(wanted.client_uuid, wanted.idempotency_key)
         return SuccessResponse(success=True)
 
-    async def end_episode(self, request: Request, wanted: EndEpisodeRequest) -> SuccessResponse | Response:
+    async def end_episode(self, request: Request, wanted: EndEpisodeRequest) -> EndedResponse | Response:
         """End an episode with its reward."""
         self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
@@ -177,15 +183,14 @@ class EpisodeRoutes:
             detail = f"{EngineState.WEIGHT_SYNCING}: {exc.message}"
             late = LateEndResponse(success=False, error=exc.message, code=DELETED, detail=detail)
             return Response(late.model_dump_json(), 400, {"x-should-retry": "false"}, media_type="application/json")
-        return _ended(dropped)
+        return self._ended(dropped, [wanted])
 
-    async def end_group(self, request: Request, wanted: EndGroupRequest) -> SuccessResponse:
+    async def end_group(self, request: Request, wanted: EndGroupRequest) -> EndedResponse:
         """End several episodes of one task in one transition."""
         self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
-        return _ended(
-            await self.controller.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
-        )
+        dropped = await self.controller.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
+        return self._ended(dropped, wanted.ends)
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
         """Give an episode up; always succeeds."""
@@ -212,6 +217,15 @@ class EpisodeRoutes:
         """Raise :class:`ForbiddenError` if the client that a request names is another token's."""
         self.names.check(request.scope["caller"], wanted.client_uuid)
 
+    def _ended(self, dropped: str, ends: Sequence[EpisodeEnd]) -> EndedResponse:
+        """The response to an end that is accepted, though perhaps nothing of it is trained."""
+        told = self.controller.pool.tokens(end.episode_uuid for end in ends)
+        return EndedResponse(
+            success=True,
+            error=f"not trained: {dropped}" if dropped else None,
+            tokens={name: _told(counts, dropped) for name, counts in told.items()},
+        )
+
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
         self._check_client(request, wanted)
         wish = ClaimWish(
@@ -235,9 +249,9 @@ class EpisodeRoutes:
         return outcome
 
 
-def _ended(dropped: str) -> SuccessResponse:
-    """The response to an end that is accepted, though perhaps nothing of it is trained."""
-    return SuccessResponse(success=True, error=f"not trained: {dropped}" if dropped else None)
+def _told(counts: TokenCounts, dropped: str) -> EpisodeTokens:
+    lost = counts.sampled if not counts.timelines else 0
+    return EpisodeTokens(**structs.asdict(counts), dropped=lost, why=dropped if lost else "")
 
 
 def _reached_at(request: Request) -> str:

@@ -1,4 +1,5 @@
-"""The owner of one call: the episodes that it is counted and recorded for, or none.
+"""The owner of one call: the episodes that it is counted and recorded for, or none; and the recorded answers that a
+conversation may go on from.
 
 Invariant: a call in flight keeps all its episodes alive. It ends with the first of them that is over, unless its caller
 asked to have the answer all the same, untrained. A call without episodes leaves no trace.
@@ -7,9 +8,17 @@ asked to have the answer all the same, untrained. A call without episodes leaves
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Self, TypeVar
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Self, TypeVar, cast
 
+import numpy as np
+
+from adapters.dialects.jsons import decode, encode
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
@@ -17,12 +26,18 @@ from swarm.server.concurrency import Interruptible, Once
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import DELETED, Episode
 from swarm.states import EngineState
-from swarm.tokens import ModelCall
+from swarm.tokens import History, ModelCall, TokenIds
 
 T = TypeVar("T")
 
 #: ``retry-after`` while the engine sleeps, in seconds
 _ASLEEP_SECONDS = 5.0
+#: tokens of remembered answers and their prompts, at most: 4 bytes each
+_MOST_TOKENS = 8_000_000
+#: answers of one text that are remembered, and calls whose conversation is, at most
+_MOST_ALIKE, _MOST_ASKED = 64, 100_000
+#: what decides with the messages how a prompt is written
+_WRITTEN_BY = ("tools", "chat_template", "chat_template_kwargs", "reasoning_effort", "documents")
 
 
 class CallOwner:
@@ -159,3 +174,134 @@ class Unrecorded(CallOwner):
             raise UnavailableError(
                 "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
             )
+
+
+class Conversations:
+    """The latest recorded answers, by the conversation that each of them ends.
+
+    A conversation is known by its messages, so that the next call finds the answer in whichever episode it was sampled.
+    Of an assistant's message counts what clients give back: its text and its tool calls, not how these are written.
+
+    Args:
+        most_tokens: what is remembered; the oldest is forgotten first.
+    """
+
+    def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
+        self._most_tokens = most_tokens
+        self._tokens = 0
+        #: after a conversation's messages with the answer: prompt and answer, by episode, the latest last
+        self._answers: OrderedDict[bytes, dict[str, tuple[TokenIds, TokenIds]]] = OrderedDict()
+        #: conversations before the answer, and the episodes that asked
+        self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+
+    def begin(self, model: str, body: Mapping[str, Any], episodes: Sequence[Episode]) -> Continuation:
+        """How the conversation of a chat's ``body`` goes on, for ``episodes`` of a job that trains ``model``."""
+        state = blake2b(encode([model, *(body.get(name) for name in _WRITTEN_BY)]), digest_size=16)
+        messages: list[Any] = body["messages"]
+        # the conversation before each message of the assistant, and with it
+        steps: list[tuple[bytes, bytes]] = []
+        for message in messages:
+            before = state.digest()
+            state.update(_fingerprint(message))
+            if isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant":
+                steps.append((before, state.digest()))
+        names = [episode.episode_uuid for episode in episodes]
+        found = Continuation(self, names, state)
+        for before, after in reversed(steps):
+            if (known := self._answers.get(after)) is not None:
+                name = next((name for name in names if name in known), next(reversed(known)))
+                found.earlier = known[name]
+                break
+            found.edited |= any((before, name) in self._asked for name in names)
+        return found
+
+    def remember(self, before: bytes, after: bytes, episode_uuid: str, prompt_ids: TokenIds, ids: TokenIds) -> None:
+        """Keep an answer to the conversation ``before``."""
+        known = self._answers.setdefault(after, {})
+        self._answers.move_to_end(after)
+        gone = [known.pop(episode_uuid)] if episode_uuid in known else []
+        known[episode_uuid] = (prompt_ids, ids)
+        self._tokens += len(prompt_ids) + len(ids)
+        if len(known) > _MOST_ALIKE:
+            gone.append(known.pop(next(iter(known))))
+        self._tokens -= _size(gone)
+        while self._tokens > self._most_tokens:
+            self._tokens -= _size(self._answers.popitem(last=False)[1].values())
+        self._asked[before, episode_uuid] = None
+        if len(self._asked) > _MOST_ASKED:
+            self._asked.popitem(last=False)
+
+
+def _size(answers: Iterable[tuple[TokenIds, TokenIds]]) -> int:
+    return sum(len(prompt) + len(answer) for prompt, answer in answers)
+
+
+@dataclass
+class Continuation:
+    """What one chat call goes on from.
+
+    Attributes:
+        earlier: prompt and answer of the latest answer in it that is remembered.
+        edited: an episode of the call was given another answer than the messages have, after ``earlier``.
+    """
+
+    _conversations: Conversations
+    _episodes: Sequence[str]
+    _state: Any = field(repr=False)
+    earlier: tuple[TokenIds, TokenIds] | None = None
+    edited: bool = False
+
+    @property
+    def earlier_ids(self) -> list[int]:
+        """The tokens with which the prompt shall begin, if its text allows it; none if no answer is remembered."""
+        return [] if self.earlier is None else np.concatenate(self.earlier).tolist()
+
+    def history(self, prompt_ids: TokenIds) -> History:
+        """How ``prompt_ids``, the call's prompt, treats the earlier answer."""
+        if self.edited:
+            return "edited"
+        if self.earlier is None:
+            return "new"
+        begins = np.concatenate(self.earlier)
+        return "kept" if np.array_equal(prompt_ids[: len(begins)], begins) else "lost"
+
+    def remember(self, calls: Mapping[int, ModelCall], messages: Mapping[int, Mapping[str, Any]]) -> None:
+        """Keep what was sampled and on disk, by the index of the choice, with the message that the caller gets."""
+        before = self._state.digest()
+        for choice, call in calls.items():
+            if (message := messages.get(choice)) is not None:
+                state = self._state.copy()
+                state.update(_fingerprint(message))
+                episode_uuid = self._episodes[choice]
+                self._conversations.remember(before, state.digest(), episode_uuid, call.prompt_ids, call.response_ids)
+
+
+def _fingerprint(message: Any) -> bytes:
+    """What of a message tells conversations apart."""
+    if not isinstance(message, dict):
+        return encode(message)
+    said = cast("dict[str, Any]", message)
+    text = _text(said.get("content"))
+    if said.get("role") == "assistant":
+        calls: Iterable[Any] = said.get("tool_calls") or ()
+        return encode(["assistant", text, [_tool_call(call) for call in calls]])
+    return encode({**{name: value for name, value in said.items() if value is not None}, "content": text})
+
+
+def _text(content: Any) -> Any:
+    """The text of a message, in one piece and without space around it; anything else as it is."""
+    if content is None or isinstance(content, str):
+        return (content or "").strip()
+    parts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in cast("Iterable[Any]", content)]
+    return "\n".join(parts).strip() if all(isinstance(part, str) for part in parts) else content
+
+
+def _tool_call(call: Any) -> Any:
+    function: Any = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments: Any = function.get("arguments")
+    # clients parse them and write them anew
+    with contextlib.suppress(ValueError, RecursionError):
+        arguments = json.dumps(decode(arguments) if isinstance(arguments, str) else arguments, sort_keys=True)
+    return [function.get("name"), arguments]

@@ -8,19 +8,42 @@ back until then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from swarm.errors import TokenTruthError, UpstreamError
 from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader
-from swarm.server.dataplane.calls import CallOwner
+from swarm.server.dataplane.calls import CallOwner, Continuation
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
 from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
 from swarm.tokens import ModelCall, WeightSyncs
+
+
+@dataclass
+class _Said:
+    """The message of one choice, put together from deltas: text and tool calls."""
+
+    text: list[str] = field(default_factory=list[str])
+    #: name and arguments by index
+    calls: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        self.text.append(delta.get("content") or "")
+        for part in delta.get("tool_calls") or ():
+            call = self.calls.setdefault(part.get("index", 0), ["", ""])
+            function: Mapping[str, Any] = part.get("function") or {}
+            call[0] += function.get("name") or ""
+            call[1] += function.get("arguments") or ""
+
+    def message(self) -> Body:
+        calls = [{"function": {"name": name, "arguments": text}} for name, text in self.calls.values()]
+        return {"role": "assistant", "content": "".join(self.text), "tool_calls": calls}
 
 
 class Attempt:
@@ -43,6 +66,11 @@ class Attempt:
         self._ends: dict[int, Body] = {}
         # choices with a token that did not become plain text, so that the rest cannot be sampled as text
         self._parsed: set[int] = set()
+        self._said: dict[int, _Said] = {}
+
+    def messages(self) -> dict[int, Body]:
+        """What was said so far, by the index of the choice."""
+        return {index: said.message() for index, said in self._said.items()}
 
     def take(self, chunk: Body) -> list[Body]:
         """The chunks for the caller after vLLM's ``chunk``."""
@@ -72,6 +100,8 @@ class Attempt:
             choice.count_continuation(event["usage"], len(prompt_ids), done)
         if not parts:
             return None
+        for part in parts:
+            self._say(index, {"content": part.get("text")})
         shaped = _without_abort(self._shaper.continued(event, index))
         if shaped["choices"][0]["finish_reason"] is None:
             return shaped
@@ -92,8 +122,12 @@ class Attempt:
         whole = self.recorder.choices[index].problem is None and bool(self.recorder.prompt_ids)
         return self._call.continuable and index not in self._parsed and whole
 
+    def _say(self, index: int, delta: Mapping[str, Any]) -> None:
+        self._said.setdefault(index, _Said()).add(delta)
+
     def _look_at(self, choice: Body) -> None:
         delta: Body = choice.get("delta") or {}
+        self._say(choice.get("index", 0), delta)
         if len(delta) == 1 and "content" in delta:
             return
         # a parser that holds text back sends tokens without content
@@ -163,6 +197,7 @@ class ChatSession:
         version: gives the policy version that is served now.
         owner: gets the record.
         syncs: the weight syncs that the call may run over.
+        goes_on: what the conversation goes on from; without messages, ``None``.
     """
 
     upstream: Upstream
@@ -172,6 +207,7 @@ class ChatSession:
     version: Callable[[], int]
     owner: CallOwner
     syncs: WeightSyncs = field(default_factory=WeightSyncs)
+    goes_on: Continuation | None = None
 
     async def complete(self) -> Completion:
         """The plain answer; the call is recorded.
@@ -197,7 +233,8 @@ class ChatSession:
             answer = as_chat(answer, "message") if call.raw else answer
             recorder.add(answer)
             version = self.version()
-            async with self._recorded(recorder, version):
+            messages = {choice.get("index", 0): choice["message"] for choice in answer["choices"]}
+            async with self._recorded(recorder, version, messages):
                 shaped = Shaper(call).answer(answer)
             return Completion(shaped, version, [choice.span()[1] for choice in recorder.choices])
 
@@ -240,7 +277,7 @@ class ChatSession:
         async with aclosing(self._continued(attempt, cut, failures)) as chunks:
             async for chunk in chunks:
                 yield [chunk]
-        async with self._recorded(attempt.recorder, self.version(), failures):
+        async with self._recorded(attempt.recorder, self.version(), attempt.messages(), failures):
             if ends := attempt.ends():
                 yield ends
         for failure in failures.values():
@@ -307,8 +344,14 @@ class ChatSession:
                 cut = exc
 
     @asynccontextmanager
-    async def _recorded(self, recorder: Recorder, version: int, failures: Collection[int] = ()) -> AsyncGenerator[None]:
-        """Record the choices that are not in ``failures`` and wait for the disk; the block sends the answer's end."""
+    async def _recorded(
+        self, recorder: Recorder, version: int, messages: Mapping[int, Body], failures: Collection[int] = ()
+    ) -> AsyncGenerator[None]:
+        """Record the choices that are not in ``failures`` and wait for the disk; the block sends the answer's end.
+
+        Args:
+            messages: what the caller gets, by the index of the choice.
+        """
         if not self.call.record:
             yield
             return
@@ -323,11 +366,15 @@ class ChatSession:
                 )
             if isinstance(call, TokenTruthError):
                 self.owner.quarantine(index, call)
-            else:
+            elif self.goes_on is None:
                 calls[index] = call
+            else:
+                calls[index] = structs.replace(call, history=self.goes_on.history(call.prompt_ids))
         self.owner.record(calls)
         try:
             await self.owner.synced()
+            if self.goes_on is not None:
+                self.goes_on.remember(calls, messages)
             yield
         except BaseException:
             # also when the caller leaves: it has not seen what is recorded

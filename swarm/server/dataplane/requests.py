@@ -17,6 +17,7 @@ from typing import Any, cast
 from swarm.errors import RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
+from swarm.tokens import EARLIER_IDS
 
 #: Answers of one call: vLLM's own bound (``VLLM_MAX_N_SEQUENCES``).
 _MOST_SAMPLES = 16_384
@@ -195,6 +196,8 @@ def prepare(
         "include_reasoning": True,
     }
     sent = {**body, **ours}
+    # the server's to say
+    sent.pop(EARLIER_IDS, None)
     if group_size is not None:
         sent["n"] = group_size
     if wants.stream:

@@ -26,12 +26,13 @@ from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body
-from swarm.server.dataplane.calls import CallOwner, Unrecorded
+from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, too_long
 from swarm.server.engine.controller import Controller
+from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ class DataPlane:
         self.controller = controller
         self.upstream = Upstream()
         self._replicas = Replicas(self.upstream.is_healthy)
+        self._conversations = Conversations()
 
     async def close(self) -> None:
         """Close the connections to vLLM."""
@@ -151,6 +153,11 @@ class DataPlane:
         serving = controller.serving
         pieces = options.get(PIECES) == "1"
         call = prepare(body, owner.episode_type, controller.job, serving.engine_model, group_size, pieces=pieces)
+        goes_on = None
+        if call.record and not call.raw:
+            goes_on = self._conversations.begin(controller.job.model, body, owner.episodes)
+            if ids := goes_on.earlier_ids:
+                call.body[EARLIER_IDS] = ids
         session = ChatSession(
             upstream=self.upstream,
             placement=self.placement(owner, prefix_of(body)),
@@ -159,6 +166,7 @@ class DataPlane:
             version=lambda: controller.policy_version,
             owner=owner,
             syncs=controller.syncs,
+            goes_on=goes_on,
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"

@@ -23,7 +23,7 @@ from swarm.server.concurrency import Once
 from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Trajectory
-from swarm.tracker.timelines import merge_calls
+from swarm.tracker.timelines import count_tokens, merge_calls
 from swarm.types import WorkflowOutput
 
 
@@ -101,6 +101,7 @@ class Episode:
                 timelines=timelines,
                 num_calls=len(self.calls),
                 log_metrics=output.log_metrics,
+                tokens=count_tokens(self.calls, timelines),
             )
         except ValueError as exc:
             return f"invalid trajectory: {exc}"

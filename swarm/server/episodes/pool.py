@@ -33,7 +33,8 @@ from swarm.server.episodes.episode import (
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
-from swarm.tokens import ModelCall, Trajectory
+from swarm.tokens import ModelCall, TokenCounts, Trajectory
+from swarm.tracker.timelines import count_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +277,11 @@ class EpisodePool:
                 self.collection.add(client_uuid, outcome)
         return "; ".join(dict.fromkeys(failures))
 
+    def tokens(self, episode_uuids: Iterable[str]) -> dict[str, TokenCounts]:
+        """What became of the tokens of episodes that are over, as far as memory has them; see :class:`Endings`."""
+        endings = {name: self._endings.get(name) for name in episode_uuids}
+        return {name: ending.tokens for name, ending in endings.items() if ending is not None}
+
     def abort(
         self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
     ) -> str:
@@ -385,11 +391,15 @@ class EpisodePool:
     ) -> None:
         """The episode is over; ``details`` are further fields of its :class:`EndRow`."""
         episode.state = next_episode(episode.state, event, self._engine)
-        row = EndRow(episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), **details)
+        trajectory: Trajectory | None = details.get("trajectory")
+        tokens = count_tokens(episode.calls, ()) if trajectory is None else trajectory.tokens
+        row = EndRow(
+            episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), tokens=tokens, **details
+        )
         self._append(row)
         self._running.remove(episode)
         told = row.drop_reason if how == "ended" else ""
-        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key))
+        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key, tokens))
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 

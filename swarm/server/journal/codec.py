@@ -6,13 +6,15 @@ Invariant: exact: each array is stored as its raw bytes, after one byte that nam
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgpack
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from swarm.tokens import ModelCall, Timeline, Trajectory, VersionRuns
+from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory, VersionRuns
 
 _JSON = json.JSONEncoder(default=str)
 
@@ -27,6 +29,7 @@ def pack_call(call: ModelCall) -> bytes:
             call.min_policy_version,
             call.max_policy_version,
             call.versions,
+            call.history,
             call.finish_reason,
         ]
     )
@@ -34,7 +37,7 @@ def pack_call(call: ModelCall) -> bytes:
 
 def unpack_call(call_id: str, data: bytes) -> ModelCall:
     """The call that :func:`pack_call` was given."""
-    prompt, response, logprobs, oldest, newest, versions, finish_reason = _load(data)
+    prompt, response, logprobs, oldest, newest, versions, history, finish_reason = _load(data)
     return ModelCall(
         call_id=call_id,
         prompt_ids=_array(prompt),
@@ -44,6 +47,7 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
         max_policy_version=newest,
         versions=_runs(versions),
         finish_reason=finish_reason,
+        history=history,
     )
 
 
@@ -71,16 +75,29 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
             for timeline in trajectory.timelines
         ]
     )
-    return _dump([trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, timelines])
+    counts = structs.astuple(trajectory.tokens)
+    return _dump(
+        [trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, counts, timelines]
+    )
+
+
+def pack_counts(counts: TokenCounts) -> bytes:
+    """The numbers in the order of their fields."""
+    return _dump(structs.astuple(counts))
+
+
+def unpack_counts(data: bytes | None) -> TokenCounts:
+    """The counts that :func:`pack_counts` was given; zeros where there are none."""
+    return TokenCounts() if data is None else _counts(_load(data))
 
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, num_calls, log_metrics, timelines = _load(data)
+    task_id, reward, num_calls, log_metrics, counts, timelines = _load(data)
     if timelines is None:
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
-        prompt, response, logprobs, oldest, newest, versions, _ = _load(call)
+        prompt, response, logprobs, oldest, newest, versions, *_ = _load(call)
         mask = _bytes(np.ones(len(_array(response)), np.bool_))
         timelines = [(prompt, response, mask, logprobs, oldest, newest, versions, 1)]
     return Trajectory(
@@ -89,6 +106,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         reward=reward,
         num_calls=num_calls,
         log_metrics=log_metrics,
+        tokens=_counts(counts),
         timelines=[
             Timeline(
                 prompt_ids=_array(prompt),
@@ -103,6 +121,10 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
             for prompt, response, mask, logprobs, oldest, newest, versions, calls in timelines
         ],
     )
+
+
+def _counts(numbers: Sequence[int]) -> TokenCounts:
+    return TokenCounts(**dict(zip(TokenCounts.__struct_fields__, numbers, strict=True)))
 
 
 def pack_json(value: Any) -> str:

@@ -17,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from msgspec import structs
+
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
+from swarm.server.journal.codec import clean, finish_reason_of, unpack_counts, unpack_trajectory
 from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
-from swarm.tokens import as_lists
+from swarm.tokens import TokenCounts, as_lists
 from swarm.types import Model
 
 ExportState = Literal["trained", "waiting", "dropped", "all"]
@@ -53,7 +55,7 @@ _COLUMNS = (
     "e.rowid, length(t.data) + coalesce(length(c.data), 0), e.uuid, e.run_id, e.state, e.type, e.client_uuid,"
     " e.group_uuid, e.task_id, e.reward,"
     " e.output, e.how, coalesce(nullif(e.drop_reason, ''), e.lost_reason), e.quarantine_reason, e.batch_id, e.step,"
-    " e.claimed_at, e.ended_at, t.data, c.data"
+    " e.claimed_at, e.ended_at, e.tokens, t.data, c.data"
 )
 _FROM = (
     "FROM episodes e LEFT JOIN trajectories t ON t.episode = e.uuid LEFT JOIN calls c ON c.episode = e.uuid"
@@ -96,7 +98,8 @@ def export(
 
     Why it was rewarded so is in ``components``, ``reason``, ``rank`` (1 for the best of its group) and ``hook``, as far
     as its client said (see :mod:`gateway.rollout.submission`); its request, in ``request_id`` and ``trace_id``
-    (its ``step`` is then that trace's); why it was not trained, in ``drop_reason``.
+    (its ``step`` is then that trace's); why it was not trained, in ``drop_reason``; what became of its tokens, in
+    ``tokens`` (:class:`swarm.tokens.TokenCounts`).
 
     Args:
         journal: the ``journal.db`` of a run folder, whether its server runs or not.
@@ -189,6 +192,7 @@ def _row(
     step: int | None,
     claimed_at: float,
     ended_at: float,
+    tokens: bytes | None,
     data: bytes | None,
     call: bytes | None,
 ) -> Row:
@@ -222,6 +226,7 @@ def _row(
         "max_policy_version": max((one.max_policy_version for one in timelines), default=None),
         "claimed_at": claimed_at,
         "ended_at": ended_at,
+        "tokens": structs.asdict(unpack_counts(tokens)),
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
         "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
         "timelines": [as_lists(one) for one in timelines],
@@ -304,6 +309,7 @@ class _Parquet:
                 *((name, text) for name in ("reason", "output", "how", "drop_reason", "quarantine_reason", "batch_id")),
                 *((name, pa.int64()) for name in ("step", "min_policy_version", "max_policy_version")),
                 *((name, pa.float64()) for name in ("claimed_at", "ended_at")),
+                ("tokens", pa.struct([(name, pa.int64()) for name in TokenCounts.__struct_fields__])),
                 ("num_calls", pa.int64()),
                 ("finish_reason", text),
                 ("timelines", pa.list_(timeline)),

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from swarm.protocol import EpisodeType
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, TrainBatch, Trajectory
+from swarm.tokens import ModelCall, TokenCounts, TrainBatch, Trajectory
 from swarm.types import StepResult, WorkflowOutput
 
 #: How an episode ended: with its client's result, because its client gave up, by its idle timeout, by its wall-clock
@@ -101,6 +101,7 @@ class EndRow(_Row, frozen=True, gc=False):
     trajectory: Trajectory | None = None
     metadata: Mapping[str, Any] = {}
     kept_call: str = ""
+    tokens: TokenCounts = TokenCounts()
 
 
 class StateRow(_Row, frozen=True, gc=False):
@@ -170,12 +171,14 @@ Row = (
 
 
 class Ending(NamedTuple):
-    """How an episode ended: ``drop_reason`` is empty unless its client was told that its reward is not trained."""
+    """How an episode ended, and what became of its tokens; ``drop_reason`` is empty unless its client was told that its
+    reward is not trained."""
 
     client_uuid: str
     how: EndedHow
     drop_reason: str = ""
     end_key: str = ""
+    tokens: TokenCounts = TokenCounts()
 
 
 @dataclass(frozen=True, slots=True)

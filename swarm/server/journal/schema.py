@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -26,8 +26,9 @@ APPLICATION_ID = 0x53774777
 LIVE = f"state IN ('{EpisodeState.CLAIMED}', '{EpisodeState.FINISHED}', '{EpisodeState.BATCHED}')"
 
 # ``ended`` numbers the ends in their order. ``drop_reason`` is what the client was told at the end, ``lost_reason`` why
-# the episode was dropped later. Token data has tables of its own, so that a change of state rewrites a short row. The
-# calls of claimed episodes are in ``calls``; of an ended episode, the call whose tokens are its trajectory's, if any.
+# the episode was dropped later, ``tokens`` what became of its tokens (packed counts). Token data has tables of its own,
+# so that a change of state rewrites a short row. The calls of claimed episodes are in ``calls``; of an ended episode,
+# the call whose tokens are its trajectory's, if any.
 _TABLES = f"""
 CREATE TABLE runs (
     run_id TEXT NOT NULL UNIQUE,
@@ -61,6 +62,7 @@ CREATE TABLE episodes (
     drop_reason TEXT NOT NULL DEFAULT '',
     end_key TEXT NOT NULL DEFAULT '',
     lost_reason TEXT NOT NULL DEFAULT '',
+    tokens BLOB,
     batch_id TEXT NOT NULL DEFAULT '',
     step INTEGER
 );

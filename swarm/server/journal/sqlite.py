@@ -11,13 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from swarm.server.journal.codec import clean, pack_call, pack_json, pack_trajectory, unpack_call, unpack_trajectory
+from swarm.server.journal.codec import (
+    clean,
+    pack_call,
+    pack_counts,
+    pack_json,
+    pack_trajectory,
+    unpack_call,
+    unpack_counts,
+    unpack_trajectory,
+)
 from swarm.server.journal.rows import (
     AgreementRow,
     BatchRow,
     CallRow,
     ClaimedEpisode,
     CountsRow,
+    EndedHow,
     Ending,
     EndRow,
     EpisodeRow,
@@ -76,6 +86,7 @@ def _ends(rows: Sequence[EndRow]) -> Iterable[Values]:
             _output(row),
             clean(row.drop_reason),
             clean(row.end_key),
+            pack_counts(row.tokens),
             clean(row.episode_uuid),
         )
         for row in rows
@@ -136,7 +147,7 @@ _BULK: dict[type[Any], tuple[Statement, ...]] = {
     EndRow: (
         (
             "UPDATE episodes SET state = ?, how = ?, ended_at = ?, task_id = ?, reward = ?, output = ?,"
-            " drop_reason = ?, end_key = ?,"
+            " drop_reason = ?, end_key = ?, tokens = ?,"
             " ended = 1 + coalesce((SELECT max(ended) FROM episodes WHERE ended IS NOT NULL), 0) WHERE uuid = ?",
             _ends,
         ),
@@ -239,10 +250,14 @@ def write(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
 def past_ending(connection: sqlite3.Connection, episode_uuid: str) -> Ending | None:
     """How an episode ended; ``None`` if it is unknown or not over."""
     row = connection.execute(
-        "SELECT client_uuid, how, drop_reason, end_key FROM episodes WHERE uuid = ? AND ended IS NOT NULL",
+        "SELECT client_uuid, how, drop_reason, end_key, tokens FROM episodes WHERE uuid = ? AND ended IS NOT NULL",
         (clean(episode_uuid),),
     ).fetchone()
-    return None if row is None else Ending(*row)
+    return None if row is None else _ending(*row)
+
+
+def _ending(client_uuid: str, how: EndedHow, drop_reason: str, end_key: str, tokens: bytes | None) -> Ending:
+    return Ending(client_uuid, how, drop_reason, end_key, unpack_counts(tokens))
 
 
 def recover(connection: sqlite3.Connection) -> Recovered:
@@ -257,7 +272,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         (run_id, MAX_STEPS),
     ).fetchall()
     endings = query(
-        "SELECT uuid, client_uuid, how, drop_reason, end_key FROM episodes WHERE ended IS NOT NULL"
+        "SELECT uuid, client_uuid, how, drop_reason, end_key, tokens FROM episodes WHERE ended IS NOT NULL"
         " ORDER BY ended DESC LIMIT ?",
         (MAX_ENDINGS,),
     ).fetchall()
@@ -271,7 +286,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         outstanding=_outstanding(connection),
         losses=[GroupRow(*row) for row in query("SELECT task_id, lost, version FROM losses ORDER BY task_id")],
         agreed=[name for (name,) in query("SELECT client_uuid FROM agreements ORDER BY client_uuid")],
-        endings={uuid: Ending(*ending) for uuid, *ending in reversed(endings)},
+        endings={uuid: _ending(*ending) for uuid, *ending in reversed(endings)},
         claims=_claims(connection),
         steps=[
             StepResult(step=step, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)

@@ -34,7 +34,10 @@ async def test_a_group_from_claim_to_batch(rig: Rig) -> None:
     ends = [{"episode_uuid": e.episode_uuid, "workflow_output": {"reward": 0.5}} for e in answer.episodes]
     for _ in range(2):
         ended = await rig.post("/end_group", client_uuid="me", task_id="a", ends=ends)
-        assert ended == {"success": True, "error": None}
+        assert (ended["success"], ended["error"]) == (True, None)
+        assert {name: told["trained"] for name, told in ended["tokens"].items()} == dict.fromkeys(
+            [e.episode_uuid for e in answer.episodes], 2
+        )
     info = PoolInformation.model_validate((await rig.client.get("/get_current_batch_rollout_pool_information")).json())
     assert (info.completed_tasks, info.completed_episodes, info.tasks) == (1, 2, {"a": 2})
 

@@ -1,0 +1,101 @@
+"""Prompts that begin with the very tokens that were sampled: put in where vLLM renders the messages of a chat.
+
+Invariant: a prompt's text is what vLLM rendered, character for character, in whatever tokens; where earlier tokens do
+not spell its beginning, the prompt stays as vLLM tokenised it. Parsers, streaming and stops see an ordinary chat.
+
+A conversation comes back as text. Its tokenisation is rarely the model's own: a model may sample ``do`` + ``ne`` where
+the tokenizer writes ``done``. Then the next turn continues other tokens than were sampled, and a timeline breaks.
+
+Written against vLLM 0.28, whose ``OnlineRenderer`` has no public hook between text and tokens; its chat requests take
+ready token ids in ``kv_transfer_params``, but then nothing renders the text that they have to agree with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from swarm.tokens import EARLIER_IDS
+
+#: What becomes of a prompt with an earlier answer: the tokenizer gives back the answer's own tokens (``same``), they
+#: are put in (``spliced``), or they are not: the template renders another text (``other_text``), the prompt would be
+#: too long with them (``too_long``), or vLLM has no text of it (``no_text``: images, cut prompts, some tokenizers).
+OUTCOMES = ("same", "spliced", "other_text", "too_long", "no_text")
+
+
+def spliced(text: str, earlier: Sequence[int], tokenizer: Any) -> list[int] | None:
+    """Token ids that begin with ``earlier`` and spell ``text``; ``None`` where there are none.
+
+    Args:
+        text: of the whole prompt.
+        earlier: prompt and answer of an earlier call.
+        tokenizer: of transformers.
+    """
+
+    def spell(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    known = spell(earlier)
+    if not known or not text.startswith(known):
+        return None
+    ids = [*earlier, *tokenizer.encode(text[len(known) :], add_special_tokens=False)]
+    # some tokenizers write a space before a text, and some cannot spell all that they read
+    return ids if spell(ids) == text else None
+
+
+class TokenIn:
+    """Puts earlier tokens into prompts in a process that serves vLLM, for as long as that lives.
+
+    Args:
+        renderer: vLLM's class that renders chats; its ``preprocess_chat`` is wrapped.
+    """
+
+    def __init__(self, renderer: Any) -> None:
+        # both only grow: requests are counted in one thread and asked for in another
+        self._counts = dict.fromkeys(OUTCOMES, 0)
+        self._told = dict(self._counts)
+        render = renderer.preprocess_chat
+
+        async def preprocess_chat(renderer: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            conversation, inputs = await render(renderer, request, *args, **kwargs)
+            earlier = (request.model_extra or {}).get(EARLIER_IDS)
+            if earlier and len(inputs) == 1:
+                await self._begin_with(earlier, inputs[0], request, renderer)
+            return conversation, inputs
+
+        renderer.preprocess_chat = preprocess_chat
+
+    @classmethod
+    def install(cls) -> TokenIn:
+        """Wrap the renderer of the vLLM in this process."""
+        try:
+            from vllm.renderers.online_renderer import OnlineRenderer as Renderer
+        except ImportError:
+            # its name before
+            from vllm.entrypoints.serve.render.serving import OpenAIServingRender as Renderer
+        return cls(Renderer)
+
+    def take(self) -> dict[str, int]:
+        """How many prompts had each of :data:`OUTCOMES` since the last time."""
+        before, self._told = self._told, dict(self._counts)
+        return {name: count - before[name] for name, count in self._told.items()}
+
+    async def _begin_with(self, earlier: list[int], prompt: Any, request: Any, renderer: Any) -> None:
+        outcome, ids = "no_text", None
+        text = prompt.get("prompt")
+        if prompt["prompt_token_ids"][: len(earlier)] == earlier:
+            outcome = "same"
+        elif text and prompt["type"] == "token" and request.truncate_prompt_tokens is None:
+            # vLLM's own thread for the tokenizer, which no other may use at the same time
+            work = partial(spliced, text, earlier, renderer.renderer.get_tokenizer())
+            ids = await asyncio.get_running_loop().run_in_executor(renderer.renderer._executor, work)
+            outcome = "other_text"
+        if ids is not None:
+            # vLLM has checked the length of what it tokenised itself
+            room = request.build_tok_params(renderer.model_config).max_input_tokens
+            outcome = "spliced" if room is None or len(ids) <= room else "too_long"
+        if outcome == "spliced":
+            prompt["prompt_token_ids"] = ids
+        self._counts[outcome] += 1

@@ -1,0 +1,155 @@
+"""Prompts begin with what was sampled exactly where they read as they did."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from adapters.verl.token_in import OUTCOMES, TokenIn, spliced
+from swarm.tokens import EARLIER_IDS
+
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+
+
+class Words:
+    """A byte-level BPE with transformers' two methods."""
+
+    def __init__(self) -> None:
+        self.raw = Tokenizer(models.BPE())
+        self.raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.raw.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=320, special_tokens=[BEGIN, END], initial_alphabet=alphabet, show_progress=False
+        )
+        self.raw.train_from_iterator(["assistant user done done the tool says one two three", "aaab abab"] * 9, trainer)
+        self.size = self.raw.get_vocab_size()
+        self.end = self.raw.token_to_id(END)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return self.raw.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int], **how: bool) -> str:
+        assert how == {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return self.raw.decode(ids, skip_special_tokens=False)
+
+
+WORDS = Words()
+
+
+def told(role: str, content: str) -> str:
+    return f"{BEGIN}{role}\n{content}{END}\n"
+
+
+def spell(ids: list[int]) -> str:
+    return WORDS.raw.decode(ids, skip_special_tokens=False)
+
+
+#: any tokens of text: rarely as the tokenizer would have cut it, often no whole characters
+answers = st.lists(st.integers(2, WORDS.size - 1), min_size=1, max_size=12)
+texts = st.text(st.sampled_from('ab dotne:\n"é{}'), max_size=12)
+
+
+@given(texts, st.lists(st.tuples(answers, texts), min_size=1, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_a_conversation_of_any_tokens_keeps_them_all(question: str, turns: list[tuple[list[int], str]]) -> None:
+    text = told("user", question)
+    ids = WORDS.encode(text + f"{BEGIN}assistant\n", False)
+    for answer, result in turns:
+        said = spell(answer)
+        text += told("assistant", said) + told("tool", result)
+        prompt = text + f"{BEGIN}assistant\n"
+        earlier = [*ids, *answer, WORDS.end]
+        found = spliced(prompt, earlier, WORDS)
+        assert found is not None and found[: len(earlier)] == earlier
+        assert spell(found) == prompt
+        ids = found
+
+
+@given(texts, answers, texts, st.data())
+@settings(max_examples=300, deadline=None)
+def test_another_text_is_never_replaced(question: str, answer: list[int], result: str, data: st.DataObject) -> None:
+    begun = told("user", question) + f"{BEGIN}assistant\n"
+    earlier = [*WORDS.encode(begun, False), *answer, WORDS.end]
+    same = begun + spell(answer) + END + "\n" + told("tool", result)
+    at = data.draw(st.integers(0, len(same)))
+    prompt = same[:at] + data.draw(texts) + same[at + data.draw(st.integers(0, 5)) :]
+    found = spliced(prompt, earlier, WORDS)
+    if found is None:
+        # also where the earlier text is no text: what it spells depends on what follows
+        assert not prompt.startswith(spell(earlier)) or "\N{REPLACEMENT CHARACTER}" in spell(earlier)
+    else:
+        assert found[: len(earlier)] == earlier and spell(found) == prompt
+
+
+def test_a_tokenizer_that_cannot_spell_what_it_read_keeps_its_own_tokens() -> None:
+    class Loose(Words):
+        def decode(self, ids: list[int], **how: bool) -> str:
+            return " " + super().decode(ids, **how)
+
+    text = told("user", "a") + told("assistant", "done")
+    earlier = WORDS.encode(told("user", "a"), False)
+    assert spliced(text, earlier, WORDS) is not None
+    assert spliced(text, earlier, Loose()) is None
+
+
+class Renderer:
+    """vLLM's, which has one text for every request."""
+
+    def __init__(self, text: str | None, room: int | None = None) -> None:
+        self.model_config = room
+        self.text = text
+        self.renderer = SimpleNamespace(_executor=ThreadPoolExecutor(1), get_tokenizer=lambda: WORDS)
+
+    async def preprocess_chat(self, request: Any, messages: list[Any], *, tool_dicts: Any = None) -> Any:
+        ids = WORDS.encode(self.text or "no text", False)
+        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": ids}
+        return messages, [prompt if self.text is None else prompt | {"prompt": self.text}]
+
+
+def ask(renderer: Renderer, earlier: Any, cut: int | None = None) -> list[int]:
+    request = SimpleNamespace(
+        model_extra={EARLIER_IDS: earlier} if earlier else None,
+        truncate_prompt_tokens=cut,
+        build_tok_params=lambda room: SimpleNamespace(max_input_tokens=room),
+    )
+    conversation, [prompt] = asyncio.run(renderer.preprocess_chat(request, ["m"], tool_dicts=None))
+    assert conversation == ["m"]
+    renderer.renderer._executor.shutdown()
+    return prompt["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("text", "earlier", "more", "outcome"),
+    [
+        ("done", "", {}, ""),
+        ("done", "d", {}, "spliced"),
+        ("done", "d", {"room": 1}, "too_long"),
+        ("done", "d", {"room": 4}, "spliced"),
+        ("done", "done", {}, "same"),
+        ("done", "x", {}, "other_text"),
+        (None, "d", {}, "no_text"),
+        ("done", "d", {"cut": 3}, "no_text"),
+    ],
+)
+def test_what_became_of_each_prompt_is_counted(text: str, earlier: str, more: dict[str, int], outcome: str) -> None:
+    class Patched(Renderer):
+        pass
+
+    tokens = TokenIn(Patched)
+    letters = (
+        [WORDS.raw.token_to_id(letter) for letter in earlier] if earlier != "done" else WORDS.encode("done", False)
+    )
+    found = ask(Patched(text, more.get("room")), letters, more.get("cut"))
+    assert tokens.take() == dict.fromkeys(OUTCOMES, 0) | ({outcome: 1} if outcome else {})
+    assert tokens.take() == dict.fromkeys(OUTCOMES, 0)
+    own = WORDS.encode(text or "no text", False)
+    assert (found[:1] == letters and spell(found) == text) if outcome == "spliced" else found == own
