@@ -190,19 +190,21 @@ class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fi
 
 
 class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """All timelines of one finished episode with its reward, which is finite."""
+    """All timelines of one finished episode with its reward, and its ``credit``: what its advantage is beside that of
+    its reward in the group. Both are finite."""
 
     episode_uuid: str
     task_id: str
     reward: float
+    credit: float = 0.0
     timelines: Annotated[list[Timeline], Meta(min_length=1)]
     num_calls: _Count
     log_metrics: dict[str, float] = {}
     tokens: TokenCounts = TokenCounts()
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.reward):
-            raise ValueError(f"the reward must be finite, not {self.reward}")
+        if not math.isfinite(self.reward + self.credit):
+            raise ValueError(f"reward and credit must be finite, not {self.reward} and {self.credit}")
 
     @property
     def sampled_tokens(self) -> int:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from adapters.verl.cluster import (
     remove_leftovers,
     start_ray,
 )
-from adapters.verl.deadline import forget_deadline, passed_deadline
+from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
+from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
@@ -125,9 +127,14 @@ class _Run:
         import ray
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
-        start_ray(init_arguments(job, device, self._ray_folder.path, environment, given), self._ray_folder.path)
+        arguments = init_arguments(job, device, self._ray_folder.path, environment, given)
+        if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
+            return
+        start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
+        if job.nnodes > 1 and not self._wait_for(link, lambda: missing_nodes(ray.nodes(), job.nnodes, job.n_gpu)):
+            return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from adapters.verl.replicas import VllmDiedError, end_trainer, outlives_trainer
@@ -136,6 +143,7 @@ class _Run:
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        nodes = NodeWatch(job.nnodes)
         while True:
             link.send(BootProgress(stage="loading verl"))
             runner = TaskRunner.options(scheduling_strategy=here).remote()
@@ -149,9 +157,11 @@ class _Run:
                 serving,
             )
             try:
-                self._train(done, link)
+                self._train(done, link, nodes)
                 return
             except ray.exceptions.RayError as exc:
+                if gone := nodes.failing():
+                    raise EngineError(gone) from exc
                 if not outlives_trainer(config) or isinstance(innermost(exc), VllmDiedError):
                     raise
                 error = passed_deadline(self._run_dir) or root_cause(exc)
@@ -164,12 +174,30 @@ class _Run:
             forget_deadline(self._run_dir)
             config = verl_config(job.model_copy(update={"resume": again.resume}), model, self._run_dir, device)
 
-    def _train(self, done: Any, link: EngineEnd) -> None:
+    def _wait_for(self, link: EngineEnd, missing: Callable[[], str]) -> bool:
+        """Wait until nothing is missing; ``False`` if the server said Stop meanwhile.
+
+        Raises:
+            EngineError: the engine was terminated, or the time of a boot has passed.
+        """
+        until, told = time.monotonic() + BOOT, ""
+        while what := missing():
+            if what != told:
+                link.send(BootProgress(stage="waiting for nodes", detail=what))
+                told = what
+            if isinstance(link.receive(timeout=0.5), Stop):
+                return False
+            self._check_terminated()
+            if time.monotonic() > until:
+                raise EngineError(f"waited {BOOT:.0f} s for nodes: {what}")
+        return True
+
+    def _train(self, done: Any, link: EngineEnd, nodes: NodeWatch) -> None:
         """Wait for the end of the trainer, or a Stop.
 
         Raises:
             ray.exceptions.RayError: it failed.
-            EngineError: this process was terminated.
+            EngineError: this process was terminated, or a node is gone.
         """
         import ray
 
@@ -183,6 +211,7 @@ class _Run:
                 ray.wait([done], timeout=STOP_GRACE)
                 return
             self._check_terminated()
+            nodes.check()
 
     def _wait_for_start(self, link: EngineEnd) -> StartTrainer | None:
         """The server's word to start another trainer; ``None`` if it says Stop."""

@@ -56,6 +56,8 @@ class BatchFeed:
         self._uids: list[str] = []
         self._stopped = False
         self._step = 0
+        #: of the batch at hand: what the advantage of a row is beside that of its reward in the group, by verl's key
+        self.credits: dict[str, float] = {}
 
     def attach(self, replicas: Replicas) -> None:
         """Tell the feed where vLLM serves, once it does."""
@@ -83,6 +85,7 @@ class BatchFeed:
         if spare:
             tq.kv_clear(partition_id=PARTITION, keys=spare)
         more = (str(uuid.uuid4()) for _ in range(len(batch.groups) - len(self._uids)))
+        self.credits = {}
         for rows in batch_rows(batch, [*self._uids[: len(batch.groups)], *more], self._step):
             tq.kv_batch_put(
                 keys=rows.keys,
@@ -90,6 +93,7 @@ class BatchFeed:
                 tags=rows.tags,
                 partition_id=PARTITION,
             )
+            self.credits.update(zip(rows.keys, rows.credits, strict=True))
             tag = {"is_prompt": True, "status": "finished", "global_steps": self._step}
             tq.kv_put(key=rows.uid, partition_id=PARTITION, tag=tag)
         return len(batch.groups)

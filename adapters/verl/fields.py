@@ -16,12 +16,14 @@ from swarm.tokens import Timeline, TrainBatch, Trajectory
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one group: ``keys[i]`` is ``{uid}_{session}_{index}``, with its tensors and its tag."""
+    """Rows of one group: ``keys[i]`` is ``{uid}_{session}_{index}``, with its tensors, its tag, and the credit of its
+    episode."""
 
     uid: str
     keys: list[str]
     fields: list[dict[str, Any]]
     tags: list[dict[str, Any]]
+    credits: list[float]
 
 
 def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
@@ -37,12 +39,13 @@ def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
     """
     rows: list[Rows] = []
     for uid, group in zip(uids, batch.groups, strict=True):
-        found = Rows(uid, [], [], [])
+        found = Rows(uid, [], [], [], [])
         for session, trajectory in enumerate(group.trajectories):
             for index, timeline in enumerate(_sampled(trajectory)):
                 found.keys.append(f"{uid}_{session}_{index}")
                 found.fields.append(timeline_fields(timeline, uid=uid, reward=trajectory.reward))
                 found.tags.append(timeline_tag(timeline, step=step))
+                found.credits.append(trajectory.credit)
         rows.append(found)
     return rows
 

@@ -8,8 +8,8 @@ HTTP server have no public accessor.
 from __future__ import annotations
 
 import asyncio
+import collections
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -91,7 +91,7 @@ def _remember_ended(server: Any) -> None:
     processor = server.engine.output_processor
     if hasattr(processor, "swarm_ended"):
         return
-    ended = processor.swarm_ended = deque(maxlen=ENDED_KEPT)
+    ended = processor.swarm_ended = collections.deque(maxlen=ENDED_KEPT)
     finish = processor._finish_request
 
     def remember(state: Any) -> None:
@@ -131,9 +131,9 @@ class Replicas:
         #: ``host:port`` of each replica's OpenAI server
         self.addresses: list[str] = list(manager.server_addresses)
         self._handles = list(manager.server_handles)
+        self._on_servers(_remember_ended)
         # verl's router for its own agent loops; the swarm server routes. It would hold 0.8 GB with its imports.
         ray.kill(manager.global_load_balancer)
-        self._on_servers(_remember_ended)
         self._on_servers(_install_token_in)
 
     def policy_version(self) -> int:
@@ -147,16 +147,17 @@ class Replicas:
             raise RuntimeError(f"the vLLM replicas serve different weights: versions {sorted(map(str, versions))}")
         return int(versions.pop())
 
+    def take_histories(self) -> dict[str, float]:
+        """Step metrics: of the prompts with an earlier answer since the last time, how many had each outcome, see
+        :data:`adapters.verl.token_in.OUTCOMES`."""
+        taken = self._on_servers(lambda server: collections.Counter(server.swarm_token_in.take()))
+        counts = sum(taken, collections.Counter[str]())
+        return {f"swarm/history_{name}": float(counts[name]) for name in OUTCOMES}
+
     def sampled(self) -> dict[str, dict[int, int]]:
         """How many tokens each request has that vLLM, which is paused, holds: by the id that its answers have, and by
         choice. Requests that ended since the last call have more than any answer."""
         return {request: counts for one in self._on_servers(_sampled) for request, counts in one.items()}
-
-    def take_histories(self) -> dict[str, float]:
-        """Step metrics: of the prompts with an earlier answer since the last time, how many had each outcome, see
-        :data:`adapters.verl.token_in.OUTCOMES`."""
-        counts = sum(self._on_servers(lambda server: Counter(server.swarm_token_in.take())), Counter())
-        return {f"swarm/history_{name}": float(counts[name]) for name in OUTCOMES}
 
     def pause(self) -> None:
         """Hold all requests where they are and forget what was computed for them: they go on with the new weights.
@@ -181,6 +182,6 @@ class Replicas:
 
 
 def _install_token_in(server: Any) -> None:
-    # the vLLM of an earlier trainer has it
+    # a server that outlived its trainer has it
     if not hasattr(server, "swarm_token_in"):
         server.swarm_token_in = TokenIn.install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,8 +69,11 @@ class TaskRunner:
             here = imported(list(driver.locations), Path(driver.folder))
             self._link.send(CodeImported(processes={**code, "a Ray worker": here}))
         self._link.send(BootProgress(stage="checking the configuration"))
+        # verl wants as many rows as ranks, or a multiple: the trainer fills batches up, so tell it of such a number
+        checked = copy.deepcopy(config)
+        checked.actor_rollout_ref.rollout.n *= config.trainer.n_gpus_per_node * config.trainer.nnodes
         validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+            config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
         with deadline.deadline(deadline.BOOT, "starting the TransferQueue", folder):
             queue.result()

@@ -196,8 +196,8 @@ class ChatSession:
         attempts: how often the call, and each continuation of a choice, is tried.
         version: gives the policy version that is served now.
         owner: gets the record.
-        syncs: the weight syncs that the call may run over.
         goes_on: what the conversation goes on from; without messages, ``None``.
+        syncs: the weight syncs that the call may run over.
     """
 
     upstream: Upstream
@@ -206,8 +206,8 @@ class ChatSession:
     attempts: int
     version: Callable[[], int]
     owner: CallOwner
-    syncs: WeightSyncs = field(default_factory=WeightSyncs)
     goes_on: Continuation | None = None
+    syncs: WeightSyncs = field(default_factory=WeightSyncs)
 
     async def complete(self) -> Completion:
         """The plain answer; the call is recorded.

@@ -176,8 +176,8 @@ def _no_job() -> ConflictError:
 
 def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     """Our metrics of the batch of ``step``: rewards over all its episodes (population deviation), tokens sampled per
-    episode, by how many weight syncs they are older than the weights that ``step`` began with, and what merging made
-    of the calls.
+    episode, what merging made of its calls, and by how many weight syncs the sampled tokens are older than the weights
+    that ``step`` began with.
 
     ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
     earlier answer, among those that go on from one.
@@ -185,23 +185,23 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in trajectories]
     tokens = [trajectory.sampled_tokens for trajectory in trajectories]
-    timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
-    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
     counts = [trajectory.tokens for trajectory in trajectories]
     kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
+    timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
+    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
     return {
         "swarm/reward_mean": statistics.fmean(rewards),
         "swarm/reward_std": statistics.pstdev(rewards),
         "swarm/episodes": float(len(trajectories)),
         "swarm/tasks": float(len(batch.groups)),
         "swarm/response_tokens_mean": statistics.fmean(tokens),
-        "swarm/staleness_mean": float(ages.mean()),
-        "swarm/staleness_max": float(ages.max()),
         "swarm/calls": float(sum(one.calls for one in counts)),
         "swarm/timelines": float(sum(one.timelines for one in counts)),
         "swarm/unmerged_tokens": float(sum(one.unmerged for one in counts)),
         "swarm/merged_tokens": float(sum(one.prompts + one.masked + one.trained for one in counts)),
         "swarm/lost_history": lost / (kept + lost) if lost else 0.0,
+        "swarm/staleness_mean": float(ages.mean()),
+        "swarm/staleness_max": float(ages.max()),
     }
 
 

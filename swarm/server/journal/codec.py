@@ -28,8 +28,8 @@ def pack_call(call: ModelCall) -> bytes:
             _bytes(call.logprobs),
             call.min_policy_version,
             call.max_policy_version,
-            call.versions,
             call.history,
+            call.versions,
             call.finish_reason,
         ]
     )
@@ -37,7 +37,7 @@ def pack_call(call: ModelCall) -> bytes:
 
 def unpack_call(call_id: str, data: bytes) -> ModelCall:
     """The call that :func:`pack_call` was given."""
-    prompt, response, logprobs, oldest, newest, versions, history, finish_reason = _load(data)
+    prompt, response, logprobs, oldest, newest, history, versions, finish_reason = _load(data)
     return ModelCall(
         call_id=call_id,
         prompt_ids=_array(prompt),
@@ -75,10 +75,8 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
             for timeline in trajectory.timelines
         ]
     )
-    counts = structs.astuple(trajectory.tokens)
-    return _dump(
-        [trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, counts, timelines]
-    )
+    earned, counts = (trajectory.reward, trajectory.credit), structs.astuple(trajectory.tokens)
+    return _dump([trajectory.task_id, *earned, trajectory.num_calls, trajectory.log_metrics, counts, timelines])
 
 
 def pack_counts(counts: TokenCounts) -> bytes:
@@ -93,17 +91,18 @@ def unpack_counts(data: bytes | None) -> TokenCounts:
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, num_calls, log_metrics, counts, timelines = _load(data)
+    task_id, reward, credit, num_calls, log_metrics, counts, timelines = _load(data)
     if timelines is None:
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
-        prompt, response, logprobs, oldest, newest, versions, *_ = _load(call)
+        prompt, response, logprobs, oldest, newest, _, versions, _ = _load(call)
         mask = _bytes(np.ones(len(_array(response)), np.bool_))
         timelines = [(prompt, response, mask, logprobs, oldest, newest, versions, 1)]
     return Trajectory(
         episode_uuid=episode_uuid,
         task_id=task_id,
         reward=reward,
+        credit=credit,
         num_calls=num_calls,
         log_metrics=log_metrics,
         tokens=_counts(counts),

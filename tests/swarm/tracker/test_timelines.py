@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.tokens import ModelCall, Timeline
-from swarm.tracker.timelines import merge_calls
+from swarm.tracker.timelines import count_tokens, merge_calls
 
 
 def call(prompt: list[int], response: list[int], version: int = 0, newest: int | None = None) -> ModelCall:
@@ -123,6 +123,20 @@ def test_every_sampled_token_is_trained(calls: list[ModelCall]) -> None:
             if len(c.prompt_ids) < len(position) and ids(c)[: len(position)] == position
         }
         assert trained.count(position) <= len(samples)
+
+
+@given(st.one_of(calls_strategy, conversations()))
+@settings(max_examples=200)
+def test_every_token_is_accounted_for(calls: list[ModelCall]) -> None:
+    timelines = merge_calls(calls)
+    counts = count_tokens(calls, timelines)
+    assert counts.sampled == sum(len(one.response_ids) for one in calls) == counts.trained + counts.repeated
+    assert counts.prompts + counts.masked + counts.trained == sum(len(full(one)) for one in timelines)
+    assert counts.unmerged == sum(len(ids(one)) for one in calls if len(one.response_ids))
+    assert (counts.timelines, counts.calls) == (len(timelines), sum(one.num_calls for one in timelines))
+    assert counts.repeated >= 0
+    dropped = count_tokens(calls, [])
+    assert (dropped.sampled, dropped.trained, dropped.repeated, dropped.masked) == (counts.sampled, 0, 0, 0)
 
 
 @given(conversations())
