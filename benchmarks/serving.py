@@ -148,6 +148,7 @@ async def _watch(http: httpx.AsyncClient, server: str, arm: Arm, steps: int, beg
             transferring = None
         arm.steps, arm.seconds = status["engine"]["global_step"], now
         if arm.steps >= steps:
+            arm.computed += [(computing, now)] if computing is not None else []
             return
         if status["engine_failure"] is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the engine does not train: {status['engine']} {status['engine_failure']}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
-from ray.util import list_named_actors
+from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
 from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.errors import EngineError
@@ -54,18 +54,24 @@ def check_serving(server: Any) -> None:
     try:
         paused = ray.get(asked, timeout=CALL_TIMEOUT)
     except ray.exceptions.RayError as exc:
-        raise VllmDiedError(f"vLLM died with its trainer: {type(exc).__name__}") from exc
+        # without its cause, which is what people and the driver would be told of instead
+        raise VllmDiedError(f"vLLM died with its trainer: {type(exc).__name__}") from None
     if paused:
         raise VllmDiedError("vLLM died: its trainer left it paused")
 
 
 def end_trainer(runner: Any) -> None:
-    """End the actor ``runner``, and wait until no actor with a name is left but the vLLM that outlives it.
+    """End the actor ``runner``, release its devices, and wait until no actor with a name is left but the vLLM that
+    outlives it.
 
     Raises:
         EngineError: some are left: another trainer could not use their names.
     """
     ray.kill(runner)
+    # Ray itself releases what an actor has reserved only when the whole job has ended
+    for reserved in placement_group_table().values():
+        if reserved["state"] != "REMOVED":
+            remove_placement_group(get_placement_group(reserved["name"]))
     deadline = time.monotonic() + END_TIMEOUT
     while left := [one["name"] for one in list_named_actors(all_namespaces=True) if one["name"] != FIRST_SERVER]:
         if time.monotonic() > deadline:
