@@ -66,7 +66,7 @@ def test_the_job_is_valid() -> None:
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     check_options("math_agent")
     folder, said = follow("math_agent", tmp_path)
-    trained = json.loads((folder / "out" / "quick" / "curve.json").read_text())
+    trained = json.loads((folder / "runs" / "quick" / "curve.json").read_text())
     assert not trained["shuffled"]
     assert [one["step"] for one in trained["curve"]] == [0, 2]
     assert trained["curve"][1]["mean"] > trained["curve"][0]["mean"]
