@@ -4,6 +4,7 @@
 * ``hooks``: what the hook runner adds to a hook.
 * ``lifecycle``: durable claims and ends per second, against a plain dict server.
 * ``soak``: hundreds of clients on several servers for minutes; errors, memory and file descriptors.
+* ``serving``: latency of a fixed rate of requests over real training steps, by serving mode.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 """
 
@@ -11,9 +12,16 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import hooks, lifecycle, overhead, soak, training
+from benchmarks import hooks, lifecycle, overhead, serving, soak, training
 
-BENCHMARKS = {"overhead": overhead, "hooks": hooks, "lifecycle": lifecycle, "soak": soak, "training": training}
+BENCHMARKS = {
+    "overhead": overhead,
+    "hooks": hooks,
+    "lifecycle": lifecycle,
+    "soak": soak,
+    "serving": serving,
+    "training": training,
+}
 
 
 def main() -> None:

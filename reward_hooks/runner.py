@@ -32,6 +32,7 @@ from reward_hooks.contract import (
     GroupScore,
     HookContext,
     Hooks,
+    PassThrough,
     Reward,
     Session,
     Submission,
@@ -185,8 +186,8 @@ class HookRunner:
         """Whether there is a hook for the end of a session."""
         return self._hooks.session_end is not None
 
-    async def submit(self, request: UserRequest, context: HookContext) -> Submission:
-        """Shape ``request`` into ``context.num_repeat`` request bodies of one task.
+    async def submit(self, request: UserRequest, context: HookContext) -> Submission | PassThrough:
+        """Shape ``request`` into ``context.num_repeat`` request bodies of one task, unless it is to pass through.
 
         Without a hook these are N copies of the request, and the task is the request itself.
         """
@@ -210,15 +211,16 @@ class HookRunner:
         )
         return GroupScore(rewards=rewards)
 
-    async def end_session(self, session: Session, context: HookContext) -> list[Reward] | None:
-        """What each turn of ``session`` earns for the whole session, in order; ``None`` without such a hook."""
+    async def end_session(self, session: Session, context: HookContext) -> Reward | list[Reward] | None:
+        """The outcome of ``session``, or what each of its turns earns, in order; ``None`` without such a hook, or where
+        it does not know."""
         if self._hooks.session_end is None:
             return None
         return await self._checked(
             SESSION_END,
             self._hooks.session_end,
             context,
-            lambda result: _checked_rewards(result, len(session.turns), "turns"),
+            lambda result: _checked_outcome(result, len(session.turns)),
             session,
         )
 
@@ -337,13 +339,17 @@ def _copied(value: Any, known: dict[int, Any]) -> Any:
     return made
 
 
-def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission:
+def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission | PassThrough:
+    if isinstance(result, PassThrough):
+        return result
     if isinstance(result, Submission):
         task, listed = result.task, cast("list[Any]", result.requests)
     elif isinstance(result, list | tuple):
         task, listed = default_task(request), list(cast("Sequence[Any]", result))
     else:
-        raise ValueError(f"returned a {type(result).__name__}; return a list of request bodies or a Submission")
+        raise ValueError(
+            f"returned a {type(result).__name__}; return a list of request bodies, a Submission or a PassThrough"
+        )
     if len(listed) != context.num_repeat:
         raise ValueError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
     checked: set[int] = set()
@@ -368,6 +374,12 @@ def _checked_rewards(result: object, count: int, of: str) -> list[Reward]:
     if not values:
         raise ValueError(f"was given no {of}")
     return [_checked_reward(value, index) for index, value in enumerate(values)]
+
+
+def _checked_outcome(result: object, turns: int) -> Reward | list[Reward] | None:
+    if result is None or isinstance(result, list | tuple):
+        return None if result is None else _checked_rewards(cast("Sequence[object]", result), turns, "turns")
+    return _checked_reward(result, 0)
 
 
 def _checked_reward(value: object, index: int) -> Reward:

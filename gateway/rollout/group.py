@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from gateway.observability.request import metadata, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample
@@ -20,6 +20,7 @@ from gateway.rollout.submission import Why, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
+from reward_hooks.contract import malformed_calls
 from swarm.client import EpisodeGroup
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
 from swarm.text import sendable
@@ -90,6 +91,8 @@ class GroupRun:
         self._settling: asyncio.Task[DropReason | None] | None = None
         self._cancelled: DropReason | None = None
         self._settled = False
+        if session is not None:
+            session.ledger.under_way += 1
 
     # ------------------------------------------------------------------ sampling
 
@@ -207,6 +210,7 @@ class GroupRun:
             self._settling.cancel()
         else:
             self._drop(self._cancelled)
+            self._account(self._cancelled)
 
     def stop_sampling(self) -> None:
         """Cancel unfinished samples and give their episodes back."""
@@ -247,6 +251,16 @@ class GroupRun:
         """Give back what was not submitted."""
         if not self._settled:
             self._drop(self._outcome(settling) or DropReason.SAMPLE)
+        self._account(self._outcome(settling))
+
+    def _account(self, reason: DropReason | None) -> None:
+        """Tell the session what became of the group's tokens; ``reason``: why they are not trained."""
+        if self._session is not None:
+            usages = [sample.answer.usage for sample in self.samples.values()]
+            sampled, masked = (
+                sum(int(usage.get(name) or 0) for usage in usages) for name in ("completion_tokens", "prompt_tokens")
+            )
+            self._session.ledger.add(reason, len(usages), sampled, masked)
 
     def _outcome(self, settling: asyncio.Task[DropReason | None]) -> DropReason | None:
         """Why the group, which has ended, was not trained."""
@@ -281,6 +295,8 @@ class GroupRun:
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
         for place, sample in self.samples.items():
+            calls = cast("list[dict[str, Any]]", sample.answer.message.get("tool_calls") or [])
+            self.training.stats.malformed_calls += len(malformed_calls(calls))
             tokens = int(sample.answer.usage.get("completion_tokens") or 0)
             if place in delivered:
                 self.training.stats.delivered_tokens += tokens

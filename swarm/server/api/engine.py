@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.errors import SwarmGatewayError
 from swarm.protocol import EngineStatus, ServerStatus, StartEngineResponse, SuccessResponse
 from swarm.server.api.agentjet import StateShown, sees_uuids
 from swarm.server.api.config import BACKLOG
@@ -101,9 +100,4 @@ class EngineRoutes:
             except ClientGoneError:
                 return Response(status_code=499)
         status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))
-        try:
-            defaults = self.changes.defaults()
-        except SwarmGatewayError:
-            # whoever syncs a job is told
-            return status
-        return status.model_copy(update={"job_defaults": defaults}) if defaults else status
+        return status.model_copy(update={"job_defaults": self.changes.defaults}) if self.changes.defaults else status
