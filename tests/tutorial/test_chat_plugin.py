@@ -16,7 +16,7 @@ from reward_hooks.loader import load_hooks
 from swarm.importer import SourceFolder
 from swarm.job import parse_job
 from swarm.types import Task
-from tests.tutorial.readmes import TUTORIALS, check_options, commands, run, running, tutorial_copy
+from tests.tutorial.readmes import TUTORIALS, commands, run, running, tutorial_copy
 
 FOLDER = TUTORIALS / "opencode_build_chat_plugin"
 
@@ -64,7 +64,6 @@ def test_the_configuration_is_valid() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("model_and_engine")
 def test_the_readme_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_options("chat_plugin")
     folder = tutorial_copy("chat_plugin", tmp_path)
     pull, up, users = commands((folder / "readme.md").read_text())
     assert "smollm2-135m" in run(pull, folder)

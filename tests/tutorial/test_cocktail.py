@@ -11,7 +11,7 @@ import yaml
 
 from swarm.job import TrainJob
 from swarm.server.config import ServerConfig
-from tests.tutorial.readmes import TUTORIALS, check_options, follow
+from tests.tutorial.readmes import TUTORIALS, follow
 
 FOLDER = TUTORIALS / "opencode_build_cocktail"
 
@@ -24,7 +24,6 @@ def test_the_files_are_valid() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("model_and_engine")
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    check_options("cocktail")
     folder, said = follow("cocktail", tmp_path)
     tasks: dict[int, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for line in (folder / "runs" / "episodes.jsonl").read_text().splitlines():

@@ -11,7 +11,7 @@ import pytest
 from swarm.importer import SourceFolder
 from swarm.job import TrainJob
 from swarm.types import Task
-from tests.tutorial.readmes import TUTORIALS, check_options, follow
+from tests.tutorial.readmes import TUTORIALS, follow
 
 FOLDER = TUTORIALS / "opencode_build_translation_agent"
 TASK = Task(
@@ -64,7 +64,6 @@ def test_the_job_is_valid_and_has_room_for_the_whole_conversation() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("model_and_engine")
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    check_options("translation_agent")
     folder, said = follow("translation_agent", tmp_path)
     rows = [json.loads(line) for line in (folder / "runs" / "episodes.jsonl").read_text().splitlines()]
     assert len(rows) >= 2 * 4 * 4
