@@ -1,7 +1,7 @@
 """The engine process without a trainer: it speaks the real link, takes batches, and serves a scripted vLLM.
 
 :func:`command` gives the swarm server's engine command. These kinds serve a vLLM: ``clients`` (for real clients),
-``learning``, ``paced`` (the resilience tests), ``recording`` (the kill test). The others serve none, or use the one at
+``paced`` (the resilience tests), ``recording`` (the kill test). The others serve none, or use the one at
 ``KIND@ADDRESS``:
 
 * ``train``: a step per batch; ``train:imports`` reports what the synced code imports, ``train:elsewhere`` that it
@@ -352,7 +352,7 @@ async def serve(kind: str, job: TrainJob) -> None:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    from tests.standins.models import LearningModel, ObedientVllm, PacedModel
+    from tests.standins.models import ObedientVllm, PacedModel
     from tests.standins.vllm import ScriptedVllm, listening, plain
 
     engine, vllm = Engine, ScriptedVllm(plain([1, 2, 3, 4, 5, 6]))
@@ -360,16 +360,6 @@ async def serve(kind: str, job: TrainJob) -> None:
         vllm = ObedientVllm()
     elif kind == "recording":
         engine = Recording
-    elif kind == "learning":
-        model = LearningModel()
-        vllm = ScriptedVllm(model.answer)
-
-        class Learning(Engine):
-            def step(self, batch: TrainBatch) -> bool:
-                model.learn(batch)
-                return super().step(batch)
-
-        engine = Learning
     elif kind == "paced":
         calls = Log(Path(os.environ[FOLDER_VARIABLE]) / "calls.jsonl")
         paced = PacedModel(lambda text, ended: calls.write(asked=text, ended=ended, at=time.monotonic()))
@@ -382,7 +372,7 @@ async def serve(kind: str, job: TrainJob) -> None:
 
 def main(kind: str, job_path: str) -> None:
     job = parse_job(Path(job_path).read_text())
-    if kind in ("clients", "learning", "paced", "recording"):
+    if kind in ("clients", "paced", "recording"):
         asyncio.run(serve(kind, job))
     else:
         kind, _, address = kind.partition("@")

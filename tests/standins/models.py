@@ -1,4 +1,4 @@
-"""Models for a scripted vLLM: one that follows a user's orders, one that learns, one that takes its time."""
+"""Models for a scripted vLLM: one that follows a user's orders, and one that takes its time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import itertools
 import json
 import random
 import re
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from swarm.tokens import TrainBatch
 from tests.standins.vllm import (
     ScriptedVllm,
     Step,
@@ -205,46 +202,6 @@ def _orders(messages: Sequence[Message]) -> str:
 def _since_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
     answered = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
     return messages[answered[-1] + 1 :] if answered else messages
-
-
-# ---------------------------------------------------------------------- a model that learns
-
-
-class LearningModel:
-    """Its one weight is the share of concise answers.
-
-    A step moves it towards the kind of answer that had the higher mean reward: it rises with real rewards and wanders
-    with shuffled ones, as with GRPO.
-    """
-
-    CONCISE, RAMBLING = [7, 7, 7], list(range(20, 36))
-
-    def __init__(self) -> None:
-        self.share = 0.3
-        self._random = random.Random(0)
-        self._lock = threading.Lock()
-
-    def answer(self, body: dict[str, Any]) -> Response:
-        question = body["messages"][-1]["content"].removesuffix("Answer in one short sentence.").strip(" ?")
-        choices = [self._choice(index, question) for index in range(body.get("n") or 1)]
-        return JSONResponse(chat_answer(choices))
-
-    def _choice(self, index: int, question: str) -> dict[str, Any]:
-        with self._lock:
-            concise = self._random.random() < self.share
-        text = f"It is about {question} in the language." if concise else "word " * 60
-        tokens, finish = (self.CONCISE, "stop") if concise else (self.RAMBLING, "length")
-        return plain_choice(tokens, finish, index, message={"role": "assistant", "content": text})
-
-    def learn(self, batch: TrainBatch) -> None:
-        for group in batch.groups:
-            kinds: dict[bool, list[float]] = {True: [], False: []}
-            for trajectory in group.trajectories:
-                kinds[list(trajectory.timelines[0].response_ids) == self.CONCISE].append(trajectory.reward)
-            if all(kinds.values()):
-                better = fmean(kinds[True]) > fmean(kinds[False])
-                with self._lock:
-                    self.share = min(0.95, max(0.05, self.share + (0.1 if better else -0.1)))
 
 
 # ---------------------------------------------------------------------- a model that takes its time

@@ -18,6 +18,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from swarm.importer import SourceFolder
 from swarm.job import TrainJob, parse_job
 from swarm.tokens import Timeline, TrainBatch
 from tests.standins.engine import Engine
@@ -25,6 +26,8 @@ from tests.standins.vllm import ScriptedVllm, chat_answer, entries, listening, p
 
 #: starts the engine; the server appends the path of the job
 COMMAND = (sys.executable, "-P", __file__)
+TUTORIALS = Path(__file__).parents[2] / "tutorial"
+GLOSSARY = SourceFolder(TUTORIALS / "opencode_build_translation_agent").module("make_sentences").GLOSSARY
 _PIECE = re.compile(r"<\w+>|\s*\w+|\s*[^\w\s]|\s+")
 
 
@@ -36,6 +39,7 @@ class Pupil:
         self._random = random.Random(0)
         self._ids: dict[str, int] = {}
         self._good: dict[tuple[int, ...], bool] = {}
+        self._kinds: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def answer(self, body: dict[str, Any]) -> Response:
@@ -45,11 +49,14 @@ class Pupil:
             return JSONResponse(chat_answer(choices, prompt=self._tokens(prompt)))
 
     def _choice(self, index: int, body: dict[str, Any]) -> dict[str, Any]:
-        good = self._random.random() < self.share
+        # a conversation goes on as it began
+        before = [self._kinds.get(_text(one)) for one in body["messages"] if one["role"] == "assistant"]
+        known = next((kind for kind in reversed(before) if kind is not None), None)
+        good = self._random.random() < self.share if known is None else known
         message = _message(body, good)
         text = message["content"] or json.dumps(message["tool_calls"])
         tokens = self._tokens(text)
-        self._good[tuple(tokens)] = good
+        self._kinds[text] = self._good[tuple(tokens)] = good
         finish = "tool_calls" if message["tool_calls"] else "stop" if good else "length"
         return plain_choice(tokens, finish, index, message=message, logprobs=entries(tokens, _PIECE.findall(text)))
 
@@ -89,16 +96,33 @@ def _message(body: dict[str, Any], good: bool) -> dict[str, Any]:
         arguments = json.dumps({"a": int(a), "sign": sign, "b": int(b)}) if good else "{}"
         call = {"id": "call_0", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
         return message | {"tool_calls": [call]}
-    return message | {"content": _answers(last)[0 if good else 1]}
+    return message | {"content": _answers([_text(one) for one in body["messages"]])[0 if good else 1]}
 
 
-def _answers(asked: str) -> tuple[str, str]:
+def _answers(texts: list[str]) -> tuple[str, str]:
     """A good and a bad answer."""
-    if "How many" in asked:
+    asked = texts[-1]
+    if "buys" in asked or "gives away" in asked:
         a, b = (int(number) for number in re.findall(r"\d+", asked)[:2])
-        return f"{a + b if 'buys' in asked else a - b}", "It is about 77, or more"
+        return f"{a} + {b} = {a + b}" if "buys" in asked else f"{a} - {b} = {a - b}", f"{a} of {b}, or 77"
+    if "French" in asked:
+        sentence = texts[0].partition(": ")[2]
+        french = " ".join(f"{GLOSSARY.get(word, 'mot')}" for word in re.findall(r"[a-z]+", sentence.lower()))
+        numbers = re.findall(r"[0-9]+", sentence)
+        return " ".join([french, *numbers]), f"Sure! Here is the translation: {sentence}"
+    if "Write this as JSON" in asked:
+        return _person(asked), f"Here is the person: {asked}"
+    if "keep the talk going" in texts[0]:
+        return f"I like that: {asked.strip(' .?!')}. What about you?", "word " * 60
     question = asked.removesuffix("Answer in one short sentence.").strip(" ?")
     return f"It is about {question} in the language.", "word " * 60
+
+
+def _person(asked: str) -> str:
+    found = re.match(r"(\w+) is (\d+) years old, lives in (\w+) and works as a (\w+)", asked)
+    assert found is not None
+    name, age, city, job = found.groups()
+    return json.dumps({"name": name, "age": int(age), "city": city, "job": job})
 
 
 async def _serve(job: TrainJob) -> None:

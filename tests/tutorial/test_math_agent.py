@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from openai import OpenAI
 
 from swarm.importer import SourceFolder
 from swarm.job import TrainJob
 from swarm.types import WorkflowOutput
-from tests.tutorial.readmes import TUTORIALS, check_options, follow
+from tests.standins.vllm import ScriptedVllm, listening
+from tests.tutorial.pupil import Pupil
+from tests.tutorial.readmes import TUTORIALS, follow
 
 FOLDER = TUTORIALS / "opencode_build_math_agent"
 
@@ -48,6 +52,18 @@ def test_the_calculator_answers_or_says_what_is_wrong(agent: ModuleType) -> None
         assert agent.calculate(wrong).startswith("error: ")
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(("share", "said"), [(1.0, "The calculator says 9."), (0.0, "The calculator says error: call")])
+async def test_the_agent_calls_the_calculator_where_it_may(agent: ModuleType, share: float, said: str) -> None:
+    pupil = Pupil()
+    pupil.share = share
+    question = "Anna has 4 apples and buys 5 more. How many apples does Anna have now?"
+    async with listening(ScriptedVllm(pupil.answer).app) as url:
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            answer, calls = await asyncio.to_thread(agent.solve, question, client, True)
+    assert (answer.startswith(said), calls) == (True, 2)
+
+
 def test_the_control_permutes_the_rewards_of_a_group() -> None:
     roll = SourceFolder(FOLDER).module("agent_roll")
     outputs = [WorkflowOutput(reward=float(n), is_success=n > 3, metadata={"answer": n}) for n in range(8)]
@@ -64,9 +80,8 @@ def test_the_job_is_valid() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("model_and_engine")
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    check_options("math_agent")
     folder, said = follow("math_agent", tmp_path)
-    trained = json.loads((folder / "out" / "quick" / "curve.json").read_text())
+    trained = json.loads((folder / "runs" / "quick" / "curve.json").read_text())
     assert not trained["shuffled"]
     assert [one["step"] for one in trained["curve"]] == [0, 2]
     assert trained["curve"][1]["mean"] > trained["curve"][0]["mean"]

@@ -1,7 +1,7 @@
 """The demo: pull a real model, train it through the app, run the control, and say in one sentence what happened.
 
     python demo.py --steps 16 --out demo-out
-    python demo.py --steps 10 --no-control
+    python demo.py --quick
 
 Everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
 """
@@ -52,7 +52,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=16, help="training steps of each run")
     parser.add_argument("--no-control", action="store_true", help="skip the run with shuffled rewards")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for logs, reports and the plot")
+    parser.add_argument("--quick", action="store_true", help="2 steps, no control")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.steps, arguments.no_control = 2, True
     if arguments.steps < 1:
         parser.error("--steps must be at least 1")
     out = arguments.out.resolve()

@@ -1,6 +1,7 @@
 """The experiment: held-out score of the base model, after training, and after a control with shuffled rewards.
 
-    python experiment.py --steps 16 --out json-out
+    python experiment.py --steps 16 --out runs/experiment
+    python experiment.py --quick
 
 The control differs in one thing: the rewards of each group are permuted among its answers, so that they say nothing.
 Everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
@@ -87,8 +88,13 @@ def main() -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--no-control", action="store_true", help="skip the run with shuffled rewards")
     only.add_argument("--only-control", action="store_true", help="add that run to what --out holds already")
-    parser.add_argument("--out", type=Path, default=Path("json-out"), help="folder for logs, reports and the plot")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/experiment"), help="folder for logs, reports and the plot"
+    )
+    parser.add_argument("--quick", action="store_true", help="2 steps, 1 answer to each held-out prompt, no control")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.steps, arguments.samples, arguments.no_control = 2, 1, True
     if arguments.steps < 1 or arguments.samples < 1:
         parser.error("--steps and --samples must be at least 1")
     arguments.out = arguments.out.resolve()

@@ -1,8 +1,8 @@
 """The loop: client processes train on their parts of the problems, and held-out problems measure what came of it.
 
     python agent_roll.py --quick
-    python agent_roll.py --steps 48 --out out/trained
-    python agent_roll.py --steps 48 --out out/control --shuffle-rewards
+    python agent_roll.py --steps 48 --out runs/trained
+    python agent_roll.py --steps 48 --out runs/control --shuffle-rewards
 
 Each run starts the engine with the model's own weights. The control differs in one thing: the rewards of each group are
 permuted among its episodes, so that they say nothing.
@@ -134,7 +134,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tools", action="store_true", help="offer the calculator; the chat template must know tools")
     parser.add_argument("--shuffle-rewards", action="store_true", help="the control")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the problems")
-    parser.add_argument("--out", type=Path, default=Path("out/trained"), help="folder for curve.json")
+    parser.add_argument("--out", type=Path, default=Path("runs/trained"), help="folder for curve.json")
     parser.add_argument("--quick", action="store_true", help="2 steps, 8 held-out problems, 4 answers to each")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -146,7 +146,9 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parsed()
-    changes = {"model": arguments.model} if arguments.model else {}
+    changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
+    if arguments.tools:
+        changes["max_response_length"] = 256  # all calls of an episode and the calculator's results
     job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **changes)
     began = time.monotonic()
     try:

@@ -21,7 +21,14 @@ from swarm.errors import SwarmGatewayError
 from swarm.types import Task, WorkflowOutput
 
 SWARM_URL = os.environ.get("SWARM_URL", "http://127.0.0.1:10086")
-STYLE = "Answer with one number."
+EXAMPLES: list[Any] = [
+    {"role": "system", "content": "You solve sums. Write the sum and its result, nothing else."},
+    {"role": "user", "content": "Tom has 3 pens and buys 4 more. How many pens does Tom have now?"},
+    {"role": "assistant", "content": "3 + 4 = 7"},
+    {"role": "user", "content": "Lena has 9 eggs and gives away 3. How many eggs does Lena have left?"},
+    {"role": "assistant", "content": "9 - 3 = 6"},
+]
+MAX_TOKENS, MAX_TOKENS_WITH_TOOLS = 24, 64  # of one answer
 TURNS = 3  # model calls of one episode, at most
 _NUMBER = re.compile(r"-?\d+")
 CALCULATOR: Any = {
@@ -57,10 +64,12 @@ def execute(task: Task, api: EpisodeEndpoint, tools: bool = False) -> WorkflowOu
 
 def solve(question: str, client: OpenAI, tools: bool) -> tuple[str, int]:
     """The agent's last words, and how often it called the model."""
-    messages: list[Any] = [{"role": "user", "content": f"{question} {STYLE}"}]
-    offered: dict[str, Any] = {"tools": [CALCULATOR]} if tools else {}
+    messages: list[Any] = [*EXAMPLES, {"role": "user", "content": question}]
+    more: dict[str, Any] = {"max_tokens": MAX_TOKENS}
+    if tools:
+        more = {"max_tokens": MAX_TOKENS_WITH_TOOLS, "tools": [CALCULATOR]}
     for turn in range(1, TURNS + 1):
-        message = client.chat.completions.create(model="smollm2-135m", messages=messages, **offered).choices[0].message
+        message = client.chat.completions.create(model="smollm2-135m", messages=messages, **more).choices[0].message
         if not message.tool_calls:
             return message.content or "", turn
         messages.append(message.model_dump(exclude_none=True))

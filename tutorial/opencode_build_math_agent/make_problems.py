@@ -20,8 +20,9 @@ STORIES = {
     "+": "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
     "-": "{name} has {a} {things} and gives away {b}. How many {things} does {name} have left?",
 }
+SHOWN = [("+", 3, 4), ("-", 9, 3)]  # the agent's examples
 SUMS = [("+", a, b) for a, b in product(range(2, 10), repeat=2)] + [
-    ("-", a, b) for a, b in product(range(4, 19), range(2, 10)) if 2 <= a - b <= 9
+    ("-", a, b) for a, b in product(range(4, 13), range(2, 10)) if 2 <= a - b <= 9
 ]
 HELD_OUT, STORIES_PER_SUM = 32, 2
 
@@ -29,7 +30,7 @@ HELD_OUT, STORIES_PER_SUM = 32, 2
 def rows(part: str) -> list[dict[str, Any]]:
     """The lines of one file: the question, and the number that is right."""
     draw = random.Random(SEED)
-    sums = draw.sample(SUMS, len(SUMS))
+    sums = [one for one in draw.sample(SUMS, len(SUMS)) if one not in SHOWN]
     chosen = sums[:HELD_OUT] if part == "held_out" else [one for one in sums[HELD_OUT:] for _ in range(STORIES_PER_SUM)]
     return [problem(sign, a, b, draw) for sign, a, b in chosen]
 

@@ -1,6 +1,6 @@
 """Draws the curves of several runs: held-out accuracy by training step, with intervals.
 
-python plot.py out/trained out/control --out curve.png
+python plot.py runs/trained runs/control --out runs/curve.png
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.replay.plot import COLOURS, picture
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the curves of several runs of agent_roll.py.")
     parser.add_argument("runs", nargs="+", type=Path, help="folders with curve.json")
-    parser.add_argument("--out", type=Path, default=Path("curve.png"))
+    parser.add_argument("--out", type=Path, default=Path("runs/curve.png"))
     arguments = parser.parse_args()
     with picture(arguments.out, (7, 4)) as figure:
         axes = figure.subplots()

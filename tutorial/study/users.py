@@ -1,0 +1,88 @@
+"""The command line of a tutorial's ``mock_user_request.py``: users, a progress bar, rewards by step, a report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.replay.output import print_report, replay_bar, write_report
+from gateway.replay.report import Report
+from gateway.replay.run import Progress, make_config, replay
+from gateway.replay.senders import Sender
+from swarm.client import AsyncSwarmClient, RetryPolicy
+from swarm.errors import SwarmGatewayError
+
+_QUICK_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where users send their requests: the gateway, and the model to ask for."""
+
+    base_url: str
+    model: str
+
+
+def main(sender: Callable[[Address], AbstractAsyncContextManager[Sender]], data: Path, target: str) -> int:
+    """Let users send ``data``; returns the exit code.
+
+    Args:
+        sender: makes what sends one prompt: through the app's code or its command line, or as HTTP.
+        data: the default of ``--data``.
+        target: what the report calls the thing that was asked.
+    """
+    arguments = _parsed(data)
+
+    async def run(show: Callable[[Progress], None]) -> Report:
+        config = make_config(
+            data=arguments.data,
+            target=target,
+            model=arguments.model,
+            label=arguments.label,
+            concurrency=arguments.concurrency,
+            epochs=None if arguments.until_step else 1,
+            until_step=arguments.until_step,
+            time_limit=arguments.time_limit,
+            seed=arguments.seed,
+        )
+        # the next poll of the server is the retry
+        swarm = AsyncSwarmClient(arguments.swarm_url, policy=RetryPolicy(attempts=1))
+        async with swarm, sender(Address(arguments.base_url, arguments.model)) as users:
+            return await replay(config, users, swarm, show)
+
+    try:
+        with replay_bar() as show:
+            report = asyncio.run(run(show))
+        if arguments.report:
+            write_report(report, arguments.report)
+    except SwarmGatewayError as exc:
+        print(f"mock_user_request: {exc.message}", file=sys.stderr)
+        return 2
+    print_report(report)
+    if report.interrupted:
+        return 130
+    return 1 if report.failed and not report.answered else 0
+
+
+def _parsed(data: Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Users who ask what is in a file, and the rewards by step.")
+    parser.add_argument("--data", type=Path, default=data)
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1", help="the gateway")
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the swarm server")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--concurrency", type=int, default=4, help="users at once")
+    parser.add_argument("--until-step", type=int, help="go on until this training step; default: once through the data")
+    parser.add_argument("--quick", action="store_true", help=f"until step {_QUICK_STEPS}")
+    parser.add_argument("--time-limit", type=float, help="seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--label", default="run")
+    parser.add_argument("--report", type=Path, help="folder for report.json and report.png")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.until_step = _QUICK_STEPS
+    return arguments
