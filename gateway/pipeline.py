@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from gateway.limits.admission import Admission
 from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import answered_by, phase
-from gateway.rollout.answering import best
+from gateway.rollout.answering import PassedThroughError, best
 from gateway.rollout.first import first
-from gateway.rollout.policy import Policy
+from gateway.rollout.policy import Policy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
@@ -137,7 +137,8 @@ class Pipeline:
             assert upstream is not None
             return await _relayed(route, upstream, incoming, "")
         policy = Policy.of(settings, incoming.headers)
-        trains = policy.trains(settings, route.name, incoming.request_id)
+        passed = passes(settings, incoming) if policy.train is None else None
+        trains = passed is None and policy.trains(settings, route.name, incoming.request_id)
         if (
             upstream is not None
             and upstream.available
@@ -145,6 +146,8 @@ class Pipeline:
         ):
             # earlier requests have waited in vain for as long as this one would
             return await self._fallback(incoming, route, training, gone, engine=False)
+        if passed is not None:
+            return await self._passed(incoming, route, training, passed)
         try:
             if not trains:
                 return await _straight(route, training, incoming)
@@ -153,19 +156,26 @@ class Pipeline:
             if policy.kind == "first":
                 return await first(training, incoming, session)
             return await best(training, incoming, session, policy)
+        except PassedThroughError as exc:
+            return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
             if exc.code in NEEDS_NONE:
-                return await self._surplus(incoming, route, training, exc.code)
+                return await self._untrained(incoming, route, training, exc.code)
             engine = trains and isinstance(exc, UnavailableError)
             return await self._fallback(incoming, route, training, exc, engine=engine)
 
-    async def _surplus(self, incoming: Incoming, route: Route, training: Training, why: str) -> Outcome:
-        """One untrained answer: nothing that is sampled now would be trained."""
+    async def _passed(self, incoming: Incoming, route: Route, training: Training, rule: str) -> Outcome:
+        """One untrained answer: ``rule`` says that the request is nothing to learn from."""
+        route.stats.passed[rule] += 1
+        return await self._untrained(incoming, route, training, f"pass_through:{rule}")
+
+    async def _untrained(self, incoming: Incoming, route: Route, training: Training, reason: str) -> Outcome:
+        """One answer, which says why it is not trained."""
         try:
             outcome = await _straight(route, training, incoming)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, training, exc, engine=False)
-        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": why})
+        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
     async def _fallback(
         self,

@@ -40,8 +40,10 @@ class Stats:
     """Mutable counters; touched from one event loop only.
 
     ``informative`` are submitted groups whose rewards differ; ``uninformative`` ones have equal rewards and teach
-    nothing. ``hook_failures`` are hook calls without a result, by error code. Tokens are completion tokens of groups:
-    of delivered answers, and of the others.
+    nothing. ``passed`` are requests that were answered once by a rule of ``pass_through``, by its name, or because the
+    submit hook said so. ``hook_failures`` are hook calls without a result, by error code. Tokens are completion
+    tokens of groups: of delivered answers, and of the others. ``malformed_calls`` are tool calls in any answer of a
+    group whose arguments are no JSON object.
     """
 
     requests: int = 0
@@ -52,6 +54,8 @@ class Stats:
     uninformative: int = 0
     delivered_tokens: int = 0
     wasted_tokens: int = 0
+    malformed_calls: int = 0
+    passed: Counter[str] = field(default_factory=Kinds)
     hook_failures: Counter[str] = field(default_factory=Kinds)
     fallbacks: Counter[str] = field(default_factory=Kinds)
     errors: Counter[str] = field(default_factory=Kinds)
@@ -72,6 +76,8 @@ class Stats:
                 "uninformative": self.uninformative,
             },
             "tokens": {"delivered": self.delivered_tokens, "wasted": self.wasted_tokens},
+            "malformed_calls": self.malformed_calls,
+            "passed_through": dict(self.passed),
             "hook_failures": dict(self.hook_failures),
             "fallbacks": dict(self.fallbacks),
             "errors": dict(self.errors),

@@ -25,7 +25,8 @@ rewards teach nothing, and are right for equally good answers. A hook that canno
 reason and never makes a number up: the group is not trained, the reason is counted, and the user still gets an answer.
 
 ``on_user_submit_new_requests`` runs before sampling and returns N request bodies (``context.num_repeat``), identical or
-varied (temperature, system prompt, tools), or a ``Submission`` with their task.
+varied (temperature, system prompt, tools), or a ``Submission`` with their task. ``PassThrough()`` says that this
+request is not to be trained: it is answered once, and no reward hook is asked.
 
 ``on_session_end`` runs once at the end of a conversation and returns one reward per turn, in order: what the delivered
 answer of that turn earns beyond its own reward.
@@ -36,7 +37,8 @@ the group from training; the user still gets an answer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -53,6 +55,9 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     REWARD: ("task", "candidates", "context"),
     SESSION_END: ("session", "context"),
 }
+
+#: Names of rules for requests that pass through; they stand in headers and metrics.
+RULE_NAME = r"^[A-Za-z0-9._-]{1,60}$"
 
 #: Rewards closer than this are equal: they give no GRPO advantage.
 EQUAL_WITHIN = 1e-9
@@ -83,6 +88,12 @@ class Submission(Model):
 
     task: Task
     requests: list[dict[str, Any]] = Field(min_length=1)
+
+
+class PassThrough(Model):
+    """Answer this request once, and train nothing of it; ``name``: under which such requests are counted."""
+
+    name: str = Field(default="hook", pattern=RULE_NAME)
 
 
 class Feedback(Model):
@@ -120,11 +131,11 @@ class Session(Model):
 class Candidate(Model):
     """One sampled answer.
 
-    ``message`` is the OpenAI message of the choice, ``text`` its text content ("" if there is none). Token counts are
-    the engine's; ``latency_seconds`` is from the request to the last byte. ``request`` is the body from which the
-    answer was sampled (empty if unknown). ``logprobs`` is the choice's object in OpenAI's form if ``request`` asked for
-    it. ``session`` holds the turns before this one, if there is a session. Only a delivered answer can have
-    ``feedback``.
+    ``message`` is the OpenAI message of the choice, ``text`` its text content ("" if there is none). ``tool_calls`` are
+    as the model wrote them, see :attr:`malformed_calls`. Token counts are the engine's; ``latency_seconds`` is from the
+    request to the last byte. ``request`` is the body from which the answer was sampled (empty if unknown). ``logprobs``
+    is the choice's object in OpenAI's form if ``request`` asked for it. ``session`` holds the turns before this one, if
+    there is a session. Only a delivered answer can have ``feedback``.
     """
 
     index: int = Field(ge=0)
@@ -140,6 +151,24 @@ class Candidate(Model):
     logprobs: dict[str, Any] | None = None
     session: Session | None = None
     feedback: Feedback | None = None
+
+    @property
+    def malformed_calls(self) -> list[dict[str, Any]]:
+        """The tool calls whose arguments are no JSON object: no client can run them."""
+        return malformed_calls(self.tool_calls)
+
+
+def malformed_calls(tool_calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of ``tool_calls``, in OpenAI's form, whose arguments are no JSON object; none at all count as an empty
+    one."""
+    return [call for call in tool_calls if not _is_object((call.get("function") or {}).get("arguments") or "{}")]
+
+
+def _is_object(arguments: object) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict) if isinstance(arguments, str) else isinstance(arguments, dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class Reward(Model):
@@ -171,7 +200,7 @@ class GroupScore(Model):
         return max(self.values) - min(self.values) > EQUAL_WITHIN
 
 
-SubmitResult = list[dict[str, Any]] | Submission
+SubmitResult = list[dict[str, Any]] | Submission | PassThrough
 RewardResult = list[float | Reward] | list[float] | list[Reward]
 SubmitHook = Callable[[UserRequest, HookContext], SubmitResult | Awaitable[SubmitResult]]
 RewardHook = Callable[[Task, list[Candidate], HookContext], RewardResult | Awaitable[RewardResult]]

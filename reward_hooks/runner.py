@@ -32,6 +32,7 @@ from reward_hooks.contract import (
     GroupScore,
     HookContext,
     Hooks,
+    PassThrough,
     Reward,
     Session,
     Submission,
@@ -185,8 +186,8 @@ class HookRunner:
         """Whether there is a hook for the end of a session."""
         return self._hooks.session_end is not None
 
-    async def submit(self, request: UserRequest, context: HookContext) -> Submission:
-        """Shape ``request`` into ``context.num_repeat`` request bodies of one task.
+    async def submit(self, request: UserRequest, context: HookContext) -> Submission | PassThrough:
+        """Shape ``request`` into ``context.num_repeat`` request bodies of one task, unless it is to pass through.
 
         Without a hook these are N copies of the request, and the task is the request itself.
         """
@@ -337,13 +338,17 @@ def _copied(value: Any, known: dict[int, Any]) -> Any:
     return made
 
 
-def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission:
+def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission | PassThrough:
+    if isinstance(result, PassThrough):
+        return result
     if isinstance(result, Submission):
         task, listed = result.task, cast("list[Any]", result.requests)
     elif isinstance(result, list | tuple):
         task, listed = default_task(request), list(cast("Sequence[Any]", result))
     else:
-        raise ValueError(f"returned a {type(result).__name__}; return a list of request bodies or a Submission")
+        raise ValueError(
+            f"returned a {type(result).__name__}; return a list of request bodies, a Submission or a PassThrough"
+        )
     if len(listed) != context.num_repeat:
         raise ValueError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
     checked: set[int] = set()

@@ -55,11 +55,12 @@ class GatewayCollector(Collector):
 
 def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     dropped, submitted, tokens = _Pairs(), _Pairs(), _Pairs()
-    failures, fallbacks, shares = _Pairs(), _Pairs(), dict[str, float]()
+    passed, failures, fallbacks, shares = _Pairs(), _Pairs(), _Pairs(), dict[str, float]()
     for name, one in stats.items():
         dropped |= {(name, reason): count for reason, count in one.dropped.items()}
         submitted |= {(name, "true"): one.informative, (name, "false"): one.uninformative}
         tokens |= {(name, "delivered"): one.delivered_tokens, (name, "wasted"): one.wasted_tokens}
+        passed |= {(name, rule): count for rule, count in one.passed.items()}
         failures |= {(name, code): count for code, count in one.hook_failures.items()}
         fallbacks |= {(name, reason): count for reason, count in one.fallbacks.items()}
         if groups := one.informative + one.uninformative:
@@ -78,6 +79,9 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
         "route",
         "fate",
     )
+    malformed = {name: one.malformed_calls for name, one in stats.items()}
+    yield counter("gateway_malformed_calls", "Tool calls whose arguments are no JSON object", malformed, "route")
+    yield counter("gateway_passed", "Requests answered once by a rule of pass_through", passed, "route", "rule")
     yield counter("gateway_hook_failures", "Hook calls without a result", failures, "route", "code")
     yield counter(
         "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"

@@ -5,10 +5,11 @@ Invariant: every wait that a request can meet has its bound here; times are seco
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self, cast
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from gateway.config.pass_through import AGENTS, SHIPPED, PassRule
 from swarm.types import Model
 
 Policy = Literal["best", "first"]
@@ -46,6 +47,11 @@ class RouteSettings(Model):
     )
     train_fraction: float = Field(
         default=1.0, ge=0, le=1, description="share of requests that fan out and train; the rest goes straight through"
+    )
+    pass_through: list[PassRule] = Field(
+        default_factory=lambda: list(SHIPPED),
+        description="requests that one of these rules fits are answered once and not trained; 'agents' stands for "
+        "those that are shipped, for titles and the like of coding agents",
     )
 
     policy: Policy = Field(
@@ -102,6 +108,13 @@ class RouteSettings(Model):
         "else 1800. With the hook: below session_window_seconds, for their difference is how long a conversation may "
         "last with credit for all of it; without: no less than feedback_window_seconds",
     )
+
+    @field_validator("pass_through", mode="before")
+    @classmethod
+    def _shipped_rules(cls, given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        return [rule for one in cast("list[Any]", given) for rule in (SHIPPED if one == AGENTS else [one])]
 
     def idle_seconds(self, *, credits: bool) -> float:
         """When a silent conversation is over; ``credits``: a hook is then asked what its open groups earned."""

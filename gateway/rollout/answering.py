@@ -24,8 +24,8 @@ from gateway.rollout.server import Serving, Training, Waiting
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from gateway.types import Decided, Incoming
-from reward_hooks import HookContext, Submission, UserRequest
-from swarm.errors import HookError, RequestError
+from reward_hooks import HookContext, PassThrough, Submission, UserRequest
+from swarm.errors import HookError, RequestError, SwarmGatewayError
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,14 @@ _GROUPS_PER_REQUEST = 3
 _GREEDY = 1e-5
 
 
+class PassedThroughError(SwarmGatewayError):
+    """The submit hook wants the request answered once and untrained; nothing was claimed or sampled."""
+
+    def __init__(self, rule: PassThrough) -> None:
+        super().__init__(f"the hook lets this request pass through as {rule.name!r}")
+        self.rule = rule.name
+
+
 async def run_with_group(
     training: Training, incoming: Incoming, session: SessionLink | None, use: Callable[[GroupRun], Awaitable[T]]
 ) -> T:
@@ -45,7 +53,7 @@ async def run_with_group(
     engine lost the whole group.
 
     Raises:
-        RequestError: see :func:`shape`.
+        RequestError, PassedThroughError: see :func:`shape`.
         UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
         UpstreamError: what ``use`` raises.
     """
@@ -95,6 +103,7 @@ async def shape(training: Training, incoming: Incoming, serving: Serving) -> Sha
 
     Raises:
         RequestError: more choices are asked for than the group has answers, or a body is not JSON.
+        PassedThroughError: the submit hook says so.
     """
     call, settings = incoming.call, training.settings
     size = settings.num_repeat or serving.num_repeat or 1
@@ -119,6 +128,8 @@ async def shape(training: Training, incoming: Incoming, serving: Serving) -> Sha
         training.stats.hook_failures[exc.code or exc.type] += 1
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
         drop, failure = DropReason.SUBMIT_HOOK, exc
+    if isinstance(submission, PassThrough):
+        raise PassedThroughError(submission)
     # the served model replaces whatever name the application or the hook gave
     bodies = _bodies(submission.requests, serving.model)
     return Shaped(
@@ -163,6 +174,7 @@ async def best(training: Training, incoming: Incoming, session: SessionLink | No
 
     Raises:
         RequestError: more choices than the group has answers, or the engine refuses the request.
+        PassedThroughError: see :func:`shape`.
         UnavailableError: no episodes in time; nothing was sampled.
         UpstreamError: no answer could be sampled.
     """

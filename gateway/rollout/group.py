@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from gateway.observability.request import metadata, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample
@@ -20,6 +20,7 @@ from gateway.rollout.submission import Why, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
+from reward_hooks.contract import malformed_calls
 from swarm.client import EpisodeGroup
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
 from swarm.text import sendable
@@ -281,6 +282,8 @@ class GroupRun:
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
         for place, sample in self.samples.items():
+            calls = cast("list[dict[str, Any]]", sample.answer.message.get("tool_calls") or [])
+            self.training.stats.malformed_calls += len(malformed_calls(calls))
             tokens = int(sample.answer.usage.get("completion_tokens") or 0)
             if place in delivered:
                 self.training.stats.delivered_tokens += tokens

@@ -1,4 +1,4 @@
-"""The ``x-swarm-`` headers: how a request wants to be answered, and what its answer says about the group.
+"""How a request is answered, by its ``x-swarm-`` headers and its route, and what its answer says about the group.
 
 Invariant: a request without these headers gets exactly its route's settings; a value without meaning is refused by
 name; unknown results are left out or null, never guessed.
@@ -6,14 +6,17 @@ name; unknown results are left out or null, never guessed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
+from gateway.config.pass_through import PassRule
 from gateway.config.route import RouteSettings
 from gateway.stats import DropReason
+from gateway.types import Incoming
 from swarm.errors import RequestError
 
 Kind = Literal["best", "first"]
@@ -81,6 +84,42 @@ class Policy:
             return self.train
         drawn = blake2b(request_id.encode(errors="replace"), key=route.encode()[:64], digest_size=7)
         return int.from_bytes(drawn.digest()) / 2**56 < settings.train_fraction
+
+
+def passes(settings: RouteSettings, incoming: Incoming) -> str | None:
+    """The name of the first rule of ``pass_through`` that fits the request; ``None`` if none does."""
+    return next((rule.name for rule in settings.pass_through if _fits(rule, incoming)), None)
+
+
+def _fits(rule: PassRule, incoming: Incoming) -> bool:
+    body, headers = incoming.call.body, incoming.headers
+    if rule.path is not None and rule.path != incoming.path:
+        return False
+    for name, pattern in rule.headers.items():
+        if (value := headers.get(name)) is None or not pattern.search(value):
+            return False
+    if rule.tools is not None and rule.tools != bool(body.get("tools")):
+        return False
+    if rule.max_tokens is not None:
+        asked = body.get("max_completion_tokens") or body.get("max_tokens")
+        if not isinstance(asked, int) or asked > rule.max_tokens:
+            return False
+    messages = incoming.call.messages
+    if rule.system is not None:
+        leading = itertools.takewhile(lambda message: message.get("role") in ("system", "developer"), messages)
+        if not rule.system.search("\n".join(text for message in leading for text in _texts(message))):
+            return False
+    most = rule.max_prompt_chars
+    return most is None or sum(len(text) for message in messages for text in _texts(message)) <= most
+
+
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    content: object = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 @dataclass(frozen=True, slots=True)

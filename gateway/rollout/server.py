@@ -35,6 +35,8 @@ from swarm.states import EngineState
 
 logger = logging.getLogger(__name__)
 
+#: Tokens of the first prompt of coding agents, their tools included.
+_FIRST_PROMPTS = {"Claude Code": 27_000, "opencode": 9_000, "Codex": 7_600}
 #: Seconds for which a status of the server is valid.
 _STATUS_AGE = 2.0
 #: Age at which the status is read again in the background.
@@ -101,6 +103,10 @@ class Episodes:
     def known(self) -> Serving:
         """The last known status; empty before the first."""
         return self._serving
+
+    def look(self) -> None:
+        """Read the status in the background unless it is known."""
+        self._refresh()
 
     async def serving(self) -> Serving:
         """The status, at most two seconds old. While the server is silent: the last known model and group size, with
@@ -219,6 +225,8 @@ class Episodes:
                 max_model_len=job.max_model_len if job is not None else None,
                 serves=status.serving is not None,
             )
+        if now.max_model_len != self._serving.max_model_len:
+            _warn_of_short(self._client.server_url, now.max_model_len)
         self._serving = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
         if now.engine not in _AWAY_STATES or now.serves:
@@ -226,6 +234,21 @@ class Episodes:
         elif self._gone_since is None:
             self._gone_since = self._heard_at
         return self._serving
+
+
+def _warn_of_short(url: str, max_model_len: int | None) -> None:
+    """Tell whoever runs the gateway which coding agents could not say a word to a new job."""
+    short = [
+        f"{name} ({tokens:,})" for name, tokens in _FIRST_PROMPTS.items() if tokens >= (max_model_len or tokens + 1)
+    ]
+    if short:
+        logger.warning(
+            "the job at %s takes %d tokens, prompt and answer together: too few for the first prompt of %s; raise "
+            "job.max_prompt_length if such agents are to ask it",
+            url,
+            max_model_len,
+            ", ".join(short),
+        )
 
 
 class Waiting:
@@ -326,6 +349,8 @@ class Swarm:
         self._held.push_async_callback(self._http.close)
         await self._held.enter_async_context(self.client)
         await self._held.enter_async_context(self.background)
+        # what is wrong with the job is told before the first request
+        self.episodes.look()
         return self
 
     async def __aexit__(

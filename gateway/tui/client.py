@@ -59,6 +59,7 @@ class Counts(_Part):
     in_flight: int = 0
     groups: Groups
     tokens: Tokens = Tokens()
+    passed_through: dict[str, int] = {}
     hook_failures: dict[str, int] = {}
     fallbacks: dict[str, int] = {}
     errors: dict[str, int] = {}

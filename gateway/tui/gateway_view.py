@@ -99,7 +99,8 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
         ),
         Line(
             f"{number(status.groups.trained)} trained, {_informative(status)} of those submitted informative; "
-            f"{number(sum(status.groups.dropped.values()))} dropped",
+            f"{number(sum(status.groups.dropped.values()))} dropped; "
+            f"{number(sum(status.passed_through.values()))} requests passed through",
             label="groups",
         ),
         Line(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import socket
 import ssl
@@ -20,7 +21,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,24 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+class NoWebSockets(asyncio.Protocol):
+    """Answers a request for a WebSocket with 426, upon which clients that try one first (Codex) ask by HTTP at once."""
+
+    def __init__(self, **_: object) -> None:
+        """Takes what uvicorn gives."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        body = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets").body()
+        content = json.dumps(body).encode()
+        head = (
+            "HTTP/1.1 426 Upgrade Required\r\nupgrade: HTTP/1.1\r\nconnection: upgrade, close\r\n"
+            f"content-type: application/json\r\nx-should-retry: false\r\ncontent-length: {len(content)}\r\n\r\n"
+        )
+        transport.write(head.encode() + content)
+        transport.close()
+
+
 def uvicorn_config(
     app: ASGIApp,
     *,
@@ -102,10 +121,12 @@ def uvicorn_config(
     tls: TLSFiles | None = None,
     keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
 ) -> uvicorn.Config:
-    """uvicorn's settings for our servers: httptools, uvloop where installed, no access log, no server header."""
+    """uvicorn's settings for our servers: httptools, uvloop where installed, no WebSockets, no access log, no server
+    header."""
     return uvicorn.Config(
         app,
         http="httptools",
+        ws=NoWebSockets,
         lifespan="on",
         access_log=False,
         server_header=False,

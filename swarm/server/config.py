@@ -36,7 +36,7 @@ class ServerConfig(Model):
         default=False, description="let admins send code that the engine runs (POST /sync_train_code)"
     )
     job_defaults: Path | None = Field(
-        default=None, description="YAML file with fields of a job, for jobs that do not set them; read for each job"
+        default=None, description="YAML file with fields of a job, for jobs that do not set them"
     )
     run_dir: Path = Field(default=Path("runs/default"), description="journal, engine log, job, checkpoints, code")
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Reward, Submission, Task, UserRequest
+from reward_hooks import Candidate, HookContext, HookRunner, Hooks, PassThrough, Reward, Submission, Task, UserRequest
 from swarm.errors import HookError
 from tests.reward_hooks.making import candidates
 
@@ -99,7 +99,7 @@ async def test_a_hook_cannot_corrupt_its_arguments() -> None:
     await scoring(score).score(task, given, CONTEXT)
     assert [one.text for one in given] == [one.message["content"] for one in given] == ["a", "b"]
     assert (body, task.metadata) == ({"messages": []}, {"x": set()})
-    assert (await shaping(submit).submit(REQUEST, CONTEXT)).requests[0]["messages"] == []
+    assert (await submitted(shaping(submit))).requests[0]["messages"] == []
     assert REQUEST.body["messages"] == [{"role": "user", "content": "why?"}]
 
 
@@ -118,8 +118,14 @@ async def test_sync_hooks_run_beside_the_event_loop_with_its_context() -> None:
 # -- shaping requests
 
 
+async def submitted(hooks: HookRunner, request: UserRequest = REQUEST) -> Submission:
+    submission = await hooks.submit(request, CONTEXT)
+    assert isinstance(submission, Submission)
+    return submission
+
+
 async def test_without_a_hook_a_request_is_repeated_under_its_own_id() -> None:
-    submission = await HookRunner(Hooks(lambda *_: [])).submit(REQUEST, CONTEXT)
+    submission = await submitted(HookRunner(Hooks(lambda *_: [])))
     assert submission.requests == [REQUEST.body, REQUEST.body]
     assert submission.requests[0] is not submission.requests[1]
     assert submission.task == Task(task_id="req_1", main_query="why?", init_messages=REQUEST.body["messages"])
@@ -137,21 +143,23 @@ async def test_without_a_hook_a_request_is_repeated_under_its_own_id() -> None:
 )
 async def test_the_default_task_takes_any_body(messages: Any, query: str) -> None:
     request = UserRequest(request_id="r", body={"messages": messages})
-    assert (await HookRunner(Hooks(lambda *_: [])).submit(request, CONTEXT)).task.main_query == query
+    assert (await submitted(HookRunner(Hooks(lambda *_: [])), request)).task.main_query == query
 
 
-async def test_a_hook_returns_bodies_or_a_submission() -> None:
-    bodies = [{"messages": [], "seed": seed} for seed in range(2)]
-    plain = await shaping(lambda request, context: bodies).submit(REQUEST, CONTEXT)
+async def test_a_hook_returns_bodies_or_a_submission_or_lets_the_request_pass() -> None:
+    bodies: list[dict[str, Any]] = [{"messages": [], "seed": seed} for seed in range(2)]
+    plain = await submitted(shaping(lambda *_: bodies))
     assert (plain.requests, plain.task.task_id) == (bodies, "req_1")
-    full = await shaping(lambda *_: Submission(task=TASK, requests=bodies)).submit(REQUEST, CONTEXT)
+    full = await submitted(shaping(lambda *_: Submission(task=TASK, requests=bodies)))
     assert (full.requests, full.task) == (bodies, TASK)
+    passing = PassThrough(name="title")
+    assert await shaping(lambda *_: passing).submit(REQUEST, CONTEXT) == passing
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (None, "returned a NoneType; return a list of request bodies or a Submission"),
+        (None, "returned a NoneType; return a list of request bodies, a Submission or a PassThrough"),
         ({"messages": []}, "returned a dict"),
         ([{}], "returned 1 requests; return 2 (context.num_repeat)"),
         ([{}, "no"], "returned a str as request 1"),

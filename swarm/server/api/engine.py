@@ -6,10 +6,8 @@ Invariant: a command that cannot be carried out is answered with an error that s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -17,14 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.errors import SwarmGatewayError
 from swarm.protocol import EngineStatus, ServerStatus, StartEngineResponse, SuccessResponse
 from swarm.server.api.agentjet import StateShown, sees_uuids
 from swarm.server.api.config import BACKLOG
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.concurrency import ClientGoneError, until_gone
-from swarm.server.engine.changes import Changes, read_defaults
+from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.engine.supervisor import Supervisor
@@ -45,7 +42,6 @@ class EngineRoutes:
     shown: StateShown
     monitor: Monitor
     audit: AuditLog
-    job_defaults: Path | None
 
     def routes(self) -> list[BaseRoute]:
         backlog = {503: BACKLOG}
@@ -104,9 +100,4 @@ class EngineRoutes:
             except ClientGoneError:
                 return Response(status_code=499)
         status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))
-        if self.job_defaults is None:
-            return status
-        # what is wrong with them is told to whoever syncs a job
-        with contextlib.suppress(SwarmGatewayError):
-            return status.model_copy(update={"job_defaults": read_defaults(self.job_defaults)})
-        return status
+        return status.model_copy(update={"job_defaults": self.changes.defaults}) if self.changes.defaults else status

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.agentjet import read_fields
-from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
+from swarm.errors import ConfigError, ConflictError, NotFoundError, SwarmGatewayError
 from swarm.job import parse_mapping
 from swarm.layers import Layered, layered
 from swarm.link.code import top_level
@@ -54,6 +54,8 @@ class Changes:
         resolver: Resolver | None,
     ) -> None:
         self._config = config
+        #: what the server sets in jobs that leave it open
+        self.defaults = read_defaults(config.job_defaults)
         self._controller = controller
         self._supervisor = supervisor
         self._snapshots = snapshots
@@ -159,9 +161,8 @@ class Changes:
 
         Raises:
             ConfigError: names what is wrong.
-            SwarmGatewayError: the server's defaults cannot be read (``job_defaults``).
         """
-        return layered(read_fields(text), set_=given, server=read_defaults(self._config.job_defaults))
+        return layered(read_fields(text), set_=given, server=self.defaults)
 
     async def resolve(self, layers: Layered) -> ResolvedJob:
         """What an engine would run with the selected code.
@@ -239,14 +240,14 @@ def read_defaults(path: Path | None) -> dict[str, Any]:
     """The fields of a job in the server's file of defaults; none without a file.
 
     Raises:
-        SwarmGatewayError: it cannot be read (``job_defaults``).
+        ConfigError: it cannot be read.
     """
     if path is None:
         return {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise SwarmGatewayError(f"cannot read the server's job_defaults {path}: {exc}", code="job_defaults") from exc
+        raise ConfigError(f"cannot read the server's job_defaults {path}: {exc}") from exc
     return parse_mapping(text, f"job_defaults {path}")
 
 

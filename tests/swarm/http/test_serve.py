@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind, run_app
+from swarm.http.serve import bind, run_app, uvicorn_config
 
 
 def test_port_zero_takes_a_free_one_and_listens() -> None:
@@ -36,3 +40,30 @@ def test_an_app_that_fails_to_start_is_said() -> None:
 
     with pytest.raises(ConfigError, match="did not start"):
         run_app(broken, bind("127.0.0.1", 0), log_level="critical")
+
+
+@pytest.mark.anyio
+async def test_who_wants_a_websocket_is_told_at_once_to_use_http(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "lifespan", "the app need not know of it"
+        for what in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{what}.complete"})
+
+    with bind("127.0.0.1", 0) as sock:
+        server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=1, log_level="warning"))
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
+        writer.write(
+            b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        server.should_exit = True
+        await serving
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 426 ") and b"content-length: %d" % len(body) in head
+    assert json.loads(body)["error"]["code"] == "no_websockets"
+    assert not caplog.records
