@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients check format bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster check format bench lock clean
 
 setup: $(READY)
 
@@ -45,6 +45,10 @@ test-engine: $(READY)
 test-clients: $(READY)
 	$(BIN)/python -m tests.clients.environments
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
+
+# opt-in: two Ray nodes on this machine, one of which is killed; about 12 GB
+test-cluster: $(READY)
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@
 * ``lifecycle``: durable claims and ends per second, against a plain dict server.
 * ``soak``: hundreds of clients on several servers for minutes; errors, memory and file descriptors.
 * ``code``: code sync of many files, from a git checkout to the selected snapshot.
+* ``serving``: latency of a fixed rate of requests over real training steps, by serving mode.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, hooks, lifecycle, overhead, soak, training
+from benchmarks import code, hooks, lifecycle, overhead, serving, soak, training
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -20,6 +21,7 @@ BENCHMARKS = {
     "lifecycle": lifecycle,
     "soak": soak,
     "code": code,
+    "serving": serving,
     "training": training,
 }
 

@@ -6,7 +6,9 @@ with SmolLM2-135M's proportions and fewer layers, or on ``--model``. Shapes:
 * ``prompt512_answers64`` and its like: a group of eight answers to one prompt;
 * ``turns6_siblings4``: a conversation of six turns that begins with 512 tokens; at each turn four answers of 64, one of
   which a message of 64 continues;
-* ``unshared512`` and ``unshared128``: eight prompts of so many tokens, an answer of 64 to each.
+* ``unshared512`` and ``unshared128``: eight prompts of so many tokens, an answer of 64 to each;
+* ``trace_tools`` and its like: recorded conversations with tools, a row per call ÷ a row per timeline, see
+  :mod:`benchmarks.merging`.
 
 For each: the ratio rows ÷ tries of CPU time (median and quartiles over the repetitions) and of wall time, the ratio
 that the engine estimated, the largest difference of log-probabilities, the relative difference and cosine of the
@@ -30,6 +32,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+
+from benchmarks import merging
 
 #: Ratios that the issue asks for.
 GOALS = {
@@ -65,7 +69,7 @@ def conversations(name: str, chance: np.random.Generator, vocabulary: int) -> li
     return [(shared, tokens(answer)) for _ in range(GROUP)]
 
 
-SHAPES = ["prompt512_answers32", *list(GOALS)[:3], "prompt128_answers128", *list(GOALS)[3:]]
+SHAPES = ["prompt512_answers32", *list(GOALS)[:3], "prompt128_answers128", *list(GOALS)[3:], *merging.TRACES]
 
 
 def write_model(folder: Path, layers: int) -> Path:
@@ -116,8 +120,10 @@ def make_worker(model: Path, run_dir: Path) -> Any:
     return worker
 
 
-def make_batch(rows: list[tuple[list[int], list[int]]], chance: np.random.Generator) -> Any:
-    """A mini-batch of verl's with random advantages."""
+def make_batch(
+    rows: list[tuple[list[int], list[int]]], masks: list[list[bool]] | None = None, *, advantages: list[float]
+) -> Any:
+    """A mini-batch of verl's: prompt, answer and advantage of each row, and which tokens of its answer count."""
     import torch
     from verl.utils import tensordict_utils as tu
 
@@ -125,16 +131,18 @@ def make_batch(rows: list[tuple[list[int], list[int]]], chance: np.random.Genera
         return torch.nested.as_nested_tensor([torch.tensor(one, dtype=kind) for one in values], layout=torch.jagged)
 
     whole = [prompt + answer for prompt, answer in rows]
-    ones = [[1] * len(answer) for _, answer in rows]
+    masks = masks or [[True] * len(answer) for _, answer in rows]
     data = {
         "prompts": nested([prompt for prompt, _ in rows], torch.int64),
         "responses": nested([answer for _, answer in rows], torch.int64),
         "input_ids": nested(whole, torch.int64),
         "position_ids": nested([list(range(len(row))) for row in whole], torch.int64),
-        "response_mask": nested(ones, torch.int64),
-        "loss_mask": nested(ones, torch.int64),
+        "response_mask": nested(masks, torch.int64),
+        "loss_mask": nested(masks, torch.int64),
         "old_log_probs": nested([[-9.0] * len(answer) for _, answer in rows], torch.float32),
-        "advantages": nested([[float(chance.normal())] * len(answer) for _, answer in rows], torch.float32),
+        "advantages": nested(
+            [[value] * len(answer) for value, (_, answer) in zip(advantages, rows, strict=True)], torch.float32
+        ),
     }
     about = {
         "temperature": 1.0,
@@ -209,7 +217,7 @@ def measure(worker: Any, name: str, repetitions: int, vocabulary: int) -> dict[s
     """All figures of one shape."""
     chance = np.random.default_rng(0)
     rows = conversations(name, chance, vocabulary)
-    batch = make_batch(rows, chance)
+    batch = make_batch(rows, advantages=[float(chance.normal()) for _ in rows])
     by_rows, by_tries = Arm(worker, batch, False), Arm(worker, batch, True)
     engine = worker.actor.engine
     engine.take_savings()
@@ -259,7 +267,7 @@ def plot(shapes: dict[str, dict[str, Any]], path: Path) -> None:
     axes.barh(names, found, xerr=spread, color="#4c78a8")
     goals = [(shapes[name]["goal"], name) for name in names if shapes[name]["goal"]]
     axes.scatter([goal for goal, _ in goals], [name for _, name in goals], marker="|", s=200, color="black", zorder=3)
-    axes.set_xlabel("CPU time of an update, rows ÷ tries (bars: quartiles; marks: goals)")
+    axes.set_xlabel("CPU time of an update, rows ÷ tries, of traces calls ÷ timelines (bars: quartiles; marks: goals)")
     figure.savefig(path, dpi=120)
 
 
@@ -269,6 +277,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="more spin while they wait, which counts as CPU time")
     parser.add_argument("--only", nargs="+", metavar="SHAPE", choices=SHAPES, default=SHAPES)
+    parser.add_argument("--calls", type=int, help="of each trace, for a quick look; default: all")
     parser.add_argument("--json", type=Path, help="write the report there too")
     parser.add_argument("--plot", type=Path, help="draw the ratios there")
 
@@ -286,8 +295,15 @@ def run(options: argparse.Namespace) -> None:
         engine = worker.actor.engine
         with engine.train_mode(disable_auto_offload=True):
             for name in options.only:
+                vocabulary = engine.module.config.vocab_size
                 with console.status(name):
-                    shapes[name] = measure(worker, name, options.repetitions, engine.module.config.vocab_size)
+                    if name in merging.TRACES:
+                        encode = merging.encoder(options.model, vocabulary)
+                        shapes[name] = merging.measure(
+                            worker, name, options.repetitions, encode, options.calls, make_batch, Arm
+                        )
+                    else:
+                        shapes[name] = measure(worker, name, options.repetitions, vocabulary)
                 console.print(name, shapes[name]["cpu_ratio"], style="green")
         parameters = sum(parameter.numel() for parameter in engine.module.parameters())
         torch.distributed.destroy_process_group()

@@ -21,7 +21,7 @@ from adapters.dialects import ChatDialect, MessagesDialect
 from gateway.api import admin, metrics, models, status
 from gateway.api.completions import CompletionsEndpoint
 from gateway.api.endpoint import Endpoint
-from gateway.api.feedback import end_session, give_feedback
+from gateway.api.feedback import end_session, give_feedback, tell_session
 from gateway.api.others import CountTokens, Passthrough
 from gateway.api.responses import KeptResponse, ResponsesEndpoint
 from gateway.config.gateway import GatewayConfig
@@ -106,6 +106,7 @@ def _routes() -> list[BaseRoute]:
             security=_KEY,
             extra={"requestBody": {"required": False}},
         ),
+        JsonRoute("/v1/sessions/{id:path}", tell_session, security=_KEY),
         Route("/health", status.health),
         JsonRoute("/status", status.status, security=_KEY),
         JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),

@@ -13,8 +13,8 @@ A hook folder holds one file per hook, each with one function of the file's own 
         return [dict(request.body) for _ in range(context.num_repeat)]
 
     # on_session_end.py (optional; without it: a session as a whole earns nothing)
-    def on_session_end(session: Session, context: HookContext) -> list[float]:
-        return [1.0 if session.feedback and session.feedback.rating == 1.0 else 0.0 for _ in session.turns]
+    def on_session_end(session: Session, context: HookContext) -> float | None:
+        return session.feedback.rating if session.feedback else None
 
 Other files of the folder can be imported by name, as in ``from helper import grade`` (before an installed module of
 the same name). ``load_hooks`` documents the other ways to name hooks.
@@ -28,8 +28,10 @@ reason and never makes a number up: the group is not trained, the reason is coun
 varied (temperature, system prompt, tools), or a ``Submission`` with their task. ``PassThrough()`` says that this
 request is not to be trained: it is answered once, and no reward hook is asked.
 
-``on_session_end`` runs once at the end of a conversation and returns one reward per turn, in order: what the delivered
-answer of that turn earns beyond its own reward.
+``on_session_end`` runs once at the end of a conversation. It returns the outcome of the whole, one number, which is
+compared with other sessions of the same task and spread over the turns (``gateway/sessions/credit.py``); or one number
+per turn, in order, which is taken as it is; or ``None`` where nothing is known. What a turn is given is an advantage of
+the answer that was delivered, beside that of its own reward in its group.
 
 All are pure functions of their arguments, which are copies. A hook that raises, hangs, or returns something else drops
 the group from training; the user still gets an answer.
@@ -110,14 +112,15 @@ class Feedback(Model):
 
 
 class Turn(Model):
-    """One request of a session and its delivered answer: the body as the app sent it, the OpenAI message, and the
-    reward of the reward hook (``None`` if the group was not scored)."""
+    """One request of a session and its delivered answer: the body as the app sent it, the OpenAI message, the reward of
+    the reward hook (``None`` if the group was not scored), and the sub-agent that asked (empty: the main one)."""
 
     completion_id: str = Field(min_length=1)
     request: dict[str, Any]
     message: dict[str, Any]
     reward: FiniteFloat | None = None
     feedback: Feedback | None = None
+    agent: str = ""
 
 
 class Session(Model):
@@ -204,7 +207,8 @@ SubmitResult = list[dict[str, Any]] | Submission | PassThrough
 RewardResult = list[float | Reward] | list[float] | list[Reward]
 SubmitHook = Callable[[UserRequest, HookContext], SubmitResult | Awaitable[SubmitResult]]
 RewardHook = Callable[[Task, list[Candidate], HookContext], RewardResult | Awaitable[RewardResult]]
-SessionHook = Callable[[Session, HookContext], RewardResult | Awaitable[RewardResult]]
+OutcomeResult = float | Reward | RewardResult | None
+SessionHook = Callable[[Session, HookContext], OutcomeResult | Awaitable[OutcomeResult]]
 
 
 @dataclass(frozen=True)

@@ -211,15 +211,16 @@ class HookRunner:
         )
         return GroupScore(rewards=rewards)
 
-    async def end_session(self, session: Session, context: HookContext) -> list[Reward] | None:
-        """What each turn of ``session`` earns for the whole session, in order; ``None`` without such a hook."""
+    async def end_session(self, session: Session, context: HookContext) -> Reward | list[Reward] | None:
+        """The outcome of ``session``, or what each of its turns earns, in order; ``None`` without such a hook, or where
+        it does not know."""
         if self._hooks.session_end is None:
             return None
         return await self._checked(
             SESSION_END,
             self._hooks.session_end,
             context,
-            lambda result: _checked_rewards(result, len(session.turns), "turns"),
+            lambda result: _checked_outcome(result, len(session.turns)),
             session,
         )
 
@@ -373,6 +374,12 @@ def _checked_rewards(result: object, count: int, of: str) -> list[Reward]:
     if not values:
         raise ValueError(f"was given no {of}")
     return [_checked_reward(value, index) for index, value in enumerate(values)]
+
+
+def _checked_outcome(result: object, turns: int) -> Reward | list[Reward] | None:
+    if result is None or isinstance(result, list | tuple):
+        return None if result is None else _checked_rewards(cast("Sequence[object]", result), turns, "turns")
+    return _checked_reward(result, 0)
 
 
 def _checked_reward(value: object, index: int) -> Reward:

@@ -69,11 +69,12 @@ class TrainJob(Model):
         description="weight syncs that surplus and partial groups outlive before they are dropped; 0: dropped at the "
         "next sync, null: never",
     )
-    serving: ServingMode = Field(
-        default="between_steps",
+    serving: Literal["auto"] | ServingMode = Field(
+        default="auto",
         description="always: episodes run on while the trainer computes a step, and pause only while weights are "
         "transferred, which takes time from a trainer on the same cores and memory of its GPU; between_steps: none "
-        "runs meanwhile",
+        "runs meanwhile; auto: always where vLLM stays awake (on CPUs, and on GPUs with "
+        "actor_rollout_ref.rollout.free_cache_engine=false) and max_staleness allows it, else between_steps",
     )
     max_cached_episodes: int = Field(
         default=9999,

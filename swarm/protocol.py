@@ -591,6 +591,12 @@ class ServerStatus(Model):
     outcomes: dict[str, int] = Field(default={}, description="how episodes ended, since the server started")
     quarantined: dict[str, int] = Field(default={}, description="reason -> episodes, since the server started")
     dropped: dict[str, int] = Field(default={}, description="cause -> episodes, since the server started")
+    tokens: dict[str, int] = Field(
+        default={},
+        description="of recorded calls, since the server started: `sampled`, and of these `trained`, `repeated`"
+        " (sampled again in the same place) and `dropped`; `masked` ones lie between answers",
+    )
+    dropped_tokens: dict[str, int] = Field(default={}, description="cause -> sampled tokens, since the server started")
     clients: list[ClientRow] = []
     replicas: list[ReplicaStatus] = []
     journal: JournalStatus | None = None

@@ -11,7 +11,9 @@ server keeps tens of thousands of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -22,6 +24,9 @@ TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
 LogProbs = NDArray[np.float32]
 _Count = Annotated[int, Meta(ge=1)]
+#: (index into ``response_ids``, policy version of the tokens from there on), ascending, the first index is 0; empty
+#: where one version sampled all, or it is not known which: then as if the oldest did
+VersionRuns = list[tuple[int, int]]
 
 #: How a call's prompt treats what the same conversation's earlier answer sampled: there is none that the server knows
 #: (``new``), the prompt begins with its very tokens (``kept``), it does not although the messages do (``lost``: the
@@ -108,12 +113,14 @@ class ModelCall(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
     """One completed sampling call of an episode, as vLLM reported it.
 
     ``prompt_ids`` has P token ids; ``response_ids`` and ``logprobs`` have R entries each (natural log, of the
-    token sampled). The policy versions are trainer steps: the oldest and newest weights that sampled a token.
+    token sampled). The policy versions are trainer steps: the oldest and newest weights that sampled a token, and
+    ``versions`` says which ones sampled which.
     """
 
     call_id: str
     min_policy_version: int
     max_policy_version: int
+    versions: VersionRuns = []
     finish_reason: str
     history: History = "new"
 
@@ -122,12 +129,14 @@ class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
     """One linear token sequence with its loss mask.
 
     ``prompt_ids`` [P]; ``response_ids``, ``response_mask`` and ``logprobs`` [R], with R > 0. The mask is true on tokens
-    that the policy sampled and false on tool or user tokens in between, whose log-probability is 0.0.
+    that the policy sampled and false on tool or user tokens in between, whose log-probability is 0.0, and whose version
+    in ``versions`` means nothing.
     """
 
     response_mask: LossMask
     min_policy_version: int
     max_policy_version: int
+    versions: VersionRuns = []
     num_calls: _Count
 
     def __post_init__(self) -> None:
@@ -140,6 +149,13 @@ class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
     def sampled_tokens(self) -> int:
         """How many of the tokens the policy sampled."""
         return int(np.count_nonzero(self.response_mask))
+
+    def token_versions(self) -> TokenIds:
+        """The policy version of each token of ``response_ids`` [R]."""
+        found = np.full(len(self.response_ids), self.min_policy_version, np.int32)
+        for begin, version in self.versions:
+            found[begin:] = version
+        return found
 
 
 class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -174,19 +190,21 @@ class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fi
 
 
 class Trajectory(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """All timelines of one finished episode with its reward, which is finite."""
+    """All timelines of one finished episode with its reward, and its ``credit``: what its advantage is beside that of
+    its reward in the group. Both are finite."""
 
     episode_uuid: str
     task_id: str
     reward: float
+    credit: float = 0.0
     timelines: Annotated[list[Timeline], Meta(min_length=1)]
     num_calls: _Count
     log_metrics: dict[str, float] = {}
     tokens: TokenCounts = TokenCounts()
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.reward):
-            raise ValueError(f"the reward must be finite, not {self.reward}")
+        if not math.isfinite(self.reward + self.credit):
+            raise ValueError(f"reward and credit must be finite, not {self.reward} and {self.credit}")
 
     @property
     def sampled_tokens(self) -> int:
@@ -206,3 +224,83 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
 
     batch_id: str
     groups: Annotated[list[TrainGroup], Meta(min_length=1)]
+
+
+def join_runs(runs: Sequence[tuple[int, int]]) -> VersionRuns:
+    """``runs`` in order, without those that hold no token or go on with the version before."""
+    joined: VersionRuns = []
+    for begin, version in runs:
+        if joined and joined[-1][0] == begin:
+            joined.pop()
+        if not joined or joined[-1][1] != version:
+            joined.append((begin, version))
+    return joined
+
+
+@dataclass
+class CallPart:
+    """The tokens of a choice that one request to vLLM sampled, from ``begin`` on; ``request`` is its id.
+
+    When it began, ``version`` was served and ``syncs`` weight syncs were over.
+    """
+
+    version: int
+    begin: int
+    syncs: int
+    request: str = ""
+
+
+#: how many tokens each request that vLLM knows has: request id -> choice -> tokens; more than there are if it has ended
+Sampled = Mapping[str, Mapping[int, int]]
+
+
+class WeightSyncs:
+    """The last weight syncs over which vLLM kept its requests: they tell which weights sampled which token.
+
+    Invariant: what is not known for certain is not told.
+    """
+
+    def __init__(self, kept: int = 64) -> None:
+        self._last: deque[tuple[int, Sampled | None]] = deque(maxlen=kept)
+        self._count = 0
+
+    def finish(self, version: int, sampled: Sampled | None) -> None:
+        """vLLM has the weights of ``version``; ``sampled`` is what it had sampled before, if that is known."""
+        self._count += 1
+        self._last.append((version, sampled))
+
+    def begin(self, version: int, begin: int = 0) -> CallPart:
+        """A request that is about to be sent, while ``version`` is served."""
+        return CallPart(version, begin, self._count)
+
+    def runs(self, parts: Sequence[CallPart], choice: int, tokens: int, version: int) -> list[tuple[int, int]]:
+        """Who sampled the ``tokens`` of a choice, in ascending runs that may be empty; no run if that is not known.
+
+        Args:
+            parts: the requests that sampled the choice, in order.
+            choice: its number in the first of them; the others have one choice.
+            tokens: how many tokens it has.
+            version: what is served at its end.
+        """
+        runs: list[tuple[int, int]] = []
+        for number, part in enumerate(parts):
+            following = parts[number + 1 :]
+            end, syncs_at_end = (following[0].begin, following[0].syncs) if following else (tokens, self._count)
+            passed = syncs_at_end - part.syncs
+            if self._count - part.syncs > len(self._last):
+                return []
+            runs.append((part.begin, part.version))
+            first = len(self._last) - (self._count - part.syncs)
+            for newer, sampled in list(self._last)[first : first + passed]:
+                if sampled is None:
+                    return []
+                # a request that vLLM did not know had not reached it
+                known = sampled.get(part.request, {}).get(choice if number == 0 else 0, 0)
+                if part.begin + known >= end:
+                    # it had ended, and is not told of again
+                    break
+                runs.append((part.begin + known, newer))
+            served = self._last[first + passed - 1][0] if passed else part.version
+            if not following and served != version:
+                return []
+        return runs

@@ -24,9 +24,11 @@ class Task(Model):
 
 
 class WorkflowOutput(Model):
-    """The result of one episode: its reward and whatever the client wants logged with it."""
+    """The result of one episode: its reward, which counts relative to its group, an advantage beside that (``credit``),
+    and whatever the client wants logged with it."""
 
     reward: FiniteFloat
+    credit: FiniteFloat = 0.0
     is_success: bool | None = None
     # factories: pydantic deep-copies a mutable default for every instance
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -1,7 +1,7 @@
 """From the rewards of a group to the advantages of its tokens, with episodes as the unit.
 
-Invariant: an episode counts once in its group, however many timelines it has, and a group of one episode has advantage
-0 and so no gradient.
+Invariant: an episode counts once in its group, however many timelines it has; by its reward a group of one episode has
+advantage 0 and so no gradient.
 
 With rewards ``r_1 .. r_N`` of the N episodes of a group, every sampled token of episode i has the advantage
 
@@ -16,6 +16,10 @@ With rewards ``r_1 .. r_N`` of the N episodes of a group, every sampled token of
 ``rloo``
     ``r_i - sum of the others / (N - 1)``, which is ``(r_i - mean) * N / (N - 1)``. "Back to Basics" (Ahmadian et al.
     2024, arXiv:2402.14740, section 2.2; Kool et al. 2019). Unbiased: the baseline does not depend on the answer.
+
+To that comes the episode's ``credit``, an advantage that the gateway has worked out for an answer that was delivered
+(``gateway/sessions/credit.py``): its part in the outcome of the session, as GiGPO (Feng et al. 2025, arXiv:2505.10978)
+adds the advantages of episodes and steps. Also in a group of one, which has no other.
 
 verl (0.9.1) computes GRPO from one row per episode and copies the result to the others, but any other estimator from
 all rows: its own ``rloo`` would count an episode of three timelines three times. It also takes the mean of a group of
@@ -69,21 +73,28 @@ def episode_factors(keys: Sequence[str], *, leave_one_out: bool) -> list[float]:
     return [factor(sizes[group]) for group in groups]
 
 
-def scale_advantages(batch: Any, factors: Sequence[float]) -> Any:
-    """``batch`` (verl's KVBatchMeta) with the advantages of its rows multiplied in the TransferQueue."""
-    if all(factor == 1.0 for factor in factors):
+def put_right(batch: Any, factors: Sequence[float], credits: Sequence[float]) -> Any:
+    """``batch`` (verl's KVBatchMeta) with the advantage ``a`` of each sampled token in the TransferQueue replaced by
+    ``factor * a + credit`` of its row."""
+    if all(factor == 1.0 for factor in factors) and not any(credits):
         return batch
     import torch
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(_FIELDS))
-    scaled = {
+    fields = [*_FIELDS, "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    masks = data["response_mask"].unbind()
+    changed = {
         name: torch.nested.as_nested_tensor(
-            [row * factor for row, factor in zip(data[name].unbind(), factors, strict=True)], layout=torch.jagged
+            [
+                row * factor + mask * credit
+                for row, mask, factor, credit in zip(data[name].unbind(), masks, factors, credits, strict=True)
+            ],
+            layout=torch.jagged,
         )
         for name in _FIELDS
     }
     return tq.kv_batch_put(
-        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(scaled, batch_size=len(batch))
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(changed, batch_size=len(batch))
     )

@@ -24,7 +24,7 @@ from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 
 Device = Literal["cpu", "cuda"]
 
@@ -76,6 +76,14 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     if job.serving == "always":
         values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     return values
+
+
+def serving_mode(job: TrainJob, config: DictConfig) -> ServingMode:
+    """When episodes run under ``job``, whose configuration is ``config``; decides what ``auto`` means."""
+    if job.serving != "auto":
+        return job.serving
+    sleeps = OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine")
+    return "between_steps" if sleeps or job.max_staleness == 0 else "always"
 
 
 def as_plain(config: DictConfig) -> dict[str, Any]:
@@ -165,16 +173,24 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
 
 
 def cuda_values(job: TrainJob) -> dict[str, Any]:
-    """What GPUs need beyond verl's own defaults (bf16, flash attention, vLLM asleep while the trainer computes)."""
+    """What GPUs need beyond verl's own defaults (bf16, flash attention, vLLM asleep while the trainer computes).
+
+    Where flash attention is not installed, torch's own attention computes padded rows.
+    """
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     tokens = max(MIN_MICRO_BATCH_TOKENS, job.max_prompt_length + job.max_response_length)
-    return {
+    values: dict[str, Any] = {
         "trainer.device": "cuda",
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": tokens,
         f"{rollout}.log_prob_max_token_len_per_gpu": tokens,
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
     }
+    if importlib.util.find_spec("flash_attn") is None:
+        # verl asks for it by default, but its extra `vllm` does not bring it
+        values["actor_rollout_ref.model.override_config"] = {"attn_implementation": "sdpa"}
+        values["actor_rollout_ref.model.use_remove_padding"] = False
+    return values
 
 
 def apply_overrides(config: DictConfig, overrides: Mapping[str, Any]) -> None:
@@ -230,7 +246,7 @@ def _check(config: DictConfig) -> None:
 
 def _check_sizes(config: DictConfig) -> None:
     """Refuse sizes on which verl's trainer would stop, at its start or at some batch."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    actor = config.actor_rollout_ref.actor
     if not 1 <= actor.ppo_mini_batch_size <= config.data.train_batch_size:
         raise ConfigError(
             f"overrides: actor_rollout_ref.actor.ppo_mini_batch_size is {actor.ppo_mini_batch_size} tasks, and must be "
@@ -242,9 +258,3 @@ def _check_sizes(config: DictConfig) -> None:
     for key in (f"actor_rollout_ref.{name}_micro_batch_size_per_gpu" for name in names):
         if (size := OmegaConf.select(config, key)) is not None and size < 1:
             raise ConfigError(f"overrides: {key} is {size}, and must be at least 1 row")
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    if (episodes := config.data.train_batch_size * rollout.n) % devices:
-        raise ConfigError(
-            f"batch_size * num_repeat ({episodes} episodes) must be divisible by n_gpu * nnodes ({devices}), unless "
-            "micro-batches are packed by tokens (actor_rollout_ref.actor.use_dynamic_bsz)"
-        )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 
 #: GiB for vLLM's KV cache; it is allocated at boot
 KV_CACHE_GIB = 1
@@ -63,7 +63,7 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
     return values
 
 
-def cpu_environment(run_dir: Path) -> dict[str, str]:
+def cpu_environment(run_dir: Path, serving: ServingMode) -> dict[str, str]:
     """Variables for all processes of a CPU run; creates the metadata of vLLM in ``run_dir`` where it is missing.
 
     Raises:
@@ -75,11 +75,12 @@ def cpu_environment(run_dir: Path) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         # trainer and vLLM share all cores; vLLM would pin its threads and leave one core out
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # threads that spin while they wait for work take the cores from the other process: with the default, a token
-        # takes vLLM ten times as long beside a trainer that computes
-        "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": str(cores),
     }
+    if serving == "always":
+        # threads that spin while they wait for work take the cores from the other process: with the default, a token
+        # takes vLLM ten times as long beside a trainer that computes
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"
     shim = vllm_metadata(run_dir / "shim")
     if shim is not None:
         variables["PYTHONPATH"] = str(shim)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from adapters.verl.cluster import (
     remove_leftovers,
     start_ray,
 )
-from adapters.verl.deadline import forget_deadline, passed_deadline
+from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
+from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
-from swarm.job import TrainJob, parse_job
+from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
@@ -102,20 +104,21 @@ class _Run:
             EngineError: the trainer failed; other exceptions carry their cause (see :func:`root_cause`).
         """
         from adapters.models import resolve_model
-        from adapters.verl.config import as_plain, resolve_device, verl_config
+        from adapters.verl.config import as_plain, resolve_device, serving_mode, verl_config
 
         self._run_dir.mkdir(parents=True, exist_ok=True)
         forget_deadline(self._run_dir)
         model = resolve_model(job.model)
         device = resolve_device(job)
-        environment = self._environment(job, model, device)
         config = verl_config(job, model, self._run_dir, device)
+        serving = serving_mode(job, config)
+        environment = self._environment(job, model, device, serving)
         link.send(ResolvedConfig(config=as_plain(config)))
         vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         parsers = (
             f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"
         )
-        chosen = f"on {device}, serving {job.serving}, {parsers}"
+        chosen = f"on {device}, serving {serving}{' (auto)' if job.serving == 'auto' else ''}, {parsers}"
         print(f"engine: {model} {chosen}", flush=True)
         link.send(BootProgress(stage="starting Ray", detail=chosen))
         os.environ.update(environment)
@@ -124,17 +127,23 @@ class _Run:
         import ray
 
         given = as_plain(config.ray_kwargs).get("ray_init", {})
-        start_ray(init_arguments(job, device, self._ray_folder.path, environment, given), self._ray_folder.path)
+        arguments = init_arguments(job, device, self._ray_folder.path, environment, given)
+        if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
+            return
+        start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
+        if job.nnodes > 1 and not self._wait_for(link, lambda: missing_nodes(ray.nodes(), job.nnodes, job.n_gpu)):
+            return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from adapters.verl.replicas import end_trainer, outlives_trainer, serves_on
+        from adapters.verl.replicas import VllmDiedError, end_trainer, outlives_trainer
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
         # the link ends on this node's loopback
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        nodes = NodeWatch(job.nnodes)
         while True:
             link.send(BootProgress(stage="loading verl"))
             runner = TaskRunner.options(scheduling_strategy=here).remote()
@@ -145,16 +154,18 @@ class _Run:
                 job.model_name,
                 str(self._run_dir),
                 code,
-                job.serving,
+                serving,
             )
             try:
-                self._train(done, link)
+                self._train(done, link, nodes)
                 return
             except ray.exceptions.RayError as exc:
-                if not (outlives_trainer(config) and serves_on()):
+                if gone := nodes.failing():
+                    raise EngineError(gone) from exc
+                if not outlives_trainer(config) or isinstance(innermost(exc), VllmDiedError):
                     raise
                 error = passed_deadline(self._run_dir) or root_cause(exc)
-            _complain(f"the trainer failed, and vLLM serves on: {error}", 1)
+            _complain(f"the trainer failed: {error}", 1)
             # at once: the dead trainer's role must not count as silent
             link.send(TrainerDied(error=error))
             end_trainer(runner)
@@ -163,12 +174,30 @@ class _Run:
             forget_deadline(self._run_dir)
             config = verl_config(job.model_copy(update={"resume": again.resume}), model, self._run_dir, device)
 
-    def _train(self, done: Any, link: EngineEnd) -> None:
+    def _wait_for(self, link: EngineEnd, missing: Callable[[], str]) -> bool:
+        """Wait until nothing is missing; ``False`` if the server said Stop meanwhile.
+
+        Raises:
+            EngineError: the engine was terminated, or the time of a boot has passed.
+        """
+        until, told = time.monotonic() + BOOT, ""
+        while what := missing():
+            if what != told:
+                link.send(BootProgress(stage="waiting for nodes", detail=what))
+                told = what
+            if isinstance(link.receive(timeout=0.5), Stop):
+                return False
+            self._check_terminated()
+            if time.monotonic() > until:
+                raise EngineError(f"waited {BOOT:.0f} s for nodes: {what}")
+        return True
+
+    def _train(self, done: Any, link: EngineEnd, nodes: NodeWatch) -> None:
         """Wait for the end of the trainer, or a Stop.
 
         Raises:
             ray.exceptions.RayError: it failed.
-            EngineError: this process was terminated.
+            EngineError: this process was terminated, or a node is gone.
         """
         import ray
 
@@ -182,6 +211,7 @@ class _Run:
                 ray.wait([done], timeout=STOP_GRACE)
                 return
             self._check_terminated()
+            nodes.check()
 
     def _wait_for_start(self, link: EngineEnd) -> StartTrainer | None:
         """The server's word to start another trainer; ``None`` if it says Stop."""
@@ -221,7 +251,7 @@ class _Run:
             remove_leftovers(self._ray_folder, self._began)
         timer.cancel()
 
-    def _environment(self, job: TrainJob, model: str, device: str) -> dict[str, str]:
+    def _environment(self, job: TrainJob, model: str, device: str, serving: ServingMode) -> dict[str, str]:
         """Variables for every process of the run; what the operator has set wins where it is a matter of taste."""
         from adapters.verl.cpu import cpu_environment
 
@@ -251,7 +281,7 @@ class _Run:
             # other machines see, without authentication
             forced["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if device == "cpu":
-            for name, value in cpu_environment(self._run_dir).items():
+            for name, value in cpu_environment(self._run_dir, serving).items():
                 (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value
         # the supervisor's comes with everything that the run imports from, synced code first
         paths = [forced.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
@@ -260,8 +290,8 @@ class _Run:
         return {**chosen, **forced}
 
 
-def root_cause(exc: BaseException) -> str:
-    """One line for people: the innermost cause of ``exc``, through Ray's wrappers."""
+def innermost(exc: BaseException) -> BaseException:
+    """The innermost cause of ``exc``, through Ray's wrappers."""
     import ray.exceptions
 
     seen: set[int] = set()
@@ -273,6 +303,12 @@ def root_cause(exc: BaseException) -> str:
         if not isinstance(following, BaseException):
             break
         current = following
+    return current
+
+
+def root_cause(exc: BaseException) -> str:
+    """One line for people: the innermost cause of ``exc``."""
+    current = innermost(exc)
     if isinstance(current, SwarmGatewayError):
         return current.message
     if isinstance(current, ModuleNotFoundError) and os.environ.get(CODE_VARIABLE):

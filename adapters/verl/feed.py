@@ -18,7 +18,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from adapters.verl.fields import batch_rows
 from adapters.verl.health import HealthWatch
-from adapters.verl.replicas import Replicas
+from adapters.verl.replicas import Replicas, VllmDiedError
 from swarm.errors import EngineError
 from swarm.job import ServingMode
 from swarm.link.batches import BatchRequests
@@ -56,6 +56,8 @@ class BatchFeed:
         self._uids: list[str] = []
         self._stopped = False
         self._step = 0
+        #: of the batch at hand: what the advantage of a row is beside that of its reward in the group, by verl's key
+        self.credits: dict[str, float] = {}
 
     def attach(self, replicas: Replicas) -> None:
         """Tell the feed where vLLM serves, once it does."""
@@ -73,7 +75,8 @@ class BatchFeed:
 
         Raises:
             StopRequested: the server said Stop instead.
-            EngineError: the server is gone, or vLLM is.
+            EngineError: the server is gone.
+            VllmDiedError: vLLM is.
             ValueError: a trajectory of the batch holds no sampled token.
         """
         batch = self._wait()
@@ -82,6 +85,7 @@ class BatchFeed:
         if spare:
             tq.kv_clear(partition_id=PARTITION, keys=spare)
         more = (str(uuid.uuid4()) for _ in range(len(batch.groups) - len(self._uids)))
+        self.credits = {}
         for rows in batch_rows(batch, [*self._uids[: len(batch.groups)], *more], self._step):
             tq.kv_batch_put(
                 keys=rows.keys,
@@ -89,6 +93,7 @@ class BatchFeed:
                 tags=rows.tags,
                 partition_id=PARTITION,
             )
+            self.credits.update(zip(rows.keys, rows.credits, strict=True))
             tag = {"is_prompt": True, "status": "finished", "global_steps": self._step}
             tq.kv_put(key=rows.uid, partition_id=PARTITION, tag=tag)
         return len(batch.groups)
@@ -97,15 +102,16 @@ class BatchFeed:
         """Tell the server that the step is done."""
         self._requests.report(step, metrics)
 
-    def weights_changed(self, policy_version: int) -> None:
-        """Tell the server that vLLM, which is paused, has new weights; returns when it knows.
+    def weights_changed(self, policy_version: int, sampled: dict[str, dict[int, int]]) -> None:
+        """Tell the server that vLLM, which is paused, has new weights, and what it had ``sampled`` before; returns when
+        the server knows.
 
         A Stop waits until :meth:`collect`: the step is done, and has yet to be reported.
 
         Raises:
             EngineError: the server does not answer.
         """
-        self._link.send(WeightsSynced(policy_version=policy_version))
+        self._link.send(WeightsSynced(policy_version=policy_version, sampled=sampled))
         deadline = time.monotonic() + RESUME_SECONDS
         while (left := deadline - time.monotonic()) > 0 and not self._link.lost:
             match self._link.receive(timeout=min(left, 1.0)):
@@ -133,7 +139,7 @@ class BatchFeed:
                     case _:
                         pass
                 if watch.death:
-                    raise EngineError(f"vLLM died: {watch.death}")
+                    raise VllmDiedError(f"vLLM died: {watch.death}")
         raise EngineError("the swarm server is gone")
 
 

@@ -16,12 +16,14 @@ from swarm.tokens import Timeline, TrainBatch, Trajectory
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one group: ``keys[i]`` is ``{uid}_{session}_{index}``, with its tensors and its tag."""
+    """Rows of one group: ``keys[i]`` is ``{uid}_{session}_{index}``, with its tensors, its tag, and the credit of its
+    episode."""
 
     uid: str
     keys: list[str]
     fields: list[dict[str, Any]]
     tags: list[dict[str, Any]]
+    credits: list[float]
 
 
 def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
@@ -37,12 +39,13 @@ def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
     """
     rows: list[Rows] = []
     for uid, group in zip(uids, batch.groups, strict=True):
-        found = Rows(uid, [], [], [])
+        found = Rows(uid, [], [], [], [])
         for session, trajectory in enumerate(group.trajectories):
             for index, timeline in enumerate(_sampled(trajectory)):
                 found.keys.append(f"{uid}_{session}_{index}")
                 found.fields.append(timeline_fields(timeline, uid=uid, reward=trajectory.reward))
                 found.tags.append(timeline_tag(timeline, step=step))
+                found.credits.append(trajectory.credit)
         rows.append(found)
     return rows
 
@@ -59,7 +62,8 @@ def timeline_fields(timeline: Timeline, *, uid: str, reward: float) -> dict[str,
     """One row of verl's.
 
     ``prompts`` int64 [P], ``responses`` int64 [R], ``input_ids`` and ``position_ids`` int64 [P+R], ``response_mask``
-    and ``loss_mask`` int64 [R], ``rollout_log_probs`` and ``rm_scores`` float32 [R] (the reward on the last token).
+    and ``loss_mask`` int64 [R], ``rollout_log_probs`` and ``rm_scores`` float32 [R] (the reward on the last token),
+    ``policy_versions`` int64 [R] (the training steps whose weights sampled the tokens).
     """
     prompts = torch.tensor(timeline.prompt_ids, dtype=torch.int64)
     responses = torch.tensor(timeline.response_ids, dtype=torch.int64)
@@ -77,6 +81,7 @@ def timeline_fields(timeline: Timeline, *, uid: str, reward: float) -> dict[str,
         "loss_mask": mask,
         "rollout_log_probs": torch.tensor(timeline.logprobs, dtype=torch.float32),
         "rm_scores": scores,
+        "policy_versions": torch.tensor(timeline.token_versions(), dtype=torch.int64),
         "num_turns": timeline.num_calls,
         # the data plane quarantines conversations that hold anything but text
         "multi_modal_inputs": {},

@@ -40,10 +40,11 @@ def ask(address: str) -> tuple[Outcome, str]:
 
 
 class _Replica:
-    """The failures of one replica since it was last well."""
+    """The failures of one replica, or of whatever else answers at ``name``'s address, since it was last well."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, name: str, address: str) -> None:
         self.address = address
+        self.name = name
         self._since: dict[Outcome, float] = {}
 
     def note(self, outcome: Outcome, what: str, now: float) -> str:
@@ -59,7 +60,7 @@ class _Replica:
         self._since.setdefault("silent", now)
         if now - began < (DEAD_AFTER if outcome == "dead" else SILENT_AFTER):
             return ""
-        return f"the replica at {self.address} {what} for {now - began:.0f} s"
+        return f"the {self.name} at {self.address} {what} for {now - began:.0f} s"
 
 
 class HealthWatch:
@@ -69,6 +70,7 @@ class HealthWatch:
         addresses: ``host:port`` of each replica's HTTP server, which must be serving already.
         ask: how one replica is.
         clock: monotonic seconds.
+        name: what there is at an address, for people.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class HealthWatch:
         addresses: Sequence[str],
         ask: Callable[[str], tuple[Outcome, str]] = ask,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "replica",
     ) -> None:
-        self._replicas = [_Replica(address) for address in addresses]
+        self._replicas = [_Replica(name, address) for address in addresses]
         self._ask = ask
         self._clock = clock
         self._done = threading.Event()
@@ -104,3 +107,11 @@ class HealthWatch:
         for replica in self._replicas:
             outcome, what = self._ask(replica.address)
             self.death = self.death or replica.note(outcome, what, self._clock())
+
+    def failing(self) -> str:
+        """What is wrong with one that does not answer well now; empty if all do."""
+        for replica in self._replicas:
+            outcome, what = self._ask(replica.address)
+            if outcome != "well":
+                return f"the {replica.name} at {replica.address} {what}"
+        return ""

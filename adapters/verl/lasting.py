@@ -9,8 +9,7 @@ from __future__ import annotations
 import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from adapters.verl.replicas import find_server, serves_on
-from swarm.errors import EngineError
+from adapters.verl.replicas import FIRST_SERVER, check_serving, has_server
 
 
 class LastingReplica(vLLMReplica):
@@ -28,11 +27,11 @@ class LastingReplica(vLLMReplica):
 
     async def launch_servers(self) -> None:
         """Start the server, or take over the one that serves."""
-        if (server := find_server()) is None:
+        if not has_server():
             await super().launch_servers()
             return
-        if not serves_on():
-            raise EngineError("vLLM has died, or was cut off while it got new weights")
+        server = ray.get_actor(FIRST_SERVER)
+        check_serving(server)
         self.taken_over = True
         self.servers = [server]
         self._server_handle = server

@@ -8,9 +8,8 @@ HTTP server have no public accessor.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import collections
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -23,10 +22,10 @@ from swarm.errors import EngineError
 
 #: seconds for a call that reads an attribute, or pauses or resumes vLLM
 CALL_TIMEOUT = 60.0
-#: seconds within which a vLLM that is well says whether it is paused; less than the server allows the trainer's silence
-ANSWER_TIMEOUT = 4.0
 #: seconds within which the actors of a dead trainer go
 END_TIMEOUT = 30.0
+#: requests that ended, whose ids a vLLM server remembers until the next sync; their count of tokens
+ENDED_KEPT, ENDED = 4096, 2**31 - 1
 #: verl names the first server of its first replica so
 FIRST_SERVER = "vllm_server_0_0"
 
@@ -40,22 +39,24 @@ def outlives_trainer(config: Any) -> bool:
     return trainer.nnodes == 1 and trainer.n_gpus_per_node == 1 and not rollout.free_cache_engine
 
 
-def find_server() -> Any | None:
-    """The actor of the first vLLM server of this run; ``None`` while there is none."""
+class VllmDiedError(EngineError):
+    """No trainer can go on with the vLLM of this run."""
+
+
+def has_server() -> bool:
+    """Whether the first vLLM server of this run is there; to look it up would import vLLM."""
+    return FIRST_SERVER in list_named_actors()
+
+
+def check_serving(server: Any) -> None:
+    """Raise :class:`VllmDiedError` unless the vLLM of a trainer that died serves: it was not paused for new weights."""
+    asked = server.__ray_call__.remote(lambda it: _on_loop(it, it.engine.is_paused(), CALL_TIMEOUT))
     try:
-        return ray.get_actor(FIRST_SERVER)
-    except ValueError:
-        return None
-
-
-def serves_on() -> bool:
-    """Whether the vLLM of a trainer that died serves: it is alive, and was not paused for new weights."""
-    if (server := find_server()) is None:
-        return False
-    with contextlib.suppress(ray.exceptions.RayError):
-        paused = server.__ray_call__.remote(lambda it: _on_loop(it, it.engine.is_paused(), ANSWER_TIMEOUT))
-        return not ray.get(paused, timeout=ANSWER_TIMEOUT)
-    return False
+        paused = ray.get(asked, timeout=CALL_TIMEOUT)
+    except ray.exceptions.RayError as exc:
+        raise VllmDiedError(f"vLLM died with its trainer: {type(exc).__name__}") from exc
+    if paused:
+        raise VllmDiedError("vLLM died: its trainer left it paused")
 
 
 def end_trainer(runner: Any) -> None:
@@ -70,6 +71,42 @@ def end_trainer(runner: Any) -> None:
         if time.monotonic() > deadline:
             raise EngineError(f"processes of the trainer that failed are left after {END_TIMEOUT:.0f} s: {left}")
         time.sleep(0.1)
+
+
+def _name(state: Any) -> tuple[str, int]:
+    """The id of the answer that vLLM's request belongs to, and the number of its choice."""
+    request = state.external_req_id if state.parent_req is None else state.parent_req.external_req_id
+    # a raw prompt is the first of a list
+    return request.removesuffix("-0") if request.startswith("cmpl-") else request, state.request_index
+
+
+def _remember_ended(server: Any) -> None:
+    """Have a vLLM server remember the last requests that ended: their answers may be on the way during a sync."""
+    processor = server.engine.output_processor
+    if hasattr(processor, "swarm_ended"):
+        return
+    ended = processor.swarm_ended = collections.deque(maxlen=ENDED_KEPT)
+    finish = processor._finish_request
+
+    def remember(state: Any) -> None:
+        finish(state)
+        ended.append(_name(state))
+
+    processor._finish_request = remember
+
+
+def _sampled(server: Any) -> dict[str, dict[int, int]]:
+    processor = server.engine.output_processor
+    counts: dict[str, dict[int, int]] = {}
+    while processor.swarm_ended:
+        request, choice = processor.swarm_ended.popleft()
+        counts.setdefault(request, {})[choice] = ENDED
+    # of vLLM's event loop, which may take a request in meanwhile: that one has no tokens yet
+    for state in list(processor.request_states.values()):
+        if state.detokenizer is not None:
+            request, choice = _name(state)
+            counts.setdefault(request, {})[choice] = state.detokenizer.num_output_tokens()
+    return counts
 
 
 def _on_loop(server: Any, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
@@ -88,6 +125,7 @@ class Replicas:
         #: ``host:port`` of each replica's OpenAI server
         self.addresses: list[str] = list(manager.server_addresses)
         self._handles = list(manager.server_handles)
+        self._on_servers(_remember_ended)
         # verl's router for its own agent loops; the swarm server routes. It would hold 0.8 GB with its imports.
         ray.kill(manager.global_load_balancer)
         self._on_servers(_install_token_in)
@@ -106,8 +144,14 @@ class Replicas:
     def take_histories(self) -> dict[str, float]:
         """Step metrics: of the prompts with an earlier answer since the last time, how many had each outcome, see
         :data:`adapters.verl.token_in.OUTCOMES`."""
-        counts = sum(self._on_servers(lambda server: Counter(server.swarm_token_in.take())), Counter())
+        taken = self._on_servers(lambda server: collections.Counter(server.swarm_token_in.take()))
+        counts = sum(taken, collections.Counter[str]())
         return {f"swarm/history_{name}": float(counts[name]) for name in OUTCOMES}
+
+    def sampled(self) -> dict[str, dict[int, int]]:
+        """How many tokens each request has that vLLM, which is paused, holds: by the id that its answers have, and by
+        choice. Requests that ended since the last call have more than any answer."""
+        return {request: counts for one in self._on_servers(_sampled) for request, counts in one.items()}
 
     def pause(self) -> None:
         """Hold all requests where they are and forget what was computed for them: they go on with the new weights.
@@ -132,4 +176,6 @@ class Replicas:
 
 
 def _install_token_in(server: Any) -> None:
-    server.swarm_token_in = TokenIn.install()
+    # a server that outlived its trainer has it
+    if not hasattr(server, "swarm_token_in"):
+        server.swarm_token_in = TokenIn.install()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -33,6 +34,39 @@ def mini_batch_rows(rows: int, mini_batches: int, *, data_parallel: int, micro_b
 def micro_batch_rows(rows: int, limit: int) -> int:
     """The largest size of micro-batches, at most ``limit`` rows, that divides ``rows``, as verl requires."""
     return next(size for size in range(min(rows, limit), 0, -1) if rows % size == 0)
+
+
+def spread_groups(groups: Sequence[str], prompts: Sequence[int], answers: Sequence[int], ranks: int) -> list[list[int]]:
+    """Which rows each data-parallel rank computes: equally many, the rows of a group on one rank where they fit.
+
+    What a group costs where its shared prefix is computed once is its longest prompt and all its answers. Groups go to
+    the rank that has the least to compute so far, the costliest first (Graham's LPT rule, SIAM Journal on Applied
+    Mathematics 17, 1969); one that no rank has room for is cut.
+
+    Args:
+        groups: of each row; their number is a multiple of ``ranks``.
+        prompts: tokens of each row's prompt.
+        answers: tokens of each row's answer.
+        ranks: how many there are.
+    """
+    members: dict[str, list[int]] = defaultdict(list)
+    for row, group in enumerate(groups):
+        members[group].append(row)
+
+    def cost(rows: list[int]) -> int:
+        return max(prompts[row] for row in rows) + sum(answers[row] for row in rows)
+
+    room, load = [len(groups) // ranks] * ranks, [0] * ranks
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    for rows in sorted(members.values(), key=cost, reverse=True):
+        while rows:
+            fitting = [rank for rank in range(ranks) if room[rank] >= len(rows)]
+            rank = min(fitting, key=load.__getitem__) if fitting else max(range(ranks), key=room.__getitem__)
+            part, rows = rows[: room[rank]], rows[room[rank] :]
+            found[rank] += part
+            room[rank] -= len(part)
+            load[rank] += cost(part)
+    return found
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
-from adapters.verl.replicas import find_server
+from adapters.verl.replicas import has_server
 from swarm.job import ServingMode
 from swarm.link.code import ImportedCode, imported
 from swarm.link.engine import EngineEnd
@@ -68,8 +69,11 @@ class TaskRunner:
             here = imported(list(driver.locations), Path(driver.folder))
             self._link.send(CodeImported(processes={**code, "a Ray worker": here}))
         self._link.send(BootProgress(stage="checking the configuration"))
+        # verl wants as many rows as ranks, or a multiple: the trainer fills batches up, so tell it of such a number
+        checked = copy.deepcopy(config)
+        checked.actor_rollout_ref.rollout.n *= config.trainer.n_gpus_per_node * config.trainer.nnodes
         validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+            config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
         with deadline.deadline(deadline.BOOT, "starting the TransferQueue", folder):
             queue.result()
@@ -88,7 +92,9 @@ class TaskRunner:
             tracking = getattr(trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)
-            tq.close()
+            if succeeded:
+                # takes seconds; what it started goes with this actor in any case
+                tq.close()
 
 
 def _leave() -> None:
@@ -107,7 +113,7 @@ class _announce_vllm:
         self._thread = threading.Thread(target=self._watch, name="announce-vllm", daemon=True)
 
     def __enter__(self) -> None:
-        if find_server() is not None:
+        if has_server():
             # it serves, and is taken over
             self._done.set()
         self._thread.start()
@@ -118,6 +124,6 @@ class _announce_vllm:
 
     def _watch(self) -> None:
         while not self._done.wait(0.5):
-            if find_server() is not None:
+            if has_server():
                 self._link.send(BootProgress(stage="starting vLLM"))
                 return

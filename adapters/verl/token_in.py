@@ -61,8 +61,10 @@ class TokenIn:
         async def preprocess_chat(renderer: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
             conversation, inputs = await render(renderer, request, *args, **kwargs)
             earlier = (request.model_extra or {}).get(EARLIER_IDS)
-            if earlier and len(inputs) == 1:
-                await self._begin_with(earlier, inputs[0], request, renderer)
+            # /tokenize renders chats too, and has no such field
+            if isinstance(earlier, list) and earlier and hasattr(request, "truncate_prompt_tokens"):
+                [prompt] = inputs
+                await self._begin_with(earlier, prompt, request, renderer)
             return conversation, inputs
 
         renderer.preprocess_chat = preprocess_chat

@@ -16,13 +16,14 @@ import ray
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from adapters.verl import deadline
-from adapters.verl.advantage import GRPO, RLOO, episode_factors, scale_advantages
+from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas, outlives_trainer
-from adapters.verl.steps import mini_batch_rows, plain_metrics
+from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, WeightSync
 
@@ -47,6 +48,7 @@ class SwarmTrainer(PPOTrainerSync):
         actor = config.actor_rollout_ref.actor
         self._mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
         self._micro_batch = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
+        self._shares_prefixes = config.trainer.device == "cpu" and config.actor_rollout_ref.shared_prefixes == "auto"
         # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
         # what ends with the computing of a step: its deadline
@@ -120,6 +122,7 @@ class SwarmTrainer(PPOTrainerSync):
             with self._requests_held(self.timing_raw):
                 yield
         elif self._feed.stays_awake:
+            self._link.send(WeightSync())
             with marked_timer("abort", self.timing_raw):
                 self.checkpoint_manager.abort_replicas()
             yield
@@ -134,7 +137,7 @@ class SwarmTrainer(PPOTrainerSync):
         with marked_timer("pause", timing):
             self._replicas.pause()
         yield
-        self._feed.weights_changed(self._replicas.policy_version())
+        self._feed.weights_changed(self._replicas.policy_version(), self._replicas.sampled())
         self._replicas.resume()
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -148,13 +151,23 @@ class SwarmTrainer(PPOTrainerSync):
             micro_batch=self._micro_batch,
         )
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        if (ranks := self.resource_pool_manager.get_n_gpus()) > 1 and self._shares_prefixes:
+            # verl balances ranks by the lengths of rows, and scatters groups over them
+            groups = [key.rsplit("_", 2)[0] for key in batch.keys]
+            prompts, answers = ([tag[name] for tag in batch.tags] for name in ("prompt_len", "response_len"))
+            parts = spread_groups(groups, prompts, answers, ranks)
+            lengths = [tag["seq_len"] for tag in batch.tags]
+            metrics.update(log_seqlen_unbalance(seqlen_list=lengths, partitions=parts, prefix="global_seqlen"))
+            batch.reorder([row for part in parts for row in part])
         metrics["swarm/rows"] = rows
         metrics["swarm/padding_rows"] = len(batch.keys) - rows
         return batch
 
     def _compute_advantage(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = super()._compute_advantage(batch, *args, **kwargs)
-        return scale_advantages(batch, episode_factors(batch.keys, leave_one_out=self._leave_one_out))
+        factors = episode_factors(batch.keys, leave_one_out=self._leave_one_out)
+        # rows that verl pads with have none
+        return put_right(batch, factors, [self._feed.credits.get(key, 0.0) for key in batch.keys])
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._update_actor(batch, metrics)

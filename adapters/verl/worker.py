@@ -22,9 +22,6 @@ from adapters.verl.steps import micro_batch_rows
 from adapters.verl.tree.engine import SharedPrefixEngine
 from adapters.verl.weights_socket import private_handle
 
-#: niceness of the trainer's processes on a CPU
-TRAINER_NICE = 10
-
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"])
 class CpuEngine(SharedPrefixEngine):
@@ -99,9 +96,6 @@ class CpuTrainingWorker(SwarmTrainingWorker):
     """Training engine on the CPU."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
-        if (nice := TRAINER_NICE - os.nice(0)) > 0:
-            # users wait for vLLM, nobody for the trainer
-            os.nice(nice)
         # verl would ask torch for "cpu:gloo,cpu:gloo", which it refuses as a duplicate; verl leaves a group that
         # exists alone
         if not torch.distributed.is_initialized():

@@ -26,7 +26,13 @@ from swarm.errors import RequestError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
 
 #: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
-_SECRET_HEADER = re.compile(r"^(?!x-swarm-|idempotency-key$).*(auth|cookie|credential|key|passw|secret|session|token)")
+_SECRET_HEADER = re.compile(
+    r"^(?!x-swarm-|x-claude-code-session-id$|idempotency-key$).*"
+    r"(auth|cookie|credential|key|passw|secret|session|token)"
+)
+#: Agents that name their sessions in headers that elsewhere may hold a secret, and these headers.
+_AGENT = re.compile(r"codex|opencode/")
+_SESSION_NAMES = ("session-id", "x-session-id", "x-parent-session-id")
 _NOBODY = Caller()
 
 #: How a request is answered, and in which form.
@@ -46,11 +52,9 @@ def model_of(data: Mapping[str, Any]) -> str | None:
 
 def public_headers(headers: RawHeaders) -> dict[str, str]:
     """The headers without secrets; names in lower case, and of one name the last value."""
-    return {
-        name: value.decode("latin-1")
-        for key, value in headers
-        if not _SECRET_HEADER.search(name := key.decode("latin-1"))
-    }
+    told = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
+    named = _SESSION_NAMES if _AGENT.match(told.get("user-agent", "")) else ()
+    return {name: value for name, value in told.items() if name in named or not _SECRET_HEADER.search(name)}
 
 
 async def serve(

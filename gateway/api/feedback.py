@@ -1,4 +1,5 @@
-"""``POST /v1/feedback`` and ``POST /v1/sessions/{id}/end``: the user's feedback, and the end of a conversation.
+"""``POST /v1/feedback``, ``POST /v1/sessions/{id}/end`` and ``GET /v1/sessions/{id}``: the user's feedback, the end of
+a conversation, and what became of it.
 
 Invariant: a key speaks only of its own answers and sessions; those of others do not exist to it. Each way to rate is a
 number from -1 (bad) to 1 (good), a request rates once, and later feedback replaces earlier.
@@ -13,6 +14,7 @@ from starlette.requests import Request
 
 from gateway.api.endpoint import caller_of
 from gateway.runtime import Gateway
+from gateway.sessions.conversation import SessionReport
 from reward_hooks import Feedback
 from swarm.errors import NotFoundError, RequestError
 from swarm.types import Model
@@ -64,7 +66,9 @@ class GivenFeedback(Said):
 
 
 class SessionFeedback(Said):
-    """Feedback to a whole session; may be empty."""
+    """Feedback to a whole session; may be empty. Sessions that name one ``task`` are compared with each other."""
+
+    task: str = Field(default="", max_length=256)
 
     def check_says_something(self) -> None:
         """Anything goes."""
@@ -83,6 +87,13 @@ class SessionEnded(BaseModel):
 
     session_id: str
     ended: bool
+
+
+class SessionTold(BaseModel):
+    """A session, for each route that it was on."""
+
+    session_id: str
+    on: list[SessionReport]
 
 
 async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken:
@@ -111,7 +122,20 @@ async def end_session(request: Request, id: str, given: SessionFeedback) -> Sess
     It ends on all routes; its hook runs after the response. The body is optional feedback.
     """
     gateway: Gateway = request.state.gateway
-    feedback = given.feedback() if given.model_fields_set else None
-    if not gateway.sessions.end(id, caller_of(request.scope).key_id, feedback):
+    feedback = given.feedback() if given.model_fields_set - {"task"} else None
+    if not gateway.sessions.end(id, caller_of(request.scope).key_id, feedback, given.task):
         raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
     return SessionEnded(session_id=id, ended=True)
+
+
+async def tell_session(request: Request, id: str) -> SessionTold:
+    """What became of the tokens of a session.
+
+    Of each agent, those that were sampled are trained, dropped for a reason, or of groups that are under way. The last
+    10,000 sessions (`max_sessions`) are remembered, also when they are over.
+    """
+    gateway: Gateway = request.state.gateway
+    reports = gateway.sessions.reports(id, caller_of(request.scope).key_id)
+    if not reports:
+        raise NotFoundError(f"session {id!r} is not known", code="session_not_found")
+    return SessionTold(session_id=id, on=reports)

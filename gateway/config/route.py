@@ -13,6 +13,7 @@ from gateway.config.pass_through import AGENTS, SHIPPED, PassRule
 from swarm.types import Model
 
 Policy = Literal["best", "first"]
+Baseline = Literal["std", "mean", "none"]
 
 
 class UpstreamConfig(Model):
@@ -107,6 +108,17 @@ class RouteSettings(Model):
         description="a conversation without a new turn for so long is over; default: 300 with a hook on_session_end, "
         "else 1800. With the hook: below session_window_seconds, for their difference is how long a conversation may "
         "last with credit for all of it; without: no less than feedback_window_seconds",
+    )
+    session_weight: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="of what a session earns, beside the reward of each answer"
+    )
+    session_discount: float = Field(
+        default=0.95, ge=0, le=1, description="share of a session's outcome that one turn before the last gets"
+    )
+    session_baseline: Baseline = Field(
+        default="std",
+        description="what an outcome is compared with: the mean of the last sessions of the same task, over their "
+        "standard deviation (std) or not (mean), or nothing (none)",
     )
 
     @field_validator("pass_through", mode="before")

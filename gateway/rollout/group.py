@@ -91,6 +91,8 @@ class GroupRun:
         self._settling: asyncio.Task[DropReason | None] | None = None
         self._cancelled: DropReason | None = None
         self._settled = False
+        if session is not None:
+            session.ledger.under_way += 1
 
     # ------------------------------------------------------------------ sampling
 
@@ -208,6 +210,7 @@ class GroupRun:
             self._settling.cancel()
         else:
             self._drop(self._cancelled)
+            self._account(self._cancelled)
 
     def stop_sampling(self) -> None:
         """Cancel unfinished samples and give their episodes back."""
@@ -248,6 +251,16 @@ class GroupRun:
         """Give back what was not submitted."""
         if not self._settled:
             self._drop(self._outcome(settling) or DropReason.SAMPLE)
+        self._account(self._outcome(settling))
+
+    def _account(self, reason: DropReason | None) -> None:
+        """Tell the session what became of the group's tokens; ``reason``: why they are not trained."""
+        if self._session is not None:
+            usages = [sample.answer.usage for sample in self.samples.values()]
+            sampled, masked = (
+                sum(int(usage.get(name) or 0) for usage in usages) for name in ("completion_tokens", "prompt_tokens")
+            )
+            self._session.ledger.add(reason, len(usages), sampled, masked)
 
     def _outcome(self, settling: asyncio.Task[DropReason | None]) -> DropReason | None:
         """Why the group, which has ended, was not trained."""

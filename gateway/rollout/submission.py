@@ -108,21 +108,22 @@ def workflow_outputs(
 
     Args:
         score: the hook's.
-        credit: added to the reward of answers, by their place in ``score``.
+        credit: added to the advantage of answers, by their place in ``score``.
         origin: metadata of every output.
         task: kept with the first output, so that a hook can be tried on the group later.
-        shuffled: permute the rewards, for a control run; rank, components and reasons stay in place.
+        shuffled: permute the rewards and credits, for a control run; rank, components and reasons stay in place.
     """
-    values = [value + credit.get(place, 0.0) for place, value in enumerate(score.values)]
-    ranks = [1 + sum([other > value + EQUAL_WITHIN for other in values]) for value in values]
-    given = random.sample(values, len(values)) if shuffled else values
+    ranks = [1 + sum([other > value + EQUAL_WITHIN for other in score.values]) for value in score.values]
+    own = [(value, credit.get(place, 0.0)) for place, value in enumerate(score.values)]
+    given = random.sample(own, len(own)) if shuffled else own
     return [
         WorkflowOutput(
             reward=value,
+            credit=credited,
             log_metrics=_components(reward, credit.get(place)),
             metadata={**origin, **(_task(task) if place == 0 else {}), "rank": ranks[place], **_reason(reward)},
         )
-        for place, (value, reward) in enumerate(zip(given, score.rewards, strict=True))
+        for place, ((value, credited), reward) in enumerate(zip(given, score.rewards, strict=True))
     ]
 
 

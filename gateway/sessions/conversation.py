@@ -1,11 +1,8 @@
-"""Conversations: their delivered turns, which form a tree where the user went back, and a new request's place in one,
-found by digests of what messages mean.
+"""Conversations: their delivered turns, which form a tree where the user went back, and digests of what messages mean.
 
 Invariant: two conversations have one digest exactly when they mean the same, whatever form a client gave an answer when
-it sent it back (parts for a string, absent for null, other white space or field order in a call's arguments). A
-conversation belongs to one caller and one route, and a caller finds only its own. Feedback after a group's
-submission stays visible to hooks of later requests, and never trains. At most ``max_sessions`` conversations and
-``max_bytes`` of their turns are kept; the least recently used leave first.
+it sent it back (parts for a string, absent for null, other white space or field order in a call's arguments). Feedback
+after a group's submission stays visible to hooks of later requests, and never trains.
 """
 
 from __future__ import annotations
@@ -13,37 +10,94 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
 from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
+from gateway.stats import DropReason
+from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
+from swarm.errors import RequestError
 
+#: Names the session; any text of the application's choice.
+SESSION = "x-swarm-session"
+#: Headers in which agents name their sessions: Claude Code, Codex (``thread-id`` names its sub-agent), opencode.
+_AGENT_SESSIONS = ("x-claude-code-session-id", "session-id", "x-session-id")
+#: Characters of a session's name.
+_LONGEST = 256
 #: Instructions do not count: applications put the time of day into them.
-_INSTRUCTIONS = frozenset({"system", "developer"})
+INSTRUCTIONS = frozenset({"system", "developer"})
 _BYTES = 16
 _START = b"\0" * _BYTES
-_WORD = re.compile(r"\w+|[^\w\s]")
-_WORDS = 200
-#: Below it a text is a different one, not an edit.
-_EDITED = 0.5
-#: Conversations kept under one digest; only what comes next tells them apart.
-_SAME = 8
+_INNER = b"\1" * _BYTES
+#: Bytes of a first message that says where an agent works, and is another when it works there again.
+_LEAST_CONTEXT = 200
+
+
+@dataclass
+class Fate:
+    """Answers that shared one fate: the tokens that the engine sampled for them, and those of their prompts, which are
+    context in a trained sequence and masked in its loss."""
+
+    answers: int = 0
+    sampled: int = 0
+    masked: int = 0
+
+
+@dataclass
+class Ledger:
+    """What became of all that was sampled for one agent of a session.
+
+    Attributes:
+        requests: that were to be sampled and trained.
+        under_way: groups whose fate is not decided.
+        trained: answers that the swarm server has on disk with their rewards.
+        dropped: the others, by why.
+    """
+
+    requests: int = 0
+    under_way: int = 0
+    trained: Fate = field(default_factory=Fate)
+    dropped: dict[str, Fate] = field(default_factory=dict[str, Fate])
+
+    def add(self, reason: DropReason | None, answers: int, sampled: int, masked: int) -> None:
+        """The fate of a group is decided; ``reason``: why it is not trained, if it is not."""
+        self.under_way -= 1
+        fate = self.trained if reason is None else self.dropped.setdefault(reason.value, Fate())
+        fate.answers += answers
+        fate.sampled += sampled
+        fate.masked += masked
+
+
+@dataclass
+class SessionReport:
+    """One session on one route: by its sub-agents, the main one is ``""``.
+
+    Attributes:
+        ended: why the session is over; empty while it goes on.
+        forked_from: the session whose answers its first request held.
+        credited, credit_dropped: turns to which the outcome came in time, or too late.
+    """
+
+    route: str
+    agents: dict[str, Ledger] = field(default_factory=dict[str, Ledger])
+    ended: str = ""
+    forked_from: str = ""
+    credited: int = 0
+    credit_dropped: int = 0
 
 
 class Scope(NamedTuple):
-    """Who may continue a conversation: callers with one key on one route that name the same session or user."""
+    """Who may continue a conversation: callers with one key on one route that name the same session or user; ``agent``:
+    a session that an agent names by headers of its own."""
 
     route: str
     key_id: str
-    kind: Literal["session", "user", "anyone"]
+    kind: Literal["session", "agent", "user", "anyone"]
     name: str
 
 
@@ -53,13 +107,16 @@ class DeliveredTurn:
 
     Attributes:
         completion_id: names the answer, without its dialect's prefix.
-        asked, answered: digests of the conversation before and with the answer.
+        agent: the sub-agent that asked; empty: the main one.
+        asked, answered, inner: digests of the conversation before and with the answer, see :class:`Digests`.
         parent: the turn that this one continues.
         choices: how many answers were delivered.
         size: bytes that only this turn needs.
         said: the caller's feedback, by place among the delivered answers.
         observed: signals about the best delivered answer, by name.
-        credit: from the end of the session.
+        left: the user went back beyond it, so that the session's outcome is none of its.
+        retried: the client lost it on the way and asked again: no turn of the session.
+        credit: from the end of the session, added to the advantage of the best delivered answer.
     """
 
     completion_id: str
@@ -70,10 +127,14 @@ class DeliveredTurn:
     asked: bytes
     answered: bytes
     parent: DeliveredTurn | None
+    inner: bytes = b""
+    agent: str = ""
     choices: int = 1
     size: int = 0
     said: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     observed: dict[str, float] = field(default_factory=dict[str, float])
+    left: bool = False
+    retried: bool = False
     credit: float = 0.0
     _open: bool = True
     _feedback_until: float = float("-inf")
@@ -129,6 +190,7 @@ class DeliveredTurn:
             message=self.message,
             reward=self.reward,
             feedback=self.feedback().get(0),
+            agent=self.agent,
         )
 
     def path(self) -> list[DeliveredTurn]:
@@ -142,152 +204,29 @@ class DeliveredTurn:
 @dataclass(eq=False)
 class Conversation:
     """``settings`` and ``hooks`` are of its route; ``feedback`` is about the whole of it; ``size`` is in bytes;
-    ``ending`` ends it when it idles."""
+    ``ending`` ends it when it idles; ``task`` is what it worked on, if that was said;
+    ``children`` are the names of its own that sub-agents have."""
 
     scope: Scope
     session_id: str
     settings: RouteSettings
     hooks: HookRunner
+    report: SessionReport
     turns: list[DeliveredTurn] = field(default_factory=list[DeliveredTurn])
     size: int = 0
     over: bool = False
     feedback: Feedback | None = None
     ending: asyncio.TimerHandle | None = None
+    task: str = ""
+    children: set[Scope] = field(default_factory=set[Scope])
 
     def session(self, turns: list[DeliveredTurn]) -> Session:
         """``turns`` for hooks."""
         return Session(session_id=self.session_id, turns=[turn.as_turn() for turn in turns], feedback=self.feedback)
 
-    def after(self, parent: DeliveredTurn | None) -> list[DeliveredTurn]:
-        """The turns that continue ``parent`` (``None``: that begin), oldest first."""
-        return [turn for turn in self.turns if turn.parent is parent]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request stands: it continues ``parent``.
-
-    Attributes:
-        known: how that is known. ``answer``: its messages hold the answer; ``altered``: they hold another answer in its
-            place; ``question``: the same request came before; ``name``: it names the session, and nothing else tells.
-        strength: of ``altered``: how similar the two answers are.
-    """
-
-    conversation: Conversation
-    parent: DeliveredTurn | None
-    known: Literal["answer", "altered", "question", "name"]
-    strength: float = 1.0
-
-
-_Found = list[tuple[Conversation, DeliveredTurn]]
-_Index = dict[tuple[Scope, bytes], _Found]
-
-
-class Memory:
-    """Bounded by count and bytes (of requests and answers as JSON, what turns share counted once).
-
-    Attributes:
-        named: conversations by the session that they are.
-        by_id: turns by the id of their answer, without its dialect's prefix.
-    """
-
-    def __init__(self, max_sessions: int, max_bytes: int) -> None:
-        self._max_sessions = max_sessions
-        self._max_bytes = max_bytes
-        self._all: OrderedDict[int, Conversation] = OrderedDict()
-        self.named: dict[Scope, Conversation] = {}
-        self._by_answer: _Index = {}
-        self._by_question: _Index = {}
-        self.by_id: dict[str, DeliveredTurn] = {}
-        self.size = 0
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __iter__(self) -> Iterator[Conversation]:
-        return iter(list(self._all.values()))
-
-    def place(self, scope: Scope, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
-        """Where a request with ``messages`` stands, ``None`` where a conversation begins."""
-        answers = [message for message in messages if message.get("role") == "assistant"]
-        for (before, whole), answer in zip(reversed(said.answers), reversed(answers), strict=True):
-            if found := self._by_answer.get((scope, whole)):
-                return _placed(found, "answer")
-            for conversation, turn in reversed(self._by_question.get((scope, before), [])):
-                if strength := similarity(text_of(turn.message), text_of(answer)):
-                    return Place(conversation, turn, "altered", strength)
-        # without the name of a session or user, the same question may come from two users
-        if scope.kind != "anyone" and (found := self._by_question.get((scope, said.digest))):
-            conversation, turn = found[-1]
-            return Place(conversation, turn.parent, "question")
-        if (conversation := self.named.get(scope)) is not None:
-            return Place(conversation, conversation.turns[-1] if conversation.turns else None, "name")
-        return None
-
-    def add(self, conversation: Conversation, turn: DeliveredTurn) -> list[Conversation]:
-        """Keep ``turn``; returns the conversations that have to leave for it."""
-        scope = conversation.scope
-        if scope.kind == "session":
-            self.named[scope] = conversation
-        self._all[id(conversation)] = conversation
-        self._all.move_to_end(id(conversation))
-        conversation.turns.append(turn)
-        conversation.size += turn.size
-        self.size += turn.size
-        _note(self._by_answer, (scope, turn.answered), (conversation, turn))
-        _note(self._by_question, (scope, turn.asked), (conversation, turn))
-        self.by_id[turn.completion_id] = turn
-        leaving: list[Conversation] = []
-        size = self.size
-        # not over a copy, whose cost would grow with what is remembered
-        for oldest in self._all.values():
-            few = len(self._all) - len(leaving) <= self._max_sessions
-            if (size <= self._max_bytes and few) or oldest is conversation:
-                break
-            leaving.append(oldest)
-            size -= oldest.size
-        return leaving
-
-    def touch(self, conversation: Conversation) -> None:
-        """The conversation was used."""
-        if id(conversation) in self._all:
-            self._all.move_to_end(id(conversation))
-
-    def remove(self, conversation: Conversation) -> list[str]:
-        """Forget the conversation; returns the ids of answers that can still get feedback, see :meth:`forget`."""
-        if self._all.pop(id(conversation), None) is None:
-            return []
-        self.size -= conversation.size
-        if self.named.get(conversation.scope) is conversation:
-            del self.named[conversation.scope]
-        for turn in conversation.turns:
-            _drop(self._by_answer, (conversation.scope, turn.answered), turn)
-            _drop(self._by_question, (conversation.scope, turn.asked), turn)
-        late = [turn.completion_id for turn in conversation.turns if turn.open]
-        self.forget([turn.completion_id for turn in conversation.turns if not turn.open])
-        return late
-
-    def forget(self, completion_ids: list[str]) -> None:
-        """No more feedback for these."""
-        for completion_id in completion_ids:
-            self.by_id.pop(completion_id, None)
-
-
-def _placed(found: _Found, known: Any) -> Place:
-    """Of conversations with one digest, the newest that nobody has continued."""
-    fresh = [entry for entry in found if not entry[0].after(entry[1])]
-    conversation, turn = (fresh or found)[-1]
-    return Place(conversation, turn, known)
-
-
-def _note(index: _Index, key: tuple[Scope, bytes], entry: tuple[Conversation, DeliveredTurn]) -> None:
-    index[key] = [*index.get(key, []), entry][-_SAME:]
-
-
-def _drop(index: _Index, key: tuple[Scope, bytes], turn: DeliveredTurn) -> None:
-    index[key] = [entry for entry in index.get(key, []) if entry[1] is not turn]
-    if not index[key]:
-        del index[key]
+    def after(self, parent: DeliveredTurn | None, agent: str) -> list[DeliveredTurn]:
+        """The turns of ``agent`` that continue ``parent`` (``None``: that begin), oldest first."""
+        return [turn for turn in self.turns if turn.parent is parent and turn.agent == agent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,62 +234,67 @@ class Digests:
     """A conversation as digests.
 
     Attributes:
-        digest: of all of it.
-        answers: per assistant message, oldest first, the digests of the conversation before and with it.
+        digest, inner: of all of it, and of what follows a first message that is long, such as what an agent says of the
+            project as it is now; where the first is short, ``inner`` is empty.
+        answers: per assistant message, oldest first, the digests of the conversation before and with it, and with it
+            as ``inner``.
         sizes: bytes per message, as JSON of its meaning; 0 for instructions.
     """
 
     digest: bytes
-    answers: tuple[tuple[bytes, bytes], ...]
+    inner: bytes
+    answers: tuple[tuple[bytes, bytes, bytes], ...]
     sizes: tuple[int, ...]
 
 
 def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
     """The digests of ``messages``, in Chat Completions form."""
-    digest = _START
-    answers: list[tuple[bytes, bytes]] = []
+    digest = inner = b""
+    answers: list[tuple[bytes, bytes, bytes]] = []
     sizes: list[int] = []
     for message in messages:
-        if message.get("role") in _INSTRUCTIONS:
+        if message.get("role") in INSTRUCTIONS:
             sizes.append(0)
             continue
         meaning = _bytes(_meaning(message))
+        if not digest:
+            digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
+        elif inner:
+            inner = _chained(inner, meaning)
         before, digest = digest, _chained(digest, meaning)
         sizes.append(len(meaning))
         if message.get("role") == "assistant":
-            answers.append((before, digest))
-    return Digests(digest, tuple(answers), tuple(sizes))
+            answers.append((before, digest, inner if inner != _INNER else b""))
+    return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
 
 
-def answered(digest: bytes, message: Mapping[str, Any]) -> tuple[bytes, int]:
-    """The digest of a conversation with the assistant's ``message`` appended, and the bytes of that message."""
+def answered(said: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
+    """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
+    that message."""
     meaning = _bytes(_meaning({**message, "role": "assistant"}))
-    return _chained(digest, meaning), len(meaning)
+    # an answer to the first message alone is the same in many conversations
+    inner = _chained(said.inner, meaning) if said.inner not in (b"", _INNER) else b""
+    return _chained(said.digest, meaning), inner, len(meaning)
+
+
+def digest_of(text: str) -> bytes:
+    """The digest of a text."""
+    return _chained(_START, text.encode("utf-8", "replace"))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message's content: a string, or the text parts of a list."""
+    return "".join(texts_of(message))
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """The texts that make a message's content."""
     content: Any = message.get("content")
     if isinstance(content, str):
-        return content
+        return [content]
     parts = cast("list[Any]", content) if isinstance(content, list) else []
     texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def similarity(one: str, other: str, least: float = _EDITED) -> float:
-    """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
-    most 200 words of each, or 0 where it is below ``least``."""
-    words, others = words_of(one), words_of(other)
-    matcher = SequenceMatcher(None, words, others, autojunk=False)
-    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
-    ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0
-    return ratio if ratio >= least else 0.0
-
-
-def words_of(text: str) -> list[str]:
-    """The first words of a text, in lower case."""
-    return _WORD.findall(text[: _WORDS * 40].lower())[:_WORDS]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def size_of(value: object) -> int:
@@ -398,3 +342,54 @@ def _bytes(value: object) -> bytes:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # an integer of more than 64 bits, or deeper nesting than orjson follows
         return json.dumps(value, sort_keys=True).encode()
+
+
+def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
+    """Who may go on with a request's conversation; the sub-agent that asks (empty: the main one); and, where that has a
+    session's name of its own, this name.
+
+    A session is named by our header, else by ``metadata.session_id`` of the body, else by the agent's own headers or
+    the JSON in Anthropic's ``metadata.user_id``; a user by the end user in the body.
+
+    Raises:
+        RequestError: our header is longer than 256 characters.
+    """
+    key_id, headers, body = incoming.caller.key_id, incoming.headers, incoming.call.body
+    agent = parent = ""
+    own = next((found for name in _AGENT_SESSIONS if (found := headers.get(name, ""))), "")
+    if own:
+        # opencode's sub-agents have sessions of their own, Codex's and Claude Code's names within their session
+        parent = headers.get("x-parent-session-id", "")
+        thread = headers.get("thread-id", own)
+        agent = (
+            headers.get("x-claude-code-agent-id", "") or (own if parent else "") or (thread if thread != own else "")
+        )
+    if name := headers.get(SESSION, "").strip():
+        if len(name) > _LONGEST:
+            raise RequestError(f"the header {SESSION} is longer than {_LONGEST} characters", param=SESSION)
+        return Scope(route, key_id, "session", name), agent, ""
+    metadata: Any = body.get("metadata")
+    named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
+    if isinstance(named, str) and 0 < len(named) <= _LONGEST:
+        return Scope(route, key_id, "session", named), agent, ""
+    user = next(
+        (user for name in ("safety_identifier", "user") if isinstance(user := body.get(name), str) and user), ""
+    )
+    own = own or _session_in(user)
+    if own and max(len(own), len(parent), len(agent)) <= _LONGEST:
+        return Scope(route, key_id, "agent", parent or own), agent, own if parent else ""
+    if user:
+        return Scope(route, key_id, "user", user), "", ""
+    return Scope(route, key_id, "anyone", ""), "", ""
+
+
+def _session_in(user: str) -> str:
+    """The session that Claude Code names in Anthropic's ``metadata.user_id``."""
+    if not user.startswith("{"):
+        return ""
+    try:
+        found: Any = orjson.loads(user)
+    except ValueError:
+        return ""
+    named = found.get("session_id")
+    return named if isinstance(named, str) else ""

@@ -32,7 +32,7 @@ class Closing:
     Attributes:
         feedback: by the answer's place among the delivered ones (0: the best). If there is any, ask the hook again,
             with it as ``Candidate.feedback``.
-        credit: added to the reward of the best delivered answer for the session as a whole.
+        credit: added to the advantage of the best delivered answer for the session as a whole.
     """
 
     feedback: Mapping[int, Feedback]

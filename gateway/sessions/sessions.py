@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from gateway.background import Background
 from gateway.config.route import RouteSettings
@@ -20,18 +20,21 @@ from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
     Digests,
-    Memory,
-    Place,
+    Ledger,
     Scope,
+    SessionReport,
     answered,
     digests_of,
+    names_of,
     size_of,
 )
+from gateway.sessions.credit import Crediting
+from gateway.sessions.memory import Memory, Place
 from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
 from gateway.stats import Kinds
 from gateway.types import Incoming
-from reward_hooks import Feedback, HookContext, HookRunner, Session
+from reward_hooks import Feedback, HookRunner, Session
 from swarm.errors import HookError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -40,13 +43,8 @@ EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
 
 #: Grace of session hooks at shutdown.
 _LAST_SECONDS = 10.0
-#: Session hooks that run at once.
-_ENDING_AT_ONCE = 8
-#: Names the session; any text of the application's choice.
-SESSION = "x-swarm-session"
 #: ``true``: the session is over once this request is answered.
 SESSION_END = "x-swarm-session-end"
-_LONGEST = 256
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
@@ -83,7 +81,10 @@ class Sessions:
     def __init__(self, *, max_sessions: int = 10_000, max_bytes: int = 64 * 1024**2) -> None:
         self._ending = Background(grace_seconds=_LAST_SECONDS)
         self._memory = Memory(max_sessions, max_bytes)
-        self._places = asyncio.Semaphore(_ENDING_AT_ONCE)
+        self._crediting = Crediting()
+        self._max_reports = max_sessions
+        #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
+        self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
         self.counts = Counts()
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
@@ -95,17 +96,23 @@ class Sessions:
         Raises:
             RequestError: a header that names or ends a session makes no sense.
         """
-        scope = scope_of(incoming, route)
+        scope, agent, child = names_of(incoming, route)
         ends(incoming)
+        if child:
+            scope = self._memory.adopt(scope, child)
         messages = incoming.call.messages
         said = digests_of(messages)
-        place = self._memory.place(scope, said, messages)
+        place = self._memory.place(scope, agent, said, messages)
         if place is not None:
             self.counts.linked[place.known] += 1
             self.counts.signals.update(observe(place, said.digest, messages))
             # a session with a request under way does not idle
             self._goes_on(place.conversation, settings.sample_timeout_seconds)
-        return SessionLink(self, incoming, settings, hooks, scope, said, place)
+        name = scope.name if scope.kind in ("session", "agent") else place.conversation.session_id if place else ""
+        # of a conversation that begins without a name, until it has one
+        report = self._report(scope, name) if name else SessionReport(route)
+        agent = place.agent if place is not None else agent
+        return SessionLink(self, incoming, settings, hooks, scope, agent, said, place, report)
 
     def remember(
         self, link: SessionLink, completion_id: str, message: dict[str, Any], reward: float | None, choices: int
@@ -117,10 +124,9 @@ class Sessions:
             conversation = place.conversation
         else:
             parent = None
-            name = link.scope.name if link.scope.kind == "session" else plain_id(completion_id)
-            conversation = self._memory.named.get(link.scope) or Conversation(link.scope, name, settings, link.hooks)
+            conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
         conversation.settings, conversation.hooks = settings, link.hooks
-        digest, answer_size = answered(link.said.digest, message)
+        digest, inner, answer_size = answered(link.said, message)
         body, size = _sharing(link.incoming.call.body, link.said.sizes, parent)
         turn = DeliveredTurn(
             completion_id=plain_id(completion_id),
@@ -131,6 +137,8 @@ class Sessions:
             asked=link.said.digest,
             answered=digest,
             parent=parent,
+            inner=inner,
+            agent=link.agent,
             choices=choices,
             size=size + answer_size,
         )
@@ -155,19 +163,25 @@ class Sessions:
         turn = self._memory.by_id.get(plain_id(completion_id))
         return turn if turn is not None and turn.key_id == key_id else None
 
-    def end(self, session_id: str, key_id: str, feedback: Feedback | None = None) -> int:
+    def end(self, session_id: str, key_id: str, feedback: Feedback | None = None, task: str = "") -> int:
         """End a key's session ``session_id`` on all routes; returns how many there were.
 
         Args:
             session_id: as given by header or ``metadata``, or as the gateway names a session in its answers.
             key_id: of the caller.
             feedback: about the whole session.
+            task: names what the session worked on; default: the request that it began with.
         """
         mine = [one for one in self._memory if one.scope.key_id == key_id and one.session_id == session_id]
         for conversation in mine:
             conversation.feedback = feedback or conversation.feedback
+            conversation.task = task
             self._end(conversation, "endpoint")
         return len(mine)
+
+    def reports(self, session_id: str, key_id: str) -> list[SessionReport]:
+        """What became of the tokens of a key's session ``session_id``, for each of its routes."""
+        return [report for key, report in self._reports.items() if key[:2] == (key_id, session_id)]
 
     async def __aenter__(self) -> Self:
         return self
@@ -191,6 +205,25 @@ class Sessions:
         """For ``/status``."""
         return {"open": len(self._memory), "bytes": self._memory.size, **vars(self.counts)}
 
+    def _begun(self, link: SessionLink, answer: str) -> Conversation:
+        """A new session for the first answer of ``link``, which is its name unless it has one."""
+        scope, report = link.scope, link.report
+        name = scope.name if scope.kind in ("session", "agent") else answer
+        self._reports.setdefault((scope.key_id, name, scope.route), report)
+        report.ended = ""
+        if scope.kind == "agent" and (origin := self._memory.origin(scope, link.said)):
+            report.forked_from = origin
+            self.counts.linked["forked"] += 1
+        return Conversation(scope, name, link.settings, link.hooks, report)
+
+    def _report(self, scope: Scope, name: str) -> SessionReport:
+        key = scope.key_id, name, scope.route
+        report = self._reports.setdefault(key, SessionReport(scope.route))
+        self._reports.move_to_end(key)
+        while len(self._reports) > self._max_reports:
+            self._reports.popitem(last=False)
+        return report
+
     def _goes_on(self, conversation: Conversation, more: float = 0.0) -> None:
         if conversation.over:
             return
@@ -204,6 +237,7 @@ class Sessions:
         if conversation.over:
             return
         conversation.over = True
+        conversation.report.ended = by
         if conversation.ending is not None:
             conversation.ending.cancel()
         self.counts.ended[by] += 1
@@ -217,21 +251,16 @@ class Sessions:
 
     async def _credit(self, conversation: Conversation) -> None:
         """Ask the hook for the session's rewards, and give them to the turns whose groups are open."""
-        settings, turns = conversation.settings, conversation.turns
-        context = HookContext(
-            num_repeat=settings.num_repeat or 1,
-            group_id=conversation.session_id,
-            deadline_seconds=settings.hook_timeout_seconds,
-        )
+        turns = [turn for turn in conversation.turns if not turn.retried]
         try:
-            async with self._places:
-                rewards = await conversation.hooks.end_session(conversation.session(turns), context) or []
-            for turn, reward in zip(turns, rewards, strict=False):
-                if reward.value and turn.open:
-                    turn.credit = reward.value
+            for turn, credit in zip(turns, await self._crediting.credits(conversation, turns), strict=True):
+                if credit and turn.open:
+                    turn.credit = credit
                     self.counts.credited += 1
+                    conversation.report.credited += 1
                 else:
-                    self.counts.credit_dropped += bool(reward.value)
+                    self.counts.credit_dropped += bool(credit)
+                    conversation.report.credit_dropped += bool(credit)
         except HookError as exc:
             logger.error("session %s earns nothing: %s", conversation.session_id, exc)
             self.counts.hook_failures[exc.code or exc.type] += 1
@@ -246,6 +275,7 @@ class SessionLink:
     and scored it awaits :meth:`closing` before it submits. Nothing is remembered of a request that was not answered.
 
     Attributes:
+        ledger: of the agent that asks.
         session: the turns before this one, for ``Candidate.session``; ``None`` where a conversation begins.
     """
 
@@ -256,8 +286,10 @@ class SessionLink:
         settings: RouteSettings,
         hooks: HookRunner,
         scope: Scope,
+        agent: str,
         said: Digests,
         place: Place | None,
+        report: SessionReport,
     ) -> None:
         self._sessions = sessions
         self._turn: DeliveredTurn | None = None
@@ -265,8 +297,12 @@ class SessionLink:
         self.settings = settings
         self.hooks = hooks
         self.scope = scope
+        self.agent = agent
         self.said = said
         self.place = place
+        self.report = report
+        self.ledger = report.agents.setdefault(agent, Ledger())
+        self.ledger.requests += 1
         self.session: Session | None = None
         if place is not None:
             earlier = place.parent.path() if place.parent is not None else []
@@ -334,29 +370,6 @@ def _sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn
     if messages:
         shared["messages"] = messages
     return shared, size
-
-
-def scope_of(incoming: Incoming, route: str) -> Scope:
-    """Named by the header, else by ``metadata.session_id`` of the body, else by the end user in the body.
-
-    Raises:
-        RequestError: the header is longer than 256 characters.
-    """
-    key_id = incoming.caller.key_id
-    if name := incoming.headers.get(SESSION, "").strip():
-        if len(name) > _LONGEST:
-            raise RequestError(f"the header {SESSION} is longer than {_LONGEST} characters", param=SESSION)
-        return Scope(route, key_id, "session", name)
-    body = incoming.call.body
-    metadata: Any = body.get("metadata")
-    named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
-    if isinstance(named, str) and 0 < len(named) <= _LONGEST:
-        return Scope(route, key_id, "session", named)
-    for name in ("safety_identifier", "user"):
-        user = body.get(name)
-        if isinstance(user, str) and user:
-            return Scope(route, key_id, "user", user)
-    return Scope(route, key_id, "anyone", "")
 
 
 def ends(incoming: Incoming) -> bool:

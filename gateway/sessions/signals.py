@@ -12,14 +12,16 @@ repeated    a later question is nearly the same as its question
 abandoned   the user went back beyond it, or hung up (1.0)
 =========== ======================================================================
 
-The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.conversation.similarity`.
+The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.similarity.similarity`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.sessions.conversation import DeliveredTurn, Place, similarity, text_of, words_of
+from gateway.sessions.conversation import DeliveredTurn, text_of
+from gateway.sessions.memory import Place
+from gateway.sessions.similarity import similarity, words_of
 
 #: From this similarity on a question is repeated.
 _REPEATED = 0.8
@@ -43,8 +45,13 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
 
     last = messages[-1]
     question = text_of(last) if last.get("role") == "user" else ""
-    before = [] if place.known == "name" else place.conversation.after(place.parent)
+    apart = place.known in ("name", "branch", "compacted")
+    before = [] if apart else place.conversation.after(place.parent, place.agent)
     again = next((turn for turn in reversed(before) if turn.asked == asked), None)
+    if again is not None and place.conversation.scope.kind == "agent" and "abandoned" in again.observed:
+        # an agent whose connection broke asks once more; its user has said nothing
+        again.retried = True
+        return seen
     if again is not None:
         note(again, "regenerated", 1.0)
     elif before and question and (strength := similarity(_question(before[-1]), question)):
@@ -53,7 +60,10 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
     if again is not None:
         for turn in _ends_after(place, again):
             note(turn, "abandoned", 1.0)
-    if place.parent is not None and again is None and question:
+        for turn in place.conversation.turns:
+            turn.left = turn.left or again in turn.path()
+    same = place.parent is not None and place.parent.agent == place.agent
+    if place.parent is not None and same and again is None and question:
         if place.known == "answer":
             note(place.parent, "continued", 1.0)
         for turn in place.parent.path()[-_TURNS:]:

@@ -236,7 +236,7 @@ def _head(status: ServerStatus) -> list[Line]:
     if detail := printable(" ".join(part for part in (stage, engine.engine_status_detail) if part)):
         lines.append(Line(detail, label="why" if engine.engine_status is EngineState.OFFLINE else "doing"))
     if status.training_seconds is not None:
-        goes_on = "; episodes run on" if status.serving == "always" else ""
+        goes_on = "; episodes run on" if status.serving == "always" else "; no episode runs meanwhile"
         lines.append(Line(f"on a batch for {seconds(status.training_seconds)}{goes_on}", label="trains"))
     if failure := status.engine_failure:
         reason = f"{printable(failure.reason)} ({failure.count} in a row without a step)"

@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -102,15 +103,16 @@ class NoWebSockets(asyncio.Protocol):
         """Takes what uvicorn gives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are not asyncio's
+        stream = cast("asyncio.Transport", transport)
         body = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets").body()
         content = json.dumps(body).encode()
         head = (
             "HTTP/1.1 426 Upgrade Required\r\nupgrade: HTTP/1.1\r\nconnection: upgrade, close\r\n"
             f"content-type: application/json\r\nx-should-retry: false\r\ncontent-length: {len(content)}\r\n\r\n"
         )
-        transport.write(head.encode() + content)
-        transport.close()
+        stream.write(head.encode() + content)
+        stream.close()
 
 
 def uvicorn_config(

@@ -80,14 +80,19 @@ class RolloutReady(_Message, frozen=True, kw_only=True):
 
 
 class WeightSync(_Message, frozen=True, kw_only=True):
-    """Where episodes run while the trainer computes: vLLM pauses now, to get new weights."""
+    """vLLM, which is awake, pauses now, to get new weights."""
 
 
 class WeightsSynced(_Message, frozen=True, kw_only=True):
     """vLLM has the weights of ``policy_version`` and is paused until the server answers with :class:`Resume`, so that
-    no token of the new weights is taken for one of the old."""
+    no token of the new weights is taken for one of the old.
+
+    ``sampled`` is as in :class:`swarm.tokens.WeightSyncs`, with all requests that vLLM holds and those that have ended
+    since the last sync.
+    """
 
     policy_version: int
+    sampled: dict[str, dict[int, int]] | None = None
 
 
 class StepDone(_Message, frozen=True, kw_only=True):
@@ -97,8 +102,8 @@ class StepDone(_Message, frozen=True, kw_only=True):
 
 
 class TrainerDied(_Message, frozen=True, kw_only=True):
-    """From ``driver``: the trainer is gone because of ``error``, and with it the role ``rollout``; vLLM serves on with
-    the weights that it has. The driver waits for :class:`StartTrainer` or :class:`Stop`."""
+    """From ``driver``: the trainer is gone because of ``error``, and with it the role ``rollout``; vLLM is left as it
+    was. The driver waits for :class:`StartTrainer` or :class:`Stop`."""
 
     error: str
 

@@ -39,6 +39,7 @@ from swarm.server.journal.rows import (
     StepRow,
 )
 from swarm.states import EpisodeState
+from swarm.tokens import Trajectory
 
 #: Distinct reasons; later ones are counted as ``other``.
 MAX_REASONS = 20
@@ -122,6 +123,9 @@ class Meters:
         registry: the Prometheus metrics of this server.
         outcomes: how episodes ended: ``trainable``, ``eval``, ``untrainable`` (ended with a result), ``aborted``,
             ``idle``, ``capped``, ``engine``.
+        tokens: ``sampled`` ones of recorded calls, and what became of them: ``trained``, ``repeated``, ``dropped``; the
+            rest still waits or runs. ``masked`` ones lie between answers.
+        dropped_tokens: sampled ones that are never trained.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -130,6 +134,10 @@ class Meters:
         self.outcomes: Counter[str] = Counter()
         self.quarantined = Reasons()
         self.dropped = Reasons()
+        self.tokens: Counter[str] = Counter()
+        self.dropped_tokens = Reasons()
+        # tokens to train of finished episodes
+        self._waiting: dict[str, int] = {}
         self.registry = registry = new_registry()
         claims = CounterMetric("swarm_claimed_episodes", "Episodes given out", ["type"], registry=registry)
         self._claim_waits = Histogram(
@@ -137,8 +145,9 @@ class Meters:
         )
         self._steps = Histogram("swarm_step_seconds", "Duration of training steps", buckets=_STEPS, registry=registry)
         self._trained = CounterMetric("swarm_trained_episodes", "Episodes of recorded steps", registry=registry)
-        tokens = CounterMetric("swarm_tokens", "Tokens of the policy", ["kind"], registry=registry)
-        self._sampled_tokens, self._trained_tokens = tokens.labels("sampled"), tokens.labels("trained")
+        tokens = CounterMetric("swarm_tokens", "Tokens of recorded calls", ["kind"], registry=registry)
+        kinds = ("sampled", "trained", "repeated", "dropped", "masked")
+        self._token_counters = {kind: tokens.labels(kind) for kind in kinds}
         requests = CounterMetric(
             "swarm_requests", "Answered requests", ["method", "route", "status"], registry=registry
         )
@@ -157,7 +166,7 @@ class Meters:
         """Count ``row``; called with each record given to the journal."""
         match row:
             case CallRow(call=call):
-                self._sampled_tokens.inc(len(call.response_ids))
+                self._count("sampled", len(call.response_ids))
                 self._sampled_rate.add(len(call.response_ids), self._clock())
             case EpisodeRow(episode_type=episode_type):
                 self._claims(episode_type).inc()
@@ -168,6 +177,10 @@ class Meters:
                 self.quarantined.add(reason)
             case StateRow(state=EpisodeState.DROPPED, episode_uuids=episodes, reason=reason, cause=cause):
                 self.dropped.add(cause or reason or "", len(episodes))
+                self._drop(sum(self._waiting.pop(name, 0) for name in episodes), cause or reason or "")
+            case StateRow(state=EpisodeState.TRAINED, episode_uuids=episodes):
+                for name in episodes:
+                    self._waiting.pop(name, None)
             case BatchRow(batch=batch):
                 trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
                 self._episodes_of_batch = len(trajectories)
@@ -175,11 +188,15 @@ class Meters:
             case StepRow(result=result):
                 self._steps.observe(result.seconds)
                 self._trained.inc(self._episodes_of_batch)
-                self._trained_tokens.inc(self._tokens_of_batch)
+                self._count("trained", self._tokens_of_batch)
                 self._trained_rate.add(self._tokens_of_batch, self._clock())
                 self._episodes_of_batch = self._tokens_of_batch = 0
             case _:
                 pass
+
+    def waits(self, trajectory: Trajectory) -> None:
+        """A finished episode waits for its batch, or is in the one that is out."""
+        self._waiting[trajectory.episode_uuid] = trajectory.tokens.trained
 
     def claim_granted(self, waited: float) -> None:
         """A claim was granted ``waited`` seconds after it arrived."""
@@ -205,18 +222,35 @@ class Meters:
             trained_tokens_per_second=self._trained_rate.sum(now) / window,
         )
 
+    def _count(self, kind: str, tokens: int) -> None:
+        if tokens:
+            self.tokens[kind] += tokens
+            self._token_counters[kind].inc(tokens)
+
+    def _drop(self, tokens: int, cause: str) -> None:
+        if tokens:
+            self._count("dropped", tokens)
+            self.dropped_tokens.add(cause, tokens)
+
     def _ended(self, record: EndRow) -> None:
         if record.how != "ended":
             self.outcomes[record.how] += 1
+            cause: str = record.how
             if record.drop_reason and record.drop_reason != _UNUSED:
                 kind = _KIND.match(record.drop_reason)
-                self.dropped.add(kind[0] if kind else GIVEN_UP)
+                cause = kind[0] if kind else GIVEN_UP
+                self.dropped.add(cause)
+            self._drop(record.tokens.sampled, cause)
             return
         self._episode_rate.add(1, self._clock())
         if record.trajectory is not None:
             self.outcomes["trainable"] += 1
+            self.waits(record.trajectory)
+            self._count("repeated", record.tokens.repeated)
+            self._count("masked", record.tokens.masked)
         elif record.drop_reason:
             self.outcomes["untrainable"] += 1
+            self._drop(record.tokens.sampled, record.drop_reason)
             if not record.drop_reason.startswith("quarantined"):
                 self.dropped.add(record.drop_reason)
         else:
@@ -236,9 +270,14 @@ class MeteredJournal:
 
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
+        for _, trajectory in recovered.finished:
+            self._meters.waits(trajectory)
         if recovered.outstanding is not None:
             # this server will train it, though an earlier one took it
             self._meters.observe(recovered.outstanding)
+            for group in recovered.outstanding.batch.groups:
+                for trajectory in group.trajectories:
+                    self._meters.waits(trajectory)
         return recovered
 
     def append(self, *rows: Row) -> None:
@@ -298,6 +337,8 @@ class Monitor:
                 "outcomes": dict(meters.outcomes),
                 "quarantined": meters.quarantined.counts(),
                 "dropped": meters.dropped.counts(),
+                "tokens": dict(meters.tokens),
+                "dropped_tokens": meters.dropped_tokens.counts(),
                 "clients": pool.collection.rows() if pool is not None else [],
                 "replicas": self.replicas(),
                 "journal": JournalStatus.model_validate(self.journal().model_dump()) if self.journal else None,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.tokens import ModelCall, Timeline, TokenCounts
+from swarm.tokens import ModelCall, Timeline, TokenCounts, join_runs
 
 _Ids = NDArray[np.int32]
 
@@ -85,6 +85,7 @@ def _alone(call: ModelCall) -> list[Timeline]:
         logprobs=call.logprobs,
         min_policy_version=call.min_policy_version,
         max_policy_version=call.max_policy_version,
+        versions=call.versions,
         num_calls=1,
     )
     return [timeline]
@@ -100,6 +101,7 @@ class _Growing:
     mask: list[NDArray[np.bool_]] = field(default_factory=list[NDArray[np.bool_]])
     logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     versions: list[int] = field(default_factory=list[int])
+    runs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_calls: int = 0
     length: int = field(init=False)
 
@@ -113,9 +115,14 @@ class _Growing:
         self.logprobs += (np.zeros(len(between), np.float32), call.logprobs)
         self.versions += (call.min_policy_version, call.max_policy_version)
         self.num_calls += 1
-        self.length += len(between) + sampled
+        self.length += len(between)
+        first = self.length - len(self.prompt_ids)
+        runs = call.versions or [(0, call.min_policy_version)]
+        self.runs += ((first + begin, version) for begin, version in runs)
+        self.length += sampled
 
     def freeze(self) -> Timeline:
+        runs = join_runs(self.runs)
         return Timeline(
             prompt_ids=self.prompt_ids,
             response_ids=np.concatenate(self.response_ids),
@@ -123,6 +130,7 @@ class _Growing:
             logprobs=np.concatenate(self.logprobs),
             min_policy_version=min(self.versions),
             max_policy_version=max(self.versions),
+            versions=runs if len(runs) > 1 else [],
             num_calls=self.num_calls,
         )
 

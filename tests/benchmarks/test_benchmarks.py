@@ -79,6 +79,23 @@ def test_training(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_training_on_traces(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs the cpu extra")
+    report = tmp_path / "report.json"
+    sizes = ("--layers", "1", "--repetitions", "2", "--calls", "3", "--only", "trace_tools", "trace_thinking")
+    done = run("training", *sizes, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    shapes = json.loads(report.read_text())["shapes"]
+    tools, thinking = shapes["trace_tools"], shapes["trace_thinking"]
+    assert (tools["calls"], tools["timelines"]) == (3, 1)
+    assert 2 * tools["merged_tokens"] < tools["unmerged_tokens"]
+    assert thinking["calls"] == thinking["timelines"] and thinking["merged_tokens"] == thinking["unmerged_tokens"]
+    for shape in (tools, thinking):
+        # the same tokens after the same prompts, in other rows
+        assert shape["log_probs_difference"] <= 1e-4 and shape["gradient_difference"] <= 1e-5
+        assert shape["gradient_cosine"] >= 0.999999
+
+
 def test_what_does_not_exist_is_said() -> None:
     done = run("nothing")
     assert done.returncode == 2

@@ -23,7 +23,7 @@ class Environment:
     """One client and what it needs, in a folder of its own.
 
     Attributes:
-        requirement: what is installed, with exact versions; packages of npm are separated by spaces.
+        requirement: what is installed, with exact versions, separated by spaces.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Environment:
 
 
 class PythonEnv(Environment):
-    """One package of PyPI and what it needs."""
+    """Packages of PyPI and what they need."""
 
     @property
     def python(self) -> Path:
@@ -70,7 +70,8 @@ class PythonEnv(Environment):
         constraints = HOME / "constraints.txt"
         constraints.write_text(_NEVER)
         _run(_uv(), "venv", "--quiet", "--python", sys.executable, str(self.folder))
-        _run(_uv(), "pip", "install", "--quiet", "--python", str(self.python), "-c", str(constraints), self.requirement)
+        pip = (_uv(), "pip", "install", "--quiet", "--python", str(self.python), "-c", str(constraints))
+        _run(*pip, *self.requirement.split())
 
 
 class NodeEnv(Environment):
@@ -86,6 +87,16 @@ class NodeEnv(Environment):
 
 
 AIDER = PythonEnv("aider", "aider-chat==0.86.2")
+DSPY = PythonEnv("dspy", "dspy==3.4.1")
+HAYSTACK = PythonEnv("haystack", "haystack-ai==3.3.0")
+INSTRUCTOR = PythonEnv("instructor", "instructor==1.17.0")
+LANGGRAPH = PythonEnv("langgraph", "langgraph==1.2.22 langchain-openai==1.7.3")
+#: litellm asks for mcp where a request has tools
+LITELLM = PythonEnv("litellm", "litellm==1.106.2 mcp==2.3.0")
+LLAMA_INDEX = PythonEnv("llama-index", "llama-index-llms-openai-like==0.8.1")
+MINI_SWE = PythonEnv("mini-swe-agent", "mini-swe-agent==2.4.6 mcp==2.3.0")
+PYDANTIC_AI = PythonEnv("pydantic-ai", "pydantic-ai-slim[openai,anthropic]==2.68.0")
+SMOLAGENTS = PythonEnv("smolagents", "smolagents[openai]==1.26.0")
 AGENTS = PythonEnv("openai-agents", "openai-agents==0.24.0")
 LANGCHAIN = PythonEnv("langchain-openai", "langchain-openai==1.7.3")
 LLM = PythonEnv("llm", "llm==0.36")
@@ -94,11 +105,32 @@ NODE = NodeEnv("openai-node", "openai@6.49.0")
 CLAUDE_CODE = NodeEnv("claude-code", "@anthropic-ai/claude-code@2.1.197")
 CODEX = NodeEnv("codex", "@openai/codex@0.169.0")
 OPENCODE = NodeEnv("opencode", "opencode-ai@1.18.33")
+QWEN_CODE = NodeEnv("qwen-code", "@qwen-code/qwen-code@0.15.10")
 AI_SDK = NodeEnv(
     "ai-sdk",
     "ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.138 @ai-sdk/openai-compatible@2.0.87 zod@4.6.7",
 )
-ALL = (AIDER, AGENTS, LANGCHAIN, LLM, NODE, CLAUDE_CODE, CODEX, OPENCODE, AI_SDK)
+ALL = (
+    AIDER,
+    AGENTS,
+    AI_SDK,
+    CLAUDE_CODE,
+    CODEX,
+    DSPY,
+    HAYSTACK,
+    INSTRUCTOR,
+    LANGCHAIN,
+    LANGGRAPH,
+    LITELLM,
+    LLAMA_INDEX,
+    LLM,
+    MINI_SWE,
+    NODE,
+    OPENCODE,
+    PYDANTIC_AI,
+    QWEN_CODE,
+    SMOLAGENTS,
+)
 
 
 def _uv() -> str:

@@ -50,39 +50,58 @@ class Stack:
         order), and that nothing is under way any more."""
         before = self.rewards()
         yield
-        self._settled()
+        self.settled()
         new = {task: given for task, given in self.rewards().items() if task not in before}
         assert [sorted(given) for given in new.values()] == [sorted(rewards)] * groups
+
+    @contextlib.contextmanager
+    def passes(self, rule: str, requests: int) -> Generator[None]:
+        """Asserts that so many requests pass through by ``rule`` within the block."""
+        before = self._status()["passed_through"].get(rule, 0)
+        yield
+        assert self._status()["passed_through"].get(rule, 0) - before == requests
 
     def rewards(self) -> Mapping[str, list[float]]:
         """Those of every task in the pool."""
         return self.swarm.get_rollout_stat().completed_tasks_rewards
 
-    def _settled(self) -> None:
+    def settled(self) -> None:
         """Wait until the gateway has nothing left to do for any request."""
         deadline = time.monotonic() + SECONDS
-        with httpx.Client(base_url=self.url, timeout=SECONDS, trust_env=False) as http:
-            while (status := http.get("/status").json())["in_flight"] or status["background"]:
-                assert time.monotonic() < deadline, status
-                time.sleep(0.05)
+        while (status := self._status())["in_flight"] or status["background"]:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.05)
+
+    def _status(self) -> dict[str, Any]:
+        return httpx.get(f"{self.url}/status", timeout=SECONDS, trust_env=False).json()
 
 
 @contextlib.contextmanager
-def stack(folder: Path, hook: str = HOOK, **settings: Any) -> Generator[Stack]:
-    """Both processes with their files in ``folder``; ``hook`` judges, and ``settings`` are the gateway's."""
+def stack(
+    folder: Path,
+    hook: str = HOOK,
+    session_hook: str = "",
+    gateway: str = "gateway.cli",
+    batch_size: int = 500,
+    **settings: Any,
+) -> Generator[Stack]:
+    """Both processes with their files in ``folder``; ``hook`` judges answers and ``session_hook`` sessions, and
+    ``settings`` are those of the ``gateway``."""
     with (
         _process("tests.standins.server", "clients", str(folder / "run"), "0") as swarm_url,
         SwarmClient(swarm_url) as swarm,
     ):
         # room for all that the suite does: a step would empty the pool that it looks into
-        job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=500, max_response_length=2000)
+        job = TrainJob(model=MODEL, num_repeat=GROUP, batch_size=batch_size, max_response_length=2000)
         swarm.auto_sync_train_config_and_start_engine(job)
         hooks = folder / "hooks"
         hooks.mkdir()
         (hooks / "on_compute_relative_reward.py").write_text(hook)
+        if session_hook:
+            (hooks / "on_session_end.py").write_text(session_hook)
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump({"swarm_url": swarm_url, "hooks": str(hooks), "port": 0, **settings}))
-        with _process("gateway.cli", "serve", "--config", str(config)) as url:
+        with _process(gateway, "serve", "--config", str(config)) as url:
             yield Stack(url, swarm)
 
 

@@ -12,9 +12,22 @@ from typing import Any
 import pytest
 
 from tests.clients import environments
-from tests.clients.agents import CLAUDE_MODELS, claude, claude_command, codex, codex_command, opencode
+from tests.clients.agents import (
+    CLAUDE_MODELS,
+    CODEX_MODEL,
+    claude,
+    claude_command,
+    codex,
+    codex_command,
+    mini_command,
+    opencode,
+    opencode_command,
+    qwen,
+    qwen_command,
+)
 from tests.clients.running import APPS, interrupt, needs, run, until_there
 from tests.clients.stack import Stack, stack
+from tests.clients.table import covers
 
 pytestmark = pytest.mark.clients
 
@@ -37,7 +50,7 @@ SHELL = {"command": "echo chosen >> ran.txt; cat ran.txt", "description": "Run i
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("stack"), model_aliases=CLAUDE_MODELS) as running:
+    with stack(tmp_path_factory.mktemp("stack"), model_aliases=[*CLAUDE_MODELS, CODEX_MODEL]) as running:
         yield running
 
 
@@ -46,6 +59,7 @@ def call(tool: str, **arguments: Any) -> str:
     return f"CALL {tool} {json.dumps(arguments)}"
 
 
+@covers("Claude Code", "streamed", "tools", "second turn", "resume")
 def test_claude_code(served: Stack, tmp_path: Path) -> None:
     needs(environments.CLAUDE_CODE)
     # the answer; the call and what comes of it; the answer
@@ -67,6 +81,7 @@ def test_claude_code(served: Stack, tmp_path: Path) -> None:
     assert again["usage"]["input_tokens"] > first[-1]["usage"]["input_tokens"]
 
 
+@covers("Claude Code", "parallel tools")
 def test_claude_code_runs_tools_at_once(served: Stack, tmp_path: Path) -> None:
     needs(environments.CLAUDE_CODE)
     both = "\n".join(call("Bash", command=f"echo {name} chosen | tee -a {name}.txt") for name in ("one", "two"))
@@ -87,17 +102,29 @@ def test_claude_code_goes_on_with_what_was_thought(served: Stack, tmp_path: Path
     assert again["result"] == "still here"
 
 
-@pytest.mark.parametrize("agent", ["claude", "codex"])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param("claude", marks=covers("Claude Code", "interruption")),
+        pytest.param("codex", marks=covers("Codex CLI", "interruption")),
+        pytest.param("qwen", marks=covers("Qwen Code", "interruption")),
+        pytest.param("mini", marks=covers("mini-swe-agent", "interruption")),
+    ],
+)
 def test_ctrl_c_ends_the_sampling_and_the_session_goes_on(served: Stack, tmp_path: Path, agent: str) -> None:
-    needs(environments.CLAUDE_CODE if agent == "claude" else environments.CODEX)
-    order = f"WAIT {tmp_path / 'word'}"
-    command, env = claude_command(served, order) if agent == "claude" else codex_command(served, tmp_path, order)
-    with served.trains(1):
+    order = f"\nWAIT {tmp_path / 'word'}"
+    command, env = {
+        "claude": lambda: claude_command(served, order),
+        "codex": lambda: codex_command(served, tmp_path, order),
+        "qwen": lambda: qwen_command(served, tmp_path, order),
+        "mini": lambda: mini_command(served, order),
+    }[agent]()
+    with served.trains(0 if agent in ("qwen", "mini") else 1):
         interrupt(command, tmp_path, env, tmp_path / "word.asked")
         until_there(tmp_path / "word.left")
         if agent == "claude":
             assert claude(served, tmp_path, "SAY still here", "-c")[-1]["result"] == "still here"
-        else:
+        elif agent == "codex":
             assert _said(codex(served, tmp_path, "SAY still here", resume=True)) == "still here"
 
 
@@ -116,6 +143,7 @@ def test_claude_code_has_sub_agents(served: Stack, tmp_path: Path, kind: str) ->
     ("name", "content", "trained"),
     [("a.pdf", PDF, 3), ("a.png", base64.b64decode(PNG), 1)],
 )
+@covers("Claude Code", "image")
 def test_claude_code_reads_files_and_goes_on(
     served: Stack, tmp_path: Path, name: str, content: bytes, trained: int
 ) -> None:
@@ -144,6 +172,7 @@ def test_claude_code_counts_its_context(served: Stack, tmp_path: Path) -> None:
     assert "Estimated usage by category" in result["result"]
 
 
+@covers("Codex CLI", "streamed", "tools", "second turn", "resume")
 def test_codex(served: Stack, tmp_path: Path) -> None:
     needs(environments.CODEX)
     # the answer; the call and what comes of it; the answer
@@ -160,6 +189,18 @@ def test_codex(served: Stack, tmp_path: Path) -> None:
     assert again[-1]["usage"]["input_tokens"] > first[-1]["usage"]["input_tokens"]
 
 
+@covers("Codex CLI, `openai_base_url` alone", "streamed", "second turn", "resume")
+def test_codex_as_it_comes_falls_back_from_websockets_at_once(served: Stack, tmp_path: Path) -> None:
+    needs(environments.CODEX)
+    with served.trains(2):
+        first = codex(served, tmp_path, "SAY hello to you", as_it_comes=True)
+        again = codex(served, tmp_path, "SAY still here", resume=True, as_it_comes=True)
+    # with retries there would be errors in between
+    assert [_said(first), _said(again)] == ["hello to you", "still here"]
+    assert not [event for event in first + again if event["type"] == "error"]
+
+
+@covers("Codex CLI", "parallel tools")
 def test_codex_runs_tools_at_once(served: Stack, tmp_path: Path) -> None:
     needs(environments.CODEX)
     both = "\n".join(call("exec_command", cmd=f"echo {name} chosen >> {name}.txt") for name in ("one", "two"))
@@ -186,6 +227,7 @@ def test_codex_has_sub_agents(served: Stack, tmp_path: Path) -> None:
     assert len(set(served.rewards()) - before) >= 2
 
 
+@covers("Codex CLI", "image")
 def test_codex_has_images_and_schemas(served: Stack, tmp_path: Path) -> None:
     needs(environments.CODEX)
     (tmp_path / "a.png").write_bytes(base64.b64decode(PNG))
@@ -209,23 +251,88 @@ def _said(events: list[dict[str, Any]]) -> str:
     return "\n".join(event["item"]["text"] for event in events if _kind(event) == "agent_message")
 
 
-@pytest.mark.parametrize("package", ["@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic"])
-def test_opencode(served: Stack, tmp_path: Path, package: str) -> None:
-    needs(environments.OPENCODE)
-    # the title, the call and what comes of it; the answer
+@covers("Qwen Code", "streamed", "tools", "second turn", "resume")
+def test_qwen_code(served: Stack, tmp_path: Path) -> None:
+    needs(environments.QWEN_CODE)
+    shell = {"command": SHELL["command"], "is_background": False}
     with served.trains(4):
-        tool = opencode(served, tmp_path, package, call("bash", **SHELL))
-        again = opencode(served, tmp_path, package, "SAY still here", "-c")
-    assert tool.startswith("The tools say: chosen")
+        first = qwen(served, tmp_path, "SAY hello to you")
+        tool = qwen(served, tmp_path, call("run_shell_command", **shell), "--continue")
+        again = qwen(served, tmp_path, "SAY still here", "--continue")
+    assert first == "hello to you"
+    assert tool.startswith("The tools say: ") and "chosen" in tool
     assert (tmp_path / "ran.txt").read_text() == "chosen\n"
     assert again == "still here"
 
 
-@pytest.mark.parametrize("provider", ["responses", "chat", "anthropic", "compatible"])
+@covers("Qwen Code", "parallel tools")
+def test_qwen_code_runs_tools_at_once(served: Stack, tmp_path: Path) -> None:
+    needs(environments.QWEN_CODE)
+    orders = [f"echo {name} chosen >> {name}.txt" for name in ("one", "two")]
+    with served.trains(2):
+        qwen(served, tmp_path, "\n".join(call("run_shell_command", command=one, is_background=False) for one in orders))
+    assert [(tmp_path / f"{name}.txt").read_text() for name in ("one", "two")] == ["one chosen\n", "two chosen\n"]
+
+
+@covers("mini-swe-agent", "plain", "tools", "parallel tools", "second turn")
+def test_mini_swe_agent(served: Stack, tmp_path: Path) -> None:
+    needs(environments.MINI_SWE)
+    orders = "\n".join(call("bash", command=f"echo {name} chosen >> {name}.txt") for name in ("one", "two"))
+    command, env = mini_command(served, f"\n{orders}", "-c", "agent.step_limit=2")
+    # the calls, and what comes of them
+    with served.trains(2):
+        run(command, tmp_path, env)
+    assert [(tmp_path / f"{name}.txt").read_text() for name in ("one", "two")] == ["one chosen\n", "two chosen\n"]
+
+
+_OPENCODE_CELLS = ("streamed", "tools", "parallel tools", "second turn", "resume", "image", "interruption")
+_OPENCODE = {"chat": "@ai-sdk/openai-compatible", "Responses": "@ai-sdk/openai", "Messages": "@ai-sdk/anthropic"}
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param(package, marks=covers(f"opencode, {name}", *_OPENCODE_CELLS), id=name)
+        for name, package in _OPENCODE.items()
+    ],
+)
+def test_opencode(served: Stack, tmp_path: Path, package: str) -> None:
+    needs(environments.OPENCODE)
+    orders = "\n".join(
+        call("bash", command=f"echo {name} chosen >> {name}.txt", description="x") for name in ("a", "b")
+    )
+    (tmp_path / "a.png").write_bytes(base64.b64decode(PNG))
+    # the calls and what comes of them; the answer; titles are answered once and not trained, an image is not trained
+    with served.trains(3), served.passes("opencode-title", 2):
+        tool = opencode(served, tmp_path, package, orders)
+        again = opencode(served, tmp_path, package, "SAY still here", "-c")
+        image = opencode(served, tmp_path, package, "What is it?", "-f", "a.png")
+    assert tool.startswith("The tools say: ")
+    assert [(tmp_path / f"{name}.txt").read_text() for name in ("a", "b")] == ["a chosen\n", "b chosen\n"]
+    assert again == "still here"
+    assert "[image_url]" in image
+    command, env = opencode_command(served, tmp_path, package)
+    with served.trains(0):
+        interrupt([*command, f"\nWAIT {tmp_path / 'word'}\n"], tmp_path, env, tmp_path / "word.asked")
+        until_there(tmp_path / "word.left")
+
+
+_USUAL = ("plain", "streamed", "tools", "parallel tools", "second turn", "image", "interruption")
+_PROVIDERS = {
+    "responses": "AI SDK, Responses",
+    "chat": "AI SDK, chat",
+    "anthropic": "AI SDK, Anthropic",
+    "compatible": "AI SDK, openai-compatible",
+}
+
+
+@pytest.mark.parametrize(
+    "provider", [pytest.param(name, marks=covers(row, *_USUAL)) for name, row in _PROVIDERS.items()]
+)
 def test_ai_sdk(served: Stack, tmp_path: Path, provider: str) -> None:
     needs(environments.AI_SDK)
     app = [str(APPS / "ai_sdk_app.mjs"), served.base_url, str(environments.AI_SDK.folder), provider]
-    # plain, streamed; twice two turns with tools and one after them; an object
+    # plain, streamed; twice two turns with tools and one after them; an object (an image is not trained)
     with served.trains(9):
         result = json.loads(run(["node", *app], tmp_path))
     assert result["plain"] == result["streamed"] == "You said: Hello"
@@ -236,3 +343,7 @@ def test_ai_sdk(served: Stack, tmp_path: Path, provider: str) -> None:
     # of a response it shows summaries alone, and reads no reasoning in chats with OpenAI
     assert result["thought"] == {"responses": "", "chat": None}.get(provider, "of both")
     assert result["object"] == {"city": "Rome"}
+    assert result["image"] == "You said: What is it?[image_url]"
+    with served.trains(0):
+        interrupt(["node", *app, str(tmp_path / "word")], tmp_path, {}, tmp_path / "word.asked")
+        until_there(tmp_path / "word.left")

@@ -13,12 +13,14 @@ import pytest
 from tests.clients import environments
 from tests.clients.running import APPS, needs, run
 from tests.clients.stack import MODEL, Stack
+from tests.clients.table import covers
 
 pytestmark = pytest.mark.clients
 
 SUNNY = "The tools say: Rome is sunny, Oslo is sunny."
 
 
+@covers("LangChain", "plain", "streamed", "tools", "parallel tools")
 def test_langchain(served: Stack, tmp_path: Path) -> None:
     needs(environments.LANGCHAIN)
     command = [str(environments.LANGCHAIN.python), str(APPS / "langchain_app.py"), served.base_url]
@@ -37,6 +39,7 @@ def test_langchain(served: Stack, tmp_path: Path) -> None:
     assert set(results) == {"chat", "responses"}
 
 
+@covers("openai-agents", "plain", "streamed", "tools", "parallel tools", "second turn")
 @pytest.mark.parametrize("api", ["responses", "chat_completions"])
 def test_openai_agents(served: Stack, tmp_path: Path, api: str) -> None:
     needs(environments.AGENTS)
@@ -52,6 +55,7 @@ def test_openai_agents(served: Stack, tmp_path: Path, api: str) -> None:
     assert result["last_agent"] == "Talker"
 
 
+@covers("openai (Node)", "plain", "streamed", "tools", "parallel tools", "second turn")
 def test_node(served: Stack, tmp_path: Path) -> None:
     needs(environments.NODE)
     command = ["node", str(APPS / "node_app.mjs"), served.base_url, str(environments.NODE.folder)]
@@ -65,6 +69,7 @@ def test_node(served: Stack, tmp_path: Path) -> None:
     assert result["refused"] == [True, "model_not_found"]
 
 
+@covers("`llm`", "plain", "streamed", "tools", "parallel tools", "second turn", "resume")
 def test_llm_command(served: Stack, tmp_path: Path) -> None:
     needs(environments.LLM)
     models = [{"model_id": MODEL, "model_name": MODEL, "api_base": served.base_url, "supports_tools": True}]

@@ -48,6 +48,7 @@ class EngineProcess:
         self.link = EngineLink(self.token)
         self.boot: list[tuple[float, Role, str]] = []
         self.config: dict[str, Any] = {}
+        self.syncs: list[WeightsSynced] = []
 
     def job_text(self) -> str:
         """What the engine reads as its job."""
@@ -100,6 +101,7 @@ class EngineProcess:
                 role, message = await self.link.receive()
                 self._note(role, message)
                 if isinstance(message, WeightsSynced):
+                    self.syncs.append(message)
                     await self.link.send("rollout", Resume())
                 if isinstance(message, kind):
                     return message

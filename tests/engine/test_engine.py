@@ -179,6 +179,8 @@ async def check_requests_outlive_a_weight_sync(
     synced.set()
     await asyncio.gather(*users)
     assert {call.finish_reason for call in calls} == {"length"}
+    told = engine.syncs[-1].sampled
+    assert told is not None
     switches: list[int] = []
     for call in calls:
         ids = [*call.prompt_ids.tolist(), *call.response_ids.tolist()]
@@ -190,6 +192,8 @@ async def check_requests_outlive_a_weight_sync(
         sampled = call.logprobs.tolist()
         fits = [n for n in range(len(sampled) + 1) if distance([*old[:n], *new[n:]], sampled) < 1e-3]
         assert fits, "its tokens are of neither weights, or of both by turns"
+        # vLLM does not know what it had not taken up at the sync
+        assert min(told.get(call.call_id, {}).get(0, 0), len(sampled)) in fits, (fits, told)
         switches.append(fits[0])
     assert any(0 < switch < 64 for switch in switches), f"no request was running at the sync: {switches}"
     return following

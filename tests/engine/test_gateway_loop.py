@@ -594,6 +594,10 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
         assert max(row["components"]["calls"] for row in rows) >= REPEAT, "the judge was not asked"
         assert all(row["num_calls"] == 1 for row in rows), "what the judge says is trained"
         check_timelines([row for row in everything if row["task_id"] in ("chat", "messages")], tmp_path / "tiny")
+        # twice in the seven conversations whose client gave back what was sampled; the tokenizer would split them
+        assert sum(one.metrics["swarm/history_spliced"] for one in (third, fourth)) == 2 * 7
+        assert not any(one.metrics["swarm/history_other_text"] for one in (third, fourth))
+        assert third.metrics["swarm/lost_history"] == 0
         for trained in (first, second, third, fourth):
             timelines = [line for row in everything if row["step"] == trained.step for line in row["timelines"]]
             assert trained.metrics["swarm/rows"] == len(timelines) > 0

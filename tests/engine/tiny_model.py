@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def build(folder: Path, seed: int = 0) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator(["hello world the quick brown fox user assistant system"] * 10, trainer)
+    words = "hello world the quick brown fox user assistant system tool_call name arguments add done"
+    raw.train_from_iterator([words] * 10, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -71,7 +73,10 @@ def build(folder: Path, seed: int = 0) -> Path:
 
 
 def teach_tools(folder: Path, question: str, steps: int = 300) -> Path:
-    """Let the model in ``folder`` learn to call :data:`TOOL` where it is offered, and to babble at ``question``."""
+    """Let the model in ``folder`` learn to call :data:`TOOL` where it is offered, and to babble at ``question``.
+
+    It learns to spell letter by letter, as no tokenizer would: what it said comes back in other tokens.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -95,20 +100,26 @@ def teach_tools(folder: Path, question: str, steps: int = 300) -> Path:
         for number, part in enumerate(text.split(begin)):
             said, end, rest = part.partition("<|im_end|>") if number else ("", "", part)
             for piece, learned in ((begin if number else "", False), (said + end, True), (rest, False)):
-                tokens = tokenizer.encode(piece, add_special_tokens=False)
+                parts = re.findall(r"<\|im_end\|>|.", piece, re.DOTALL) if learned else [piece]
+                tokens = [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False)]
                 ids += tokens
                 labels += tokens if learned else [-100] * len(tokens)
         return ids, labels
 
-    def calling(n: int) -> list[dict[str, Any]]:
-        call = {"id": "c", "type": "function", "function": {"name": TOOL["name"], "arguments": {"n": n}}}
-        asked = {"role": "user", "content": QUESTION}
-        called = {"role": "assistant", "content": None, "tool_calls": [call]}
-        result = {"role": "tool", "tool_call_id": "c", "content": str(n + 1)}
-        return [asked, called, result, {"role": "assistant", "content": ANSWER}]
+    def calling(*digits: int) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        for n in digits:
+            call = {"id": "c", "type": "function", "function": {"name": TOOL["name"], "arguments": {"n": n}}}
+            messages += [
+                {"role": "user", "content": QUESTION},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": str(n + 1)},
+                {"role": "assistant", "content": ANSWER},
+            ]
+        return messages
 
     tool = {"type": "function", "function": TOOL}
-    calls = [encoded(calling(n), [tool]) for n in range(10)]
+    calls = [encoded(calling(n, rows.randrange(10)), [tool]) for n in range(10) for _ in range(3)]
     for _ in range(steps):
         words = [
             "".join(rows.choices(string.ascii_letters + string.punctuation, k=rows.randint(1, 40))) for _ in range(2)

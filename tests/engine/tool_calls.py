@@ -1,9 +1,10 @@
-"""Agents that call a tool, each with two calls of the model, at the swarm server that a test runs: what is sampled and
-sent back in every form that clients use."""
+"""Agents that call a tool, each in a conversation of three calls of the model, at the swarm server that a test runs:
+what is sampled and sent back in every form that clients use."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,18 @@ def chat(sdk: openai.OpenAI, number: int) -> int:
         {"role": "tool", "tool_call_id": call["id"], "content": str(digit + 1)},
     ]
     second, finish = _chat_answer(sdk, streams, messages=said, tools=[CHAT_TOOL])
-    if content is None:
-        assert (second["content"], finish) == (ANSWER, "stop")
+    if content is not None:
+        return digit
+    assert (second["content"], finish) == (ANSWER, "stop")
+    # as a list of parts, which is another form of the same text
+    said += [
+        {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
+        {"role": "user", "content": QUESTION},
+    ]
+    third, finish = _chat_answer(sdk, streams, messages=said, tools=[CHAT_TOOL])
+    [call] = third["tool_calls"]
+    assert finish == "tool_calls"
+    _digit(call["function"]["name"], json.loads(call["function"]["arguments"]))
     return digit
 
 
@@ -114,6 +125,10 @@ def messages(sdk: anthropic.Anthropic, number: int) -> int:
     second = _message(sdk, streams, said, {})
     assert [block.text for block in second.content] == [ANSWER]
     assert second.stop_reason == "end_turn"
+    said += [{"role": "assistant", "content": ANSWER}, {"role": "user", "content": QUESTION}]
+    third = _message(sdk, streams, said, {})
+    [used] = [block for block in third.content if block.type == "tool_use"]
+    _digit(used.name, used.input)
     return digit
 
 
@@ -147,15 +162,22 @@ def check_timelines(rows: list[dict[str, Any]], model: Path) -> None:
     for row in rows:
         call = {"name": TOOL["name"], "arguments": {"n": round(row["reward"] * 9)}}
         called = f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>"
-        assert row["num_calls"] == 2
         sampled = [
-            tokenizer.decode([t for t, own in zip(one["response_ids"], one["response_mask"], strict=True) if own])
+            [token for token, own in zip(one["response_ids"], one["response_mask"], strict=True) if own]
             for one in row["timelines"]
         ]
-        if len(sampled) == 1:
-            # the call that came back in another spelling was rendered as it was sampled
-            assert sampled == [f"{called}{ANSWER}<|im_end|>"], row["timelines"]
+        texts = [tokenizer.decode(ids) for ids in sampled]
+        counts = row["tokens"]
+        assert counts["sampled"] == counts["trained"] == sum(map(len, sampled))
+        if row["num_calls"] == 3:
+            # whatever spelling they came back in, the answers are one timeline in the very tokens that were sampled
+            again = re.escape(called).replace(str(call["arguments"]["n"]), "[0-9]")
+            assert len(texts) == 1, row["timelines"]
+            assert re.fullmatch(re.escape(f"{called}{ANSWER}<|im_end|>") + again, texts[0]), texts
+            assert sampled[0] != tokenizer.encode(texts[0], add_special_tokens=False), "it would come back alike anyway"
+            assert (counts["kept"], counts["lost"], counts["edited"]) == (2, 0, 0)
         else:
             apart += 1
-            assert (len(sampled), sampled[0]) == (2, called), row["timelines"]
+            assert (row["num_calls"], len(texts), texts[0]) == (2, 2, called), row["timelines"]
+            assert (counts["kept"], counts["lost"], counts["edited"]) == (0, 0, 1)
     assert apart == 1

@@ -30,11 +30,13 @@ Http = httpx.AsyncClient
 OpenGateway = Callable[..., AbstractAsyncContextManager[Http]]
 
 
-def write_hooks(folder: Path, reward: str = REWARD, submit: str | None = None) -> Path:
+def write_hooks(folder: Path, reward: str = REWARD, submit: str | None = None, session_end: str | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "on_compute_relative_reward.py").write_text(reward)
     if submit is not None:
         (folder / "on_user_submit_new_requests.py").write_text(submit)
+    if session_end is not None:
+        (folder / "on_session_end.py").write_text(session_end)
     return folder
 
 
@@ -71,10 +73,15 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @asynccontextmanager
 async def gateway_before(
-    swarm_url: str, folder: Path, reward: str = REWARD, submit: str | None = None, **settings: Any
+    swarm_url: str,
+    folder: Path,
+    reward: str = REWARD,
+    submit: str | None = None,
+    session_end: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway on a socket, with its hooks in ``folder``, and a client that talks to it."""
-    hooks = str(write_hooks(folder / "hooks", reward, submit))
+    hooks = str(write_hooks(folder / "hooks", reward, submit, session_end))
     # tests read what became of the group in the answer's headers, and count claims
     config = {"swarm_url": swarm_url, "hooks": hooks, "acknowledge_seconds": 5.0, **settings}
     async with serving(create_app(GatewayConfig.model_validate(config))) as http:

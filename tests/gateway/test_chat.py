@@ -69,6 +69,31 @@ async def test_a_stream_spells_the_best_answer_and_ends_with_done(swarm: Swarm, 
     assert (swarm.bodies, swarm.calls, len(swarm.ends)) == ([BODY], [4], 1)
 
 
+HOOK_ON_CALLS = """
+def on_compute_relative_reward(task, candidates, context):
+    return [1.0 - len(candidate.malformed_calls) / 2 for candidate in candidates]
+"""
+
+
+async def test_calls_go_out_as_the_model_wrote_them_and_broken_ones_are_counted(
+    swarm: Swarm, open_gateway: OpenGateway
+) -> None:
+    def calls(*arguments: str) -> list[dict[str, Any]]:
+        functions = [{"name": "look", "arguments": one} for one in arguments]
+        return [{"id": f"c{k}", "type": "function", "function": one} for k, one in enumerate(functions)]
+
+    broken, good = calls('{"city": "Ro', "[1]"), calls('{"city": "Ro', '{"city": "Oslo"}')
+    swarm.answer = lambda _, number: said(None, tool_calls=good if number == 2 else broken)
+    async with open_gateway(reward=HOOK_ON_CALLS) as http:
+        chat = await ask(http)
+        # parallel calls, one of them broken, are better than two broken ones
+        assert chat.json()["choices"][0]["message"]["tool_calls"] == good
+        assert float(chat.headers["x-swarm-reward"]) == 0.5
+        message = (await http.post("/v1/messages", json=BODY | {"max_tokens": 9})).json()
+        assert [block["input"] for block in message["content"]] == [{"INVALID_JSON": '{"city": "Ro'}, {"city": "Oslo"}]
+        assert (await http.get("/status")).json()["malformed_calls"] == 2 * (3 * 2 + 1)
+
+
 async def test_a_syncing_engine_keeps_the_stream_alive_until_it_rolls(swarm: Swarm, open_gateway: OpenGateway) -> None:
     await swarm.set_state(EngineState.WEIGHT_SYNCING)
     asked = BODY | {"stream": True}
@@ -197,6 +222,17 @@ async def test_a_hook_sees_the_headers_without_secrets(swarm: Swarm, open_gatewa
         await http.post(CHAT, json=BODY, headers=headers)
     seen = swarm.bodies[0]["headers"]
     assert "hush" not in seen.values() and {seen[name] for name in needed} == {"7"} and seen["x-name"] == "Jörg"
+
+
+async def test_the_names_that_agents_give_their_sessions_are_no_secrets(
+    swarm: Swarm, open_gateway: OpenGateway
+) -> None:
+    names = ["session-id", "x-session-id", "x-parent-session-id", "x-claude-code-session-id"]
+    async with open_gateway(submit=SUBMIT + "[{**request.body, 'headers': request.headers}] * 4") as http:
+        for agent in ("codex_exec/0.169.0", "opencode/1.18.33", "another"):
+            await http.post(CHAT, json=BODY, headers={**dict.fromkeys(names, "s"), "user-agent": agent})
+    seen = [[name for name in names if name in body["headers"]] for body in swarm.bodies]
+    assert seen == [names, names, ["x-claude-code-session-id"]]
 
 
 async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(

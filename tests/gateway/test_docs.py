@@ -11,7 +11,8 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.load import parse_config
 from gateway.config.route import RouteSettings
 from gateway.rollout.policy import POLICY_HEADER, TRAIN_HEADER
-from gateway.sessions.sessions import SESSION, SESSION_END
+from gateway.sessions.conversation import SESSION
+from gateway.sessions.sessions import SESSION_END
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "gateway.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)

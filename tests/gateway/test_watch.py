@@ -5,7 +5,7 @@ import pytest
 
 from gateway.watch import EngineWatch, UpFailedError
 from swarm.job import TrainJob
-from swarm.protocol import EngineFailure, EngineStatus, ServerStatus
+from swarm.protocol import MAX_RESTARTS, EngineFailure, EngineStatus, ServerStatus
 from swarm.states import EngineState
 from swarm.types import StepResult
 
@@ -82,6 +82,18 @@ def test_restarts_wait_twice_as_long_each_until_there_was_a_step(tmp_path: Path)
         watched.now += 50.0
         assert watched.see(EngineState.ROLLING, **died(count)) == ["recovered", "state"]
         assert watched.events[-2][1]["seconds"] == 50.0, "counted from this boot"
+
+
+def test_the_death_of_a_trainer_beside_its_vllm_is_told_once_and_starts_nothing(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, total_steps=9)
+    watched.see(EngineState.ROLLING, serving="always", steps=[step(1)])
+    serving = {"serving": "always", "steps": [step(1)]}
+    assert watched.see(EngineState.BOOTING, **died(1), **serving) == ["boot", "state", "trainer_restarting"]
+    assert watched.events[-1][1] == {"reason": "out of memory", "attempt": 1, "of": MAX_RESTARTS}
+    assert watched.see(EngineState.BOOTING, **died(1), **serving) == []
+    assert watched.see(EngineState.BOOTING, **died(2), **serving) == ["trainer_restarting"]
+    assert not watched.watch.restart_due
+    assert watched.see(EngineState.ROLLING, **died(2), **serving) == ["recovered", "state"]
 
 
 def test_where_training_went_on_is_told_also_when_it_has_done_steps_since(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ overrides = server.overrides
 rig = server.rig
 
 
+#: vLLM has no grammar for it.
+SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+
 @pytest.fixture
 async def gateway(rig: server.Rig, tmp_path: Path) -> AsyncGenerator[Http]:
     async with gateway_before(str(rig.client.base_url), tmp_path) as http:
@@ -216,6 +220,29 @@ async def test_too_long_a_prompt_is_told_to_the_caller_and_in_the_log(
         assert error["message"].startswith("This model's maximum context length is 2048 tokens. However, your ")
     assert "maximum context length is 2048 tokens" in caplog.text and "job.max_prompt_length" in caplog.text
     assert (await gateway.get("/status")).json()["errors"] == {"context_length_exceeded": 1}
+    await none_running(rig)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SET}}}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SET}}}),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": SET}}}),
+    ],
+)
+async def test_a_schema_without_a_grammar_is_said_in_every_dialect(
+    rig: server.Rig, gateway: Http, path: str, asked: dict[str, Any]
+) -> None:
+    turns = {"input" if path == "/v1/responses" else "messages": BODY["messages"]}
+    response = await gateway.post(path, json={"model": "tiny", **turns, **asked})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (
+        400,
+        "invalid_request_error",
+        "schema_not_supported",
+    )
+    assert 'Unimplemented keys: ["uniqueItems"]' in error["message"]
     await none_running(rig)
 
 

@@ -113,13 +113,22 @@ async def test_a_session_hook_is_loaded_and_gives_each_turn_a_reward(tmp_path: A
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("result", [[1.0], "12", [float("nan"), 1.0], None])
+@pytest.mark.parametrize("result", [[1.0], "12", [float("nan"), 1.0], float("inf")])
 async def test_wrong_session_rewards_are_refused(result: Any) -> None:
     runner = HookRunner(Hooks(lambda *_: [], session_end=lambda session, context: result))
     with pytest.raises(HookError) as caught:
         await runner.end_session(SESSION, CONTEXT)
     assert caught.value.code == "hook_result"
     assert await HookRunner(Hooks(lambda *_: [])).end_session(SESSION, CONTEXT) is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("result", "outcome"), [(0.5, Reward(value=0.5)), (Reward(value=-1.0), Reward(value=-1.0)), (None, None)], ids=str
+)
+async def test_a_session_hook_may_give_one_outcome_or_none(result: Any, outcome: Reward | None) -> None:
+    runner = HookRunner(Hooks(lambda *_: [], session_end=lambda session, context: result))
+    assert await runner.end_session(SESSION, CONTEXT) == outcome
 
 
 @pytest.mark.anyio

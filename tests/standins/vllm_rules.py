@@ -49,6 +49,7 @@ class VllmRules:
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             # vLLM checks every type first, in words of pydantic's
             problem = f"1 validation error: {exc!r}"
+        problem = problem or _schema_problem(body)
         if problem is None and body.get("thinking_token_budget") is not None and not self.reasoning_parser:
             problem = "thinking_token_budget is set but reasoning_config is not configured."
         if problem is None:
@@ -141,6 +142,14 @@ def _sampling_problem(body: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _schema_problem(body: Mapping[str, Any]) -> str | None:
+    """vLLM refuses more; this is one of its cases."""
+    form = (body.get("response_format") or {}).get("json_schema") or {}
+    if "uniqueItems" in json.dumps(form.get("schema")):
+        return 'Grammar error: Unimplemented keys: ["uniqueItems"]'
+    return None
+
+
 @dataclass(frozen=True)
 class Case:
     """A request to a vLLM with ``rules``; ``refused`` are words of the refusal, empty where it samples."""
@@ -169,6 +178,11 @@ def _after_call(arguments: str) -> list[dict[str, Any]]:
 def _file_part() -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}]
 
+
+_SET = {
+    "type": "json_schema",
+    "json_schema": {"name": "x", "schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+}
 
 #: Whatever the parsers are.
 CASES: Sequence[Case] = (
@@ -206,6 +220,7 @@ CASES: Sequence[Case] = (
     Case("no stops", {"stop": []}),
     Case("many alternatives", {"logprobs": True, "top_logprobs": 30}, "greater than max allowed: 20"),
     Case("options of no stream", {"stream_options": {"include_usage": True}}, "Stream options can only be defined"),
+    Case("a schema without a grammar", {"response_format": _SET}, "Grammar error: Unimplemented keys"),
     Case("a raw prompt", {"prompt": [1, 2, 3]}, path=COMPLETIONS),
     Case("a suffix", {"prompt": "a", "suffix": "b"}, "suffix is not currently supported", COMPLETIONS),
 )

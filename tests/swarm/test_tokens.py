@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from swarm.tokens import ModelCall, Timeline, Trajectory, as_lists, logprobs, token_ids
+from swarm.tokens import ModelCall, Timeline, Trajectory, WeightSyncs, as_lists, join_runs, logprobs, token_ids
 
 CALL: dict[str, Any] = {
     "call_id": "c",
@@ -18,6 +20,7 @@ CALL: dict[str, Any] = {
     "logprobs": [-0.5, 0],
     "min_policy_version": 0,
     "max_policy_version": 1,
+    "versions": [(0, 0), (1, 1)],
     "finish_reason": "stop",
     "history": "new",
 }
@@ -28,6 +31,7 @@ LINE: dict[str, Any] = {
     "logprobs": [-1.0, 0.0],
     "min_policy_version": 0,
     "max_policy_version": 0,
+    "versions": [],
     "num_calls": 1,
 }
 
@@ -54,6 +58,53 @@ def test_calls_are_equal_if_all_their_tokens_are() -> None:
     assert ModelCall(**CALL) == ModelCall(**CALL)
     for changed in ({"prompt_ids": [2]}, {"logprobs": [-0.5, -1]}, {"finish_reason": "length"}):
         assert ModelCall(**CALL) != ModelCall(**CALL | changed)
+
+
+@given(st.lists(st.sampled_from(["token", "token", "token", "sync", "cut", "seen"]), max_size=30), st.integers(0, 3))
+def test_each_token_has_the_version_that_sampled_it(events: list[str], kept: int) -> None:
+    """A call with one choice, as vLLM and the server see it; ``seen`` is the moment at which vLLM knows its request."""
+    syncs = WeightSyncs(kept + 1)
+    version = 3
+    parts, known = [syncs.begin(version)], False
+    truth: list[int] = []
+    ended: dict[str, dict[int, int]] = {}
+
+    def held() -> dict[str, dict[int, int]]:
+        return {parts[-1].request: {0: len(truth) - parts[-1].begin}} if known else {}
+
+    parts[0].request = "0"
+    for event in events:
+        if event == "sync":
+            version += 1
+            syncs.finish(version, {**ended, **held()})
+            ended = {}
+        elif event == "seen":
+            known = True
+        elif event == "token" and known:
+            truth.append(version)
+        elif event == "cut" and known:
+            ended[parts[-1].request] = {0: 2**31 - 1}
+            parts.append(syncs.begin(version, len(truth)))
+            parts[-1].request, known = str(len(parts)), False
+    runs = syncs.runs(parts, 0, len(truth), version)
+    forgotten = version - 3 > kept + 1
+    assert bool(runs) != forgotten
+    if runs and truth:
+        made = {"versions": join_runs(runs), "min_policy_version": truth[0], "max_policy_version": version}
+        line = Timeline(
+            **LINE | made | {key: [0] * len(truth) for key in ("response_ids", "response_mask", "logprobs")}
+        )
+        assert line.token_versions().tolist() == truth
+
+
+def test_versions_that_are_not_known_are_not_told() -> None:
+    syncs = WeightSyncs()
+    part = syncs.begin(0)
+    assert syncs.runs([part], 0, 5, 0) == [(0, 0)]
+    assert syncs.runs([part], 0, 5, 1) == [], "it changed without a sync"
+    syncs.finish(1, None)
+    assert syncs.runs([part], 0, 5, 1) == []
+    assert syncs.runs([syncs.begin(1)], 0, 5, 1) == [(0, 1)]
 
 
 def test_tokens_are_no_work_for_the_garbage_collector() -> None:

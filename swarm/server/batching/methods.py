@@ -94,7 +94,8 @@ class EnoughTasks:
 
     def objection(self, group: Group) -> str:
         first, *others = (member.trajectory.reward for member in group.members)
-        if self.informative and all(reward == first for reward in others):
+        credited = any(member.trajectory.credit for member in group.members)
+        if self.informative and not credited and all(reward == first for reward in others):
             return f"all {len(group.members)} episodes of task {group.task_id!r} have the reward {first:g}"
         return ""
 

@@ -283,8 +283,8 @@ def _fingerprint(message: Any) -> bytes:
     said = cast("dict[str, Any]", message)
     text = _text(said.get("content"))
     if said.get("role") == "assistant":
-        calls: Iterable[Any] = said.get("tool_calls") or ()
-        return encode(["assistant", text, [_tool_call(call) for call in calls]])
+        calls: Any = said.get("tool_calls") or []
+        return encode(["assistant", text, list(map(_tool_call, calls)) if isinstance(calls, list) else calls])
     return encode({**{name: value for name, value in said.items() if value is not None}, "content": text})
 
 
@@ -292,8 +292,9 @@ def _text(content: Any) -> Any:
     """The text of a message, in one piece and without space around it; anything else as it is."""
     if content is None or isinstance(content, str):
         return (content or "").strip()
-    parts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in cast("Iterable[Any]", content)]
-    return "\n".join(parts).strip() if all(isinstance(part, str) for part in parts) else content
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    texts: list[Any] = [cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else None for part in parts]
+    return "\n".join(texts).strip() if parts and all(isinstance(text, str) for text in texts) else content
 
 
 def _tool_call(call: Any) -> Any:

@@ -22,7 +22,7 @@ from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
 from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
-from swarm.tokens import ModelCall
+from swarm.tokens import ModelCall, WeightSyncs
 
 
 @dataclass
@@ -53,10 +53,11 @@ class Attempt:
         call: what is asked for.
         shaper: shared by all attempts of the call.
         version: the policy version that is served when the attempt begins.
+        syncs: the weight syncs that it may run over.
     """
 
-    def __init__(self, call: ChatCall, shaper: Shaper, version: int) -> None:
-        self.recorder = Recorder(version, call.samples)
+    def __init__(self, call: ChatCall, shaper: Shaper, version: int, syncs: WeightSyncs) -> None:
+        self.recorder = Recorder(version, call.samples, syncs)
         #: whether the caller has seen anything of this attempt
         self.delivered = False
         self._call = call
@@ -94,7 +95,7 @@ class Attempt:
         choice, prompt_ids = self.recorder.choices[index], self.recorder.prompt_ids or []
         parts: list[Body] = event.get("choices") or []
         for part in parts:
-            choice.add_continuation(part, prompt_ids)
+            choice.add_continuation(part, prompt_ids, str(event.get("id")))
         if event.get("usage"):
             choice.count_continuation(event["usage"], len(prompt_ids), done)
         if not parts:
@@ -196,6 +197,7 @@ class ChatSession:
         version: gives the policy version that is served now.
         owner: gets the record.
         goes_on: what the conversation goes on from; without messages, ``None``.
+        syncs: the weight syncs that the call may run over.
     """
 
     upstream: Upstream
@@ -205,6 +207,7 @@ class ChatSession:
     version: Callable[[], int]
     owner: CallOwner
     goes_on: Continuation | None = None
+    syncs: WeightSyncs = field(default_factory=WeightSyncs)
 
     async def complete(self) -> Completion:
         """The plain answer; the call is recorded.
@@ -216,7 +219,7 @@ class ChatSession:
         """
         call, retries = self.call, Retries(self.attempts)
         while True:
-            recorder = Recorder(self.version(), call.samples)
+            recorder = Recorder(self.version(), call.samples, self.syncs)
             try:
                 async with self.placement.lease(call.samples) as base_url:
                     answer = await self.upstream.post(base_url + call.path, call.body, reader(call))
@@ -248,7 +251,7 @@ class ChatSession:
         call, retries = self.call, Retries(self.attempts)
         shaper = Shaper(call)
         while True:
-            attempt = Attempt(call, shaper, self.version())
+            attempt = Attempt(call, shaper, self.version(), self.syncs)
             cut: TransientError = AbortedError()
             try:
                 async with (
@@ -325,6 +328,7 @@ class ChatSession:
                 attempt.end_at_length(index)
                 return
             body = self.call.continuation(prompt_ids, response_ids)
+            attempt.recorder.begin_part(index, self.version())
             try:
                 async with (
                     self.placement.lease(1) as base_url,

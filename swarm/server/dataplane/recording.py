@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import TokenTruthError, UpstreamError
-from swarm.tokens import ModelCall, TokenIds, logprobs, token_ids
+from swarm.tokens import CallPart, ModelCall, TokenIds, WeightSyncs, join_runs, logprobs, token_ids
 
 #: vLLM reports this where it has no log-probability of the sampled token.
 _NO_LOGPROB = -9999.0
@@ -27,6 +27,8 @@ class Choice:
     logprobs: list[Any] = field(default_factory=list[Any])
     finish_reason: str | None = None
     problem: TokenTruthError | None = None
+    #: the requests that continued the first call
+    parts: list[CallPart] = field(default_factory=list[CallPart])
     #: how many ids and log-probabilities the first call gave, once other calls continue it
     _before: tuple[int, int] | None = None
     #: tokens of the choice according to the usage of its last continuation
@@ -41,8 +43,10 @@ class Choice:
         """The first call was cut; from now on other calls sample, and their usage counts."""
         self._before = (len(self.response_ids), len(self.logprobs))
 
-    def add_continuation(self, choice: Mapping[str, Any], prompt_ids: list[int]) -> None:
-        """Add a choice of a /v1/completions chunk that continues this one after ``prompt_ids``."""
+    def add_continuation(self, choice: Mapping[str, Any], prompt_ids: list[int], request: str) -> None:
+        """Add a choice of a /v1/completions chunk of ``request`` that continues this one after ``prompt_ids``."""
+        if self.parts:
+            self.parts[-1].request = request
         prompt: list[int] | None = choice.get("prompt_token_ids")
         if prompt is not None and prompt != [*prompt_ids, *self.response_ids]:
             self._disagree("the continuation was sampled after another prompt")
@@ -94,12 +98,13 @@ class Choice:
 
 
 class Recorder:
-    """The tokens of one call with ``samples`` choices; no weights older than ``min_version`` sampled them."""
+    """The tokens of one call with ``samples`` choices, begun while ``version`` was served, perhaps over ``syncs``."""
 
-    def __init__(self, min_version: int, samples: int) -> None:
+    def __init__(self, version: int, samples: int, syncs: WeightSyncs | None = None) -> None:
         self.choices = [Choice() for _ in range(samples)]
         self.prompt_ids: list[int] | None = None
-        self._min_version = min_version
+        self._syncs = syncs or WeightSyncs()
+        self._first = self._syncs.begin(version)
         self._usage: dict[str, Any] = {}
         self._cut = False
         self._problem: TokenTruthError | None = None
@@ -110,6 +115,7 @@ class Recorder:
         Raises:
             UpstreamError: it has a choice that was not asked for.
         """
+        self._first.request = str(answer.get("id"))
         prompt: list[int] | None = answer.get("prompt_token_ids")
         if prompt is not None:
             if self.prompt_ids not in (None, prompt):
@@ -127,6 +133,11 @@ class Recorder:
         """Choice ``index`` was cut."""
         self._cut = True
         self.choices[index].begin_continuation()
+
+    def begin_part(self, index: int, version: int) -> None:
+        """A request that continues choice ``index`` is about to be sent, while ``version`` is served."""
+        choice = self.choices[index]
+        choice.parts.append(self._syncs.begin(version, len(choice.response_ids)))
 
     def usage(self) -> dict[str, Any]:
         """The usage for the caller: vLLM's own, or the sum over all calls that made this one."""
@@ -150,8 +161,8 @@ class Recorder:
             shared = shared or TokenTruthError(f"vLLM sent prompt token ids that are {exc}", code="not_numbers")
             prompt_ids = token_ids(())
         return [
-            choice.check(self._usage, alone=alone) or shared or self._call(choice, prompt_ids, max_version)
-            for choice in self.choices
+            choice.check(self._usage, alone=alone) or shared or self._call(index, prompt_ids, max_version)
+            for index, choice in enumerate(self.choices)
         ]
 
     def _shared_problem(self) -> TokenTruthError | None:
@@ -173,19 +184,24 @@ class Recorder:
             )
         return None
 
-    def _call(self, choice: Choice, prompt_ids: TokenIds, max_version: int) -> ModelCall | TokenTruthError:
+    def _call(self, index: int, prompt_ids: TokenIds, max_version: int) -> ModelCall | TokenTruthError:
+        choice = self.choices[index]
         try:
             response_ids, values = token_ids(choice.response_ids), logprobs(choice.logprobs)
         except ValueError as exc:
             return TokenTruthError(f"vLLM sent token ids or log-probabilities that are {exc}", code="not_numbers")
         if not ((values > _NO_LOGPROB) & np.isfinite(values)).all():
             return TokenTruthError("a sampled token has no log-probability", code="logprob_missing")
+        runs = join_runs(self._syncs.runs([self._first, *choice.parts], index, len(response_ids), max_version))
+        # where it is not known: whatever was served meanwhile
+        sampled_by = [version for _, version in runs] or [self._first.version, max_version]
         return ModelCall(
             call_id=f"call-{secrets.token_hex(16)}",
             prompt_ids=prompt_ids,
             response_ids=response_ids,
             logprobs=values,
-            min_policy_version=min(self._min_version, max_version),
-            max_policy_version=max_version,
+            min_policy_version=min(sampled_by),
+            max_policy_version=max(sampled_by),
+            versions=runs if len(runs) > 1 else [],
             finish_reason=choice.finish_reason or "",
         )

@@ -30,7 +30,7 @@ from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
-from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, too_long
+from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, not_guided, too_long
 from swarm.server.engine.controller import Controller
 from swarm.tokens import EARLIER_IDS
 
@@ -111,13 +111,13 @@ class DataPlane:
 
         Raises:
             SwarmGatewayError: why an episode is over, that no engine serves, that the request is too long for the
-                model, or that the deadline has passed.
+                model or has a schema that it cannot be held to, or that the deadline has passed.
         """
         try:
             async with asyncio.timeout(self.config.call_timeout):
                 return await owner.while_open(work, engine_gone)
         except UpstreamRefusalError as exc:
-            if (error := too_long(exc, self.controller.job)) is None:
+            if (error := too_long(exc, self.controller.job) or not_guided(exc)) is None:
                 raise
             raise error from exc
         except TimeoutError as exc:
@@ -166,6 +166,7 @@ class DataPlane:
             version=lambda: controller.policy_version,
             owner=owner,
             goes_on=goes_on,
+            syncs=controller.syncs,
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"

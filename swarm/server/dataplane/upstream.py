@@ -45,6 +45,14 @@ _TOO_LONG = re.compile(
     r"|prompt \(length (?P<length>\d+)\).* is longer than the maximum model length of (?P<most>\d+)"
 )
 
+#: How vLLM begins to say that it has no grammar for a JSON schema.
+_NOT_GUIDED = (
+    "Grammar error:",
+    "Failed to transform json schema",
+    "Invalid JSON grammar",
+    "The provided JSON schema contains features not supported",
+)
+
 
 class UpstreamRefusalError(UpstreamError):
     """vLLM refused the request (a context too long, a bad field); its status and body go to the caller.
@@ -189,6 +197,20 @@ def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> RequestError | Non
             f"Whoever runs the training job can raise job.max_prompt_length (now {job.max_prompt_length}; with "
             f"job.max_response_length, {job.max_response_length}, it makes the context)."
         ),
+    )
+
+
+def not_guided(refusal: UpstreamRefusalError) -> RequestError | None:
+    """``refusal`` with what to do about it, if it says that vLLM cannot hold an answer to a schema."""
+    error: Any = refusal.body().get("error")
+    said = str(error.get("message")) if isinstance(error, dict) else ""
+    if refusal.status != 400 or not said.startswith(_NOT_GUIDED):
+        return None
+    return RequestError(
+        "the engine cannot hold an answer to the JSON schema of this request, which is that of response_format, of a "
+        f"tool that tool_choice forces, or of a strict tool: {said[:500]}. Leave that out of the schema; tools that "
+        "the model may call or not, and that are not strict, are called without such a check.",
+        code="schema_not_supported",
     )
 
 

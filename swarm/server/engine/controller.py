@@ -19,7 +19,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.requests import EpisodeRequests, Serving
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.states import EngineState, check_engine
-from swarm.tokens import TrainBatch
+from swarm.tokens import Sampled, TrainBatch
 from swarm.types import StepResult
 
 logger = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ class Controller(EpisodeRequests):
             message.stays_awake,
             always=message.serving == "always",
         )
+        self._transferring = False
         pool = self.pool
         pool.serves_always, pool.trainer_away = self._serving.always, False
         pool.collection.advance(message.policy_version)
@@ -174,13 +175,18 @@ class Controller(EpisodeRequests):
 
     def weight_sync_begins(self) -> None:
         """vLLM pauses for new weights, and keeps what it samples: ROLLING → WEIGHT_SYNCING."""
+        self._transferring = True
         if self._state is EngineState.ROLLING:
             self._to(EngineState.WEIGHT_SYNCING, "transferring the weights")
 
-    def weights_synced(self, policy_version: int) -> None:
-        """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING, unless another trainer boots."""
+    def weights_synced(self, policy_version: int, sampled: Sampled | None = None) -> None:
+        """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING, unless another trainer boots.
+
+        ``sampled`` is as in :class:`~swarm.link.messages.WeightsSynced`.
+        """
         if self._serving is None or self._state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
             return
+        self.syncs.finish(policy_version, sampled)
         self._serving = replace(self._serving, policy_version=policy_version)
         self.pool.collection.advance(policy_version)
         if self._state is EngineState.WEIGHT_SYNCING:

@@ -36,6 +36,7 @@ from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState, check_engine
+from swarm.tokens import WeightSyncs
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,10 @@ class EngineBoard:
         self._closing = False
         self._serving: Serving | None = None
         self._engine_gone = Once()
+        #: from the pause for new weights to the trainer's next request
+        self._transferring = False
+        #: those over which vLLM kept its requests
+        self.syncs = WeightSyncs()
         self.engine_pid: int | None = None
         #: the code snapshot that the engine's processes say they import
         self.code: str | None = None
@@ -100,8 +105,8 @@ class EngineBoard:
 
     @property
     def serves(self) -> bool:
-        """Whether vLLM serves."""
-        return self._serving is not None
+        """Whether vLLM serves, and is not paused for a transfer of weights."""
+        return self._serving is not None and not self._transferring
 
     @property
     def serving(self) -> Serving:
@@ -157,6 +162,7 @@ class EngineBoard:
 
     def _serve_no_more(self) -> None:
         self._serving = None
+        self._transferring = False
         self._engine_gone.happen()
         self._engine_gone = Once()
 

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
+
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
@@ -151,7 +153,7 @@ class TrainingRun:
             what = "again reports" if known else "reports, though it is not out,"
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
-        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch)}})
+        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch, result.step)}})
         self.pool.collection.confirm(result.batch_id, result.step)
         self._journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
@@ -172,9 +174,10 @@ def _no_job() -> ConflictError:
     return ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
 
 
-def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Our metrics of one batch: rewards over all its episodes (population deviation), tokens sampled per episode, and
-    what merging made of its calls.
+def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
+    """Our metrics of the batch of ``step``: rewards over all its episodes (population deviation), tokens sampled per
+    episode, what merging made of its calls, and by how many weight syncs the sampled tokens are older than the weights
+    that ``step`` began with.
 
     ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
     earlier answer, among those that go on from one.
@@ -184,6 +187,8 @@ def batch_metrics(batch: TrainBatch) -> dict[str, float]:
     tokens = [trajectory.sampled_tokens for trajectory in trajectories]
     counts = [trajectory.tokens for trajectory in trajectories]
     kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
+    timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
+    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
     return {
         "swarm/reward_mean": statistics.fmean(rewards),
         "swarm/reward_std": statistics.pstdev(rewards),
@@ -195,6 +200,8 @@ def batch_metrics(batch: TrainBatch) -> dict[str, float]:
         "swarm/unmerged_tokens": float(sum(one.unmerged for one in counts)),
         "swarm/merged_tokens": float(sum(one.prompts + one.masked + one.trained for one in counts)),
         "swarm/lost_history": lost / (kept + lost) if lost else 0.0,
+        "swarm/staleness_mean": float(ages.mean()),
+        "swarm/staleness_max": float(ages.max()),
     }
 
 

@@ -268,8 +268,8 @@ class Supervisor:
                         await link.send("rollout", BatchReady(batch=again))
                 case WeightSync():
                     controller.weight_sync_begins()
-                case WeightsSynced(policy_version=version):
-                    controller.weights_synced(version)
+                case WeightsSynced(policy_version=version, sampled=sampled):
+                    controller.weights_synced(version, sampled)
                     await link.send("rollout", Resume())
                 case StepDone(result=result):
                     controller.step_done(result)
@@ -290,7 +290,9 @@ class Supervisor:
     async def _feed(self, link: EngineLink) -> str:
         while True:
             batch = await self._controller.next_batch()
-            await link.send("rollout", BatchReady(batch=batch))
+            # to a trainer that is gone: the driver is about to say so, or its silence will
+            with contextlib.suppress(LinkError):
+                await link.send("rollout", BatchReady(batch=batch))
 
 
 def engine_environment(link_address: str, token: str, run_dir: Path, code: Path | None) -> dict[str, str]:

@@ -98,6 +98,7 @@ class Episode:
                 episode_uuid=self.episode_uuid,
                 task_id=task_id,
                 reward=output.reward,
+                credit=output.credit,
                 timelines=timelines,
                 num_calls=len(self.calls),
                 log_metrics=output.log_metrics,

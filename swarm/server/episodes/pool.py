@@ -275,7 +275,7 @@ class EpisodePool:
             else:
                 self._finish(episode, task_id, end, end_key, outcome)
                 self.collection.add(client_uuid, outcome)
-        return failures[0] if failures else ""
+        return "; ".join(dict.fromkeys(failures))
 
     def tokens(self, episode_uuids: Iterable[str]) -> dict[str, TokenCounts]:
         """What became of the tokens of episodes that are over, as far as memory has them; see :class:`Endings`."""

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory
+from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory, VersionRuns
 
 _JSON = json.JSONEncoder(default=str)
 
@@ -29,6 +29,7 @@ def pack_call(call: ModelCall) -> bytes:
             call.min_policy_version,
             call.max_policy_version,
             call.history,
+            call.versions,
             call.finish_reason,
         ]
     )
@@ -36,7 +37,7 @@ def pack_call(call: ModelCall) -> bytes:
 
 def unpack_call(call_id: str, data: bytes) -> ModelCall:
     """The call that :func:`pack_call` was given."""
-    prompt, response, logprobs, oldest, newest, history, finish_reason = _load(data)
+    prompt, response, logprobs, oldest, newest, history, versions, finish_reason = _load(data)
     return ModelCall(
         call_id=call_id,
         prompt_ids=_array(prompt),
@@ -44,6 +45,7 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
         logprobs=_array(logprobs),
         min_policy_version=oldest,
         max_policy_version=newest,
+        versions=_runs(versions),
         finish_reason=finish_reason,
         history=history,
     )
@@ -67,15 +69,14 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
                 _bytes(timeline.logprobs),
                 timeline.min_policy_version,
                 timeline.max_policy_version,
+                timeline.versions,
                 timeline.num_calls,
             ]
             for timeline in trajectory.timelines
         ]
     )
-    counts = structs.astuple(trajectory.tokens)
-    return _dump(
-        [trajectory.task_id, trajectory.reward, trajectory.num_calls, trajectory.log_metrics, counts, timelines]
-    )
+    earned, counts = (trajectory.reward, trajectory.credit), structs.astuple(trajectory.tokens)
+    return _dump([trajectory.task_id, *earned, trajectory.num_calls, trajectory.log_metrics, counts, timelines])
 
 
 def pack_counts(counts: TokenCounts) -> bytes:
@@ -90,17 +91,18 @@ def unpack_counts(data: bytes | None) -> TokenCounts:
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, num_calls, log_metrics, counts, timelines = _load(data)
+    task_id, reward, credit, num_calls, log_metrics, counts, timelines = _load(data)
     if timelines is None:
         if call is None:
             raise ValueError(f"the call of episode {episode_uuid} is missing")
-        prompt, response, logprobs, oldest, newest, *_ = _load(call)
+        prompt, response, logprobs, oldest, newest, _, versions, _ = _load(call)
         mask = _bytes(np.ones(len(_array(response)), np.bool_))
-        timelines = [(prompt, response, mask, logprobs, oldest, newest, 1)]
+        timelines = [(prompt, response, mask, logprobs, oldest, newest, versions, 1)]
     return Trajectory(
         episode_uuid=episode_uuid,
         task_id=task_id,
         reward=reward,
+        credit=credit,
         num_calls=num_calls,
         log_metrics=log_metrics,
         tokens=_counts(counts),
@@ -112,9 +114,10 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
                 logprobs=_array(logprobs),
                 min_policy_version=oldest,
                 max_policy_version=newest,
+                versions=_runs(versions),
                 num_calls=calls,
             )
-            for prompt, response, mask, logprobs, oldest, newest, calls in timelines
+            for prompt, response, mask, logprobs, oldest, newest, versions, calls in timelines
         ],
     )
 
@@ -135,6 +138,10 @@ def pack_json(value: Any) -> str:
 def clean(text: str) -> str:
     """Text that SQLite takes: a lone surrogate, which JSON bodies can carry, becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _runs(runs: list[list[int]]) -> VersionRuns:
+    return [(begin, version) for begin, version in runs]
 
 
 def _bytes(array: NDArray[Any]) -> bytes:

@@ -295,6 +295,7 @@ class _Parquet:
                 ("logprobs", pa.list_(pa.float64())),
                 ("min_policy_version", pa.int64()),
                 ("max_policy_version", pa.int64()),
+                ("versions", pa.list_(ids)),
                 ("num_calls", pa.int64()),
             ]
         )

@@ -16,8 +16,8 @@ from typing import IO
 from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
-#: in ``user_version``; raised with every change of the tables
-SCHEMA_VERSION = 4
+#: in ``user_version``; raised with every change of the tables, or of the token data in them
+SCHEMA_VERSION = 5
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 

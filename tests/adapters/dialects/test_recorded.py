@@ -1,6 +1,6 @@
 """What real agents and SDKs send is taken: the bodies in ``recorded/`` are theirs, with long texts cut.
 
-Recorded from Claude Code 2.1.197, Codex CLI 0.169.0, opencode 1.18.33 and the AI SDK 6.0.326.
+Recorded from the clients of ``tests/clients/environments.py`` at those versions.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def make_batch(groups: list[list[dict[str, Any]]]) -> TrainBatch:
                         episode_uuid=f"{number}-{index}",
                         task_id=str(number),
                         reward=episode["reward"],
+                        credit=episode.get("credit", 0.0),
                         timelines=[timeline() for _ in range(episode["timelines"])],
                         num_calls=1,
                     )
@@ -85,15 +86,15 @@ class Store:
         return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id=partition_id)
 
 
-def trainer_of(config: Any) -> SwarmTrainer:
-    """A trainer with its configuration and nothing else: no model, no workers."""
+def trainer_of(config: Any, credits: dict[str, float]) -> SwarmTrainer:
+    """A trainer with its configuration and the credits of its rows, and nothing else: no model, no workers."""
     trainer = SwarmTrainer.__new__(SwarmTrainer)
     base = SwarmTrainer.__mro__[1]
     # the first lines of __init__ are what is tested; the rest needs a cluster
     original = base.__init__
     base.__init__ = lambda self, config: setattr(self, "config", config)
     try:
-        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), SimpleNamespace(), Path())  # type: ignore[arg-type]
+        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), SimpleNamespace(credits=credits), Path())  # type: ignore[arg-type]
     finally:
         base.__init__ = original
     return trainer
@@ -108,7 +109,8 @@ def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
     meta = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
     job = TrainJob.model_validate({"model": "m", "advantage": case["advantage"], "device": "cpu"})
     config = verl_config(job, "m", Path(tempfile.gettempdir()), "cpu")
-    trainer_of(config)._compute_advantage(meta, metrics={})
+    credits = {key: credit for group in rows for key, credit in zip(group.keys, group.credits, strict=True)}
+    trainer_of(config, credits)._compute_advantage(meta, metrics={})
     found: list[list[list[list[float]]]] = [[[] for _ in group] for group in case["groups"]]
     for key, row in zip(keys, store.rows["advantages"].unbind(), strict=True):
         uid, episode, _ = key.rsplit("_", 2)

@@ -20,6 +20,8 @@ GROUPS = [
     [{"reward": 0.2, "timelines": 1}, {"reward": 0.9, "timelines": 3}],
     [{"reward": 0.7, "timelines": 1}],
 ]
+#: With what each episode is credited: one of a group, as for the answer that was delivered.
+CREDITED = [(GROUPS[0], [0.0, 0.7, 0.0]), (GROUPS[1], [-1.5, 0.0]), (GROUPS[2], [0.25])]
 
 
 def by_hand(advantage: str, rewards: list[float]) -> list[float]:
@@ -40,7 +42,9 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
     pytest.importorskip("verl")
     names = ["grpo", "dr_grpo", "rloo"]
     rewards = [[episode["reward"] for episode in group] for group in GROUPS]
-    asked = {"cases": [{"advantage": name, "groups": GROUPS} for name in names], "rloo": rewards[:2]}
+    credited = [[{**episode, "credit": credit} for episode, credit in zip(*pair, strict=True)] for pair in CREDITED]
+    cases = [{"advantage": name, "groups": groups} for name in names for groups in (GROUPS, credited)]
+    asked = {"cases": cases, "rloo": rewards[:2]}
     done = subprocess.run(
         [sys.executable, "-m", "tests.adapters.verl.compute_advantages"],
         input=json.dumps(asked),
@@ -52,9 +56,12 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    for name, found in zip(names, answer["cases"], strict=True):
-        for group, values, episodes in zip(GROUPS, (by_hand(name, group) for group in rewards), found, strict=True):
-            for episode, value, timelines in zip(group, values, episodes, strict=True):
+    for case, found in zip(cases, answer["cases"], strict=True):
+        name = case["advantage"]
+        for group, rewarded, episodes in zip(case["groups"], rewards, found, strict=True):
+            for episode, value, timelines in zip(group, by_hand(name, rewarded), episodes, strict=True):
+                # by its own reward in the group, and by what it alone is credited with
+                value += episode.get("credit", 0.0)
                 assert len(timelines) == episode["timelines"]
                 for tokens in timelines:
                     # the token in the middle is a tool's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -92,15 +93,45 @@ def test_gpu_run_keeps_verls_defaults(tmp_path: Path) -> None:
     rollout = verl.actor_rollout_ref.rollout
     assert (verl.trainer.device, rollout.dtype, rollout.enforce_eager) == ("cuda", "bfloat16", False)
     assert rollout.free_cache_engine
-    assert verl.actor_rollout_ref.model.use_remove_padding
     assert (verl.trainer.n_gpus_per_node, verl.trainer.nnodes) == (8, 2)
     assert (rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (2, 0.7)
     assert verl.actor_rollout_ref.actor.use_dynamic_bsz
 
 
+@pytest.mark.parametrize(
+    ("device", "changes", "mode"),
+    [
+        ("cpu", {}, "always"),
+        ("cpu", {"max_staleness": 0}, "between_steps"),
+        ("cpu", {"serving": "between_steps"}, "between_steps"),
+        ("cuda", {}, "between_steps"),
+        ("cuda", {"serving": "always"}, "always"),
+        ("cuda", {"overrides": {"actor_rollout_ref.rollout.free_cache_engine": False}}, "always"),
+    ],
+)
+def test_auto_serves_always_where_vllm_stays_awake(
+    tmp_path: Path, device: Any, changes: dict[str, Any], mode: str
+) -> None:
+    job = TrainJob.model_validate({"model": "tiny"} | changes)
+    assert config.serving_mode(job, config.verl_config(job, "/models/tiny", tmp_path, device)) == mode
+
+
 def test_gpu_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
     verl = compose(tmp_path, "cuda", max_prompt_length=30_000, max_response_length=10_000)
     assert verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 40_000
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_flash_attention_is_asked_for_only_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    find = importlib.util.find_spec
+    known = find("json") if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: known if name == "flash_attn" else find(name))
+    model = compose(tmp_path, "cuda").actor_rollout_ref.model
+    assert (model.override_config.get("attn_implementation"), model.use_remove_padding) == (
+        (None, True) if installed else ("sdpa", False)
+    )
 
 
 def test_overrides_win(tmp_path: Path) -> None:
@@ -138,7 +169,6 @@ def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("device", "changes", "message"),
     [
-        ("cpu", {"n_gpu": 3}, r"batch_size \* num_repeat \(32 episodes\) must be divisible by n_gpu \* nnodes \(3\)"),
         ("cpu", {f"{ACTOR}.ppo_mini_batch_size": 9}, r"from 1 to batch_size \(8\)"),
         ("cuda", {f"{ACTOR}.ppo_mini_batch_size": 0}, r"from 1 to batch_size \(8\)"),
         ("cpu", {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 0}, "at least 1 row"),
@@ -153,11 +183,11 @@ def test_sizes_that_verl_cannot_train_are_refused(
         compose(tmp_path, device, **fields, overrides=overrides)
 
 
-def test_a_micro_batch_may_have_any_size(tmp_path: Path) -> None:
+def test_rows_need_not_divide_by_micro_batches_or_ranks(tmp_path: Path) -> None:
     override = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 7}
     assert compose(tmp_path, overrides=override).actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 7
-    # packed by tokens, rows need no number of their own
-    assert compose(tmp_path, "cuda", n_gpu=3).trainer.n_gpus_per_node == 3
+    for device in ("cpu", "cuda"):
+        assert compose(tmp_path, device, n_gpu=3).trainer.n_gpus_per_node == 3
 
 
 def test_resolved_config_is_plain_data(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.verl.steps import micro_batch_rows, mini_batch_rows, plain_metrics
+from adapters.verl.steps import micro_batch_rows, mini_batch_rows, plain_metrics, spread_groups
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,28 @@ def test_metrics_become_floats_and_non_finite_ones_are_counted() -> None:
         "table": {"a": 1},
     }
     assert plain_metrics(metrics) == {"loss": 0.5, "rows": 3.0, "swarm/non_finite_metrics": 2.0}
+
+
+def test_groups_stay_on_one_rank_and_ranks_compute_alike() -> None:
+    # four groups of four: a long and a short one on each rank
+    groups = [group for group in "abcd" for _ in range(4)]
+    prompts = [{"a": 500, "b": 400, "c": 20, "d": 10}[group] for group in groups]
+    parts = spread_groups(groups, prompts, [5] * 16, ranks=2)
+    assert [{groups[row] for row in part} for part in parts] == [{"a", "d"}, {"b", "c"}]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 900), st.integers(1, 99))), st.integers(1, 5))
+def test_every_row_is_on_one_rank_and_groups_are_cut_for_want_of_room_only(
+    rows: list[tuple[str, int, int]], ranks: int
+) -> None:
+    rows = rows[: len(rows) // ranks * ranks]
+    groups, prompts, answers = ([row[n] for row in rows] for n in range(3))
+    parts = spread_groups(groups, prompts, answers, ranks)  # type: ignore[arg-type]
+    assert [len(part) for part in parts] == [len(rows) // ranks] * ranks
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+    for part in parts:
+        order = [groups[row] for row in part]
+        assert sum(a != b for a, b in itertools.pairwise(order)) == max(0, len(set(order)) - 1), "in pieces"
+    pieces = sum(len({groups[row] for row in part}) for part in parts)
+    # where a group is cut, a rank is full afterwards
+    assert pieces <= len(set(groups)) + max(0, ranks - 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import Environment
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from adapters.verl.token_in import OUTCOMES, TokenIn, spliced
@@ -90,6 +91,34 @@ def test_another_text_is_never_replaced(question: str, answer: list[int], result
         assert found[: len(earlier)] == earlier and spell(found) == prompt
 
 
+#: as Qwen3's: reasoning stays while tools are called, and goes with the next message of the user
+THINKING = """{%- set last = namespace(user=0) %}{%- for m in messages %}{%- if m.role == 'user' %}
+{%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.reasoning and loop.index0 > last.user %}<think>{{ m.reasoning }}</think>{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+def test_a_template_that_drops_reasoning_keeps_tokens_for_as_long_as_it_keeps_text() -> None:
+    def render(*messages: tuple[str, str, str]) -> str:
+        told = [dict(zip(("role", "content", "reasoning"), message, strict=True)) for message in messages]
+        return Environment(keep_trailing_newline=True).from_string(THINKING).render(messages=told)
+
+    asked = ("user", "add one", "")
+    letters = [WORDS.raw.token_to_id(letter) for letter in "<think>one</think>done"]
+    begun = WORDS.encode(render(asked), False)
+    earlier = [*begun, *letters, WORDS.end]
+    answered = ("assistant", "done", "one")
+    in_loop = render(asked, answered, ("tool", "two", ""))
+    found = spliced(in_loop, earlier, WORDS)
+    assert found is not None and found[: len(earlier)] == earlier and spell(found) == in_loop
+    assert found != WORDS.encode(in_loop, False)
+    assert spliced(render(asked, answered, ("user", "and now", "")), earlier, WORDS) is None
+    # most clients do not give reasoning back
+    assert spliced(render(asked, ("assistant", "done", ""), ("tool", "two", "")), earlier, WORDS) is None
+
+
 def test_a_tokenizer_that_cannot_spell_what_it_read_keeps_its_own_tokens() -> None:
     class Loose(Words):
         def decode(self, ids: list[int], **how: bool) -> str:
@@ -113,6 +142,17 @@ class Renderer:
         ids = WORDS.encode(self.text or "no text", False)
         prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": ids}
         return messages, [prompt if self.text is None else prompt | {"prompt": self.text}]
+
+
+def test_a_request_for_tokens_alone_is_left_as_it_is() -> None:
+    class Patched(Renderer):
+        pass
+
+    tokens = TokenIn(Patched)
+    request = SimpleNamespace(model_extra={EARLIER_IDS: [1]})
+    _, [prompt] = asyncio.run(Patched("done").preprocess_chat(request, []))
+    assert prompt["prompt_token_ids"] == WORDS.encode("done", False)
+    assert not any(tokens.take().values())
 
 
 def ask(renderer: Renderer, earlier: Any, cut: int | None = None) -> list[int]:

@@ -1,8 +1,8 @@
 // An application on Vercel's AI SDK; prints what its user sees as JSON. Its arguments: the address, the folder of the
-// packages, and which provider speaks to the address.
+// packages, which provider speaks to the address, and the path of a file for which the model is to wait, if any.
 import { createRequire } from "node:module";
 
-const [, , url, packages, name] = process.argv;
+const [, , url, packages, name, wait] = process.argv;
 const require = createRequire(packages + "/");
 const { generateObject, generateText, jsonSchema, stepCountIs, streamText, tool } = require("ai");
 const { createOpenAI } = require("@ai-sdk/openai");
@@ -43,6 +43,10 @@ async function told(stream) {
   return { text, deltas };
 }
 
+if (wait !== undefined) {
+  await generateText({ model, prompt: `WAIT ${wait}`, maxRetries: 0 });
+  process.exit();
+}
 const plain = await generateText({ model, system: "Be kind.", prompt: "Hello" });
 const streamed = await told(streamText({ model, prompt: "Hello" }));
 
@@ -57,6 +61,10 @@ const tools = await told(stream);
 const after = [asked, ...(await stream.response).messages, { role: "user", content: "And now?" }];
 const third = await told(streamText({ model, messages: after }));
 
+const png = Buffer.from("iVBORw0KGgo=", "base64");
+const parts = [{ type: "text", text: "What is it?" }, { type: "image", image: png, mediaType: "image/png" }];
+const image = (await generateText({ model, messages: [{ role: "user", content: parts }] })).text;
+
 const object = (await generateObject({ model, schema: visit, prompt: "Where to?" })).object;
 console.log(
   JSON.stringify({
@@ -67,6 +75,7 @@ console.log(
     again: [second.text, third.text],
     thought: first.steps[0].reasoningText ?? null,
     ran,
+    image,
     object,
   }),
 );

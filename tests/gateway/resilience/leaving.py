@@ -39,6 +39,7 @@ class Leavers:
     phases: Counter[str] = field(default_factory=Counter[str])
     ways: Counter[str] = field(default_factory=Counter[str])
     phase_of: dict[str, str] = field(default_factory=dict[str, str])
+    way_of: dict[str, str] = field(default_factory=dict[str, str])
     errors: list[str] = field(default_factory=list[str])
     answered: int = 0
     #: phases that somebody waits to leave in
@@ -123,7 +124,7 @@ async def _one(rig: Rig, leavers: Leavers, name: str, way: Ask, word: str, aim: 
         leavers.answered += 1
         return
     leavers.left.append(left)
-    leavers.phase_of[name] = phase
+    leavers.phase_of[name], leavers.way_of[name] = phase, way.name
     leavers.phases[phase] += 1
     leavers.ways[way.name] += 1
 
@@ -132,6 +133,7 @@ def _cancellations(rig: Rig, leavers: Leavers) -> dict[str, Any]:
     """How soon the calls of those who left were cancelled upstream, and which were not."""
     left = {one.name: one for one in leavers.left}
     delays: list[float] = []
+    by_way: dict[str, list[float]] = {}
     served: Counter[str] = Counter()
     late: list[str] = []
     for call in rig.calls():
@@ -141,6 +143,7 @@ def _cancellations(rig: Rig, leavers: Leavers) -> dict[str, Any]:
         delay = float(call["at"]) - left[name].at
         if call["ended"] == "cancelled" and delay >= 0:
             delays.append(delay)
+            by_way.setdefault(leavers.way_of[name], []).append(delay)
             if delay > _LATE_SECONDS:
                 late.append(f"{name}, {leavers.phase_of[name]}: {delay:.3f} s")
         elif call["ended"] == "served" and delay > 0.1:
@@ -153,6 +156,7 @@ def _cancellations(rig: Rig, leavers: Leavers) -> dict[str, Any]:
             "p99": _quantile(delays, 0.99),
             "longest": _quantile(delays, 1.0),
         },
+        "longest_ms_by_way": {way: _quantile(sorted(some), 1.0) for way, some in sorted(by_way.items())},
         "cancelled_late": late[:10],
         "served_to_nobody": dict(served),
     }

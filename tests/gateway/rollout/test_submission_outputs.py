@@ -36,19 +36,22 @@ def test_what_no_advantage_can_come_of_is_a_tie() -> None:
     assert [one.metadata["rank"] for one in workflow_outputs(score(1.0, 1.0 + 1e-12), {}, {}, TASK)] == [1, 1]
 
 
-def test_what_the_session_earned_is_in_reward_and_rank_and_has_a_component() -> None:
+def test_what_the_session_earned_is_beside_the_reward_and_of_one_answer_alone() -> None:
     first, second = workflow_outputs(score(1.0, 1.5), {0: 1.0}, {}, TASK)
-    assert (first.reward, first.metadata["rank"], first.log_metrics) == (2.0, 1, {"n": 1.0, "session": 1.0})
-    assert (second.reward, second.metadata["rank"], second.log_metrics) == (1.5, 2, {"n": 1.5})
+    assert (first.reward, first.credit, first.metadata["rank"]) == (1.0, 1.0, 2)
+    assert first.log_metrics == {"n": 1.0, "session": 1.0}
+    assert (second.reward, second.credit, second.metadata["rank"]) == (1.5, 0.0, 1)
+    assert second.log_metrics == {"n": 1.5}
 
 
 def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backwards(values: list[float], _: int) -> list[float]:
+    def backwards(values: list[Any], _: int) -> list[Any]:
         return values[::-1]
 
     monkeypatch.setattr(random, "sample", backwards)
-    told = workflow_outputs(score(1.0, 2.0, 3.0), {}, {}, TASK, shuffled=True)
+    told = workflow_outputs(score(1.0, 2.0, 3.0), {2: 0.5}, {}, TASK, shuffled=True)
     assert [one.reward for one in told] == [3.0, 2.0, 1.0]
+    assert [one.credit for one in told] == [0.5, 0.0, 0.0]
     assert [one.metadata["rank"] for one in told] == [3, 2, 1]
     assert [one.log_metrics["n"] for one in told] == [1.0, 2.0, 3.0]
 

@@ -29,15 +29,15 @@ def call(arguments: str, call_id: str = "other") -> dict[str, Any]:
 )
 def test_an_answer_is_known_in_whatever_form_it_comes_back(sent_back: dict[str, Any]) -> None:
     asked = digests_of([user("hi")])
-    known, _ = answered(asked.digest, {"content": "Hello.", "role": "assistant", "refusal": None})
+    known, _, _ = answered(asked, {"content": "Hello.", "role": "assistant", "refusal": None})
     later = digests_of([{"role": "system", "content": "It is noon."}, user("hi"), sent_back, user("and?")])
-    assert later.answers == ((asked.digest, known),)
+    assert [answer[:2] for answer in later.answers] == [(asked.digest, known)]
 
 
 @pytest.mark.parametrize("arguments", ['{"b":[2],"a":1}', '{ "a": 1, "b": [ 2 ] }'])
 def test_calls_are_known_by_what_they_say(arguments: str) -> None:
-    known, _ = answered(digests_of([user("add")]).digest, assistant(None, tool_calls=[CALL]))
-    [(_, sent)] = digests_of([user("add"), assistant("", tool_calls=[call(arguments)])]).answers
+    known, _, _ = answered(digests_of([user("add")]), assistant(None, tool_calls=[CALL]))
+    [(_, sent, _)] = digests_of([user("add"), assistant("", tool_calls=[call(arguments)])]).answers
     assert sent == known
 
 
@@ -51,12 +51,12 @@ def test_calls_are_known_by_what_they_say(arguments: str) -> None:
     ],
 )
 def test_what_says_something_else_is_not_known(other: dict[str, Any]) -> None:
-    known, _ = answered(digests_of([user("hi")]).digest, assistant("Hello."))
+    known, _, _ = answered(digests_of([user("hi")]), assistant("Hello."))
     assert digests_of([user("hi"), other]).digest != known
 
 
 def test_broken_arguments_are_compared_as_text() -> None:
-    known, _ = answered(digests_of([user("add")]).digest, assistant(None, tool_calls=[call("{broken")]))
+    known, _, _ = answered(digests_of([user("add")]), assistant(None, tool_calls=[call("{broken")]))
     assert digests_of([user("add"), assistant(None, tool_calls=[call("{broken ")])]).digest == known
     assert digests_of([user("add"), assistant(None, tool_calls=[call("{other")])]).digest != known
 
@@ -76,9 +76,9 @@ def test_each_answer_is_the_digest_of_the_messages_up_to_it(said: list[tuple[str
     messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said]
     whole = digests_of(messages)
     positions = [index for index, (role, _) in enumerate(said) if role == "assistant"]
-    assert whole.answers == tuple(
+    assert [answer[:2] for answer in whole.answers] == [
         (digests_of(messages[:index]).digest, digests_of(messages[: index + 1]).digest) for index in positions
-    )
+    ]
     assert len(whole.sizes) == len(messages)
 
 

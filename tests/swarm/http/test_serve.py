@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 
 import pytest
 import uvicorn
@@ -42,8 +43,25 @@ def test_an_app_that_fails_to_start_is_said() -> None:
         run_app(broken, bind("127.0.0.1", 0), log_level="critical")
 
 
-@pytest.mark.anyio
-async def test_who_wants_a_websocket_is_told_at_once_to_use_http(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture(params=[None, "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    return pytest.importorskip("uvloop").new_event_loop if request.param else asyncio.new_event_loop
+
+
+def test_who_wants_a_websocket_is_told_at_once_to_use_http(
+    loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        answer = runner.run(_upgrading())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 426 ") and b"content-length: %d" % len(body) in head
+    assert json.loads(body)["error"]["code"] == "no_websockets"
+    assert not caplog.records
+
+
+async def _upgrading() -> bytes:
+    """The answer to a request for a WebSocket."""
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "lifespan", "the app need not know of it"
         for what in ("startup", "shutdown"):
@@ -63,7 +81,4 @@ async def test_who_wants_a_websocket_is_told_at_once_to_use_http(caplog: pytest.
         writer.close()
         server.should_exit = True
         await serving
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 426 ") and b"content-length: %d" % len(body) in head
-    assert json.loads(body)["error"]["code"] == "no_websockets"
-    assert not caplog.records
+    return answer

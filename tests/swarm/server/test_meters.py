@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from swarm.server.journal.rows import (
-    CallRow,
-    EndedHow,
-    EndRow,
-)
+from msgspec.structs import replace
+
+from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, StateRow, StepRow
 from swarm.server.monitor import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, Timeline, Trajectory
+from swarm.tokens import ModelCall, Timeline, TokenCounts, TrainBatch, TrainGroup, Trajectory
+from swarm.types import StepResult
 
 
 class Clock:
@@ -77,6 +76,39 @@ def test_what_was_given_up_before_it_sampled_is_not_dropped() -> None:
     meters = Meters(Clock())
     meters.observe(ended("aborted", "claim_withdrawn"))
     assert (meters.outcomes, meters.dropped.counts()) == ({"aborted": 1}, {})
+
+
+def test_every_sampled_token_is_trained_or_dropped_for_a_reason() -> None:
+    meters = Meters(Clock())
+    one = replace(trajectory([1, 0, 1]), tokens=TokenCounts(sampled=3, trained=2, repeated=1, masked=1))
+
+    def end(name: str, how: EndedHow = "ended", drop_reason: str = "", waits: bool = False) -> None:
+        kept = replace(one, episode_uuid=name) if waits else None
+        meters.observe(CallRow(name, call(3)))
+        meters.observe(
+            EndRow(
+                name, "c", EpisodeState.DELETED, how, 0.0, drop_reason=drop_reason, trajectory=kept, tokens=one.tokens
+            )
+        )
+
+    end("a", waits=True)
+    end("b", waits=True)
+    end("c", drop_reason="quarantined: counts")
+    end("d", "aborted", "reward_hook_failed: hook_timeout: late")
+    end("e", "idle")
+    meters.observe(StateRow(["b"], EpisodeState.DROPPED, reason="sampled by old weights", cause="stale"))
+    group = TrainGroup(task_id="t", trajectories=[replace(one, episode_uuid="a")])
+    meters.observe(BatchRow(TrainBatch(batch_id="1", groups=[group])))
+    meters.observe(StepRow("r", StepResult(step=1, batch_id="1", metrics={}, seconds=1.0)))
+    meters.observe(StateRow(["a"], EpisodeState.TRAINED, step=1))
+    meters.observe(StateRow(["a", "b"], EpisodeState.DROPPED, reason="again"))
+    assert meters.tokens == {"sampled": 15, "trained": 2, "repeated": 2, "dropped": 11, "masked": 2}
+    assert meters.dropped_tokens.counts() == {
+        "quarantined: counts": 3,
+        "reward_hook_failed: hook_timeout": 3,
+        "idle": 3,
+        "stale": 2,
+    }
 
 
 def test_rates_are_means_over_the_window() -> None:

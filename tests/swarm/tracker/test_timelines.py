@@ -6,9 +6,10 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarm.tokens import ModelCall, Timeline
-from swarm.tracker.timelines import merge_calls
+from swarm.tracker.timelines import count_tokens, merge_calls
 
 
 def call(prompt: list[int], response: list[int], version: int = 0, newest: int | None = None) -> ModelCall:
@@ -52,6 +53,14 @@ def test_next_turn_extends_with_masked_tokens_in_between() -> None:
     assert timeline.response_mask.tolist() == [1, 1, 0, 0, 1]
     assert timeline.logprobs.tolist() == [-0.125, -0.25, 0.0, 0.0, -0.125]
     assert (timeline.min_policy_version, timeline.max_policy_version, timeline.num_calls) == (4, 6, 2)
+
+
+def test_each_token_keeps_its_version_when_calls_are_joined() -> None:
+    over_a_sync = replace(call([1], [2, 3, 4], 4, 5), versions=[(0, 4), (2, 5)])
+    (timeline,) = merge_calls([over_a_sync, call([1, 2, 3, 4, 9], [6, 7], 5), call([1, 2, 3, 4, 9, 6, 7], [8], 6)])
+    assert timeline.versions == [(0, 4), (2, 5), (6, 6)]
+    assert timeline.token_versions().tolist() == [4, 4, 5, 5, 5, 5, 6]
+    assert merge_calls([over_a_sync])[0].versions == over_a_sync.versions
 
 
 def test_drifted_prefix_starts_a_new_timeline() -> None:
@@ -114,6 +123,20 @@ def test_every_sampled_token_is_trained(calls: list[ModelCall]) -> None:
             if len(c.prompt_ids) < len(position) and ids(c)[: len(position)] == position
         }
         assert trained.count(position) <= len(samples)
+
+
+@given(st.one_of(calls_strategy, conversations()))
+@settings(max_examples=200)
+def test_every_token_is_accounted_for(calls: list[ModelCall]) -> None:
+    timelines = merge_calls(calls)
+    counts = count_tokens(calls, timelines)
+    assert counts.sampled == sum(len(one.response_ids) for one in calls) == counts.trained + counts.repeated
+    assert counts.prompts + counts.masked + counts.trained == sum(len(full(one)) for one in timelines)
+    assert counts.unmerged == sum(len(ids(one)) for one in calls if len(one.response_ids))
+    assert (counts.timelines, counts.calls) == (len(timelines), sum(one.num_calls for one in timelines))
+    assert counts.repeated >= 0
+    dropped = count_tokens(calls, [])
+    assert (dropped.sampled, dropped.trained, dropped.repeated, dropped.masked) == (counts.sampled, 0, 0, 0)
 
 
 @given(conversations())

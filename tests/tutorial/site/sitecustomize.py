@@ -7,6 +7,10 @@ import sys
 
 if {"swarm", "start"} <= set(sys.orig_argv):
     import swarm.server.engine.supervisor
-    from tests.standins import engine
+    from tests.tutorial.pupil import COMMAND
 
-    swarm.server.engine.supervisor.ENGINE_COMMAND = engine.command("learning")
+    swarm.server.engine.supervisor.ENGINE_COMMAND = COMMAND
+    # verl would resolve a job; without verl there is nothing to resolve
+    import swarm.server.engine.resolving
+
+    swarm.server.engine.resolving.Resolver = lambda run_dir: None

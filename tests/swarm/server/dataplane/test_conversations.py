@@ -18,7 +18,9 @@ from tests.standins.vllm import (
     chat_chunk,
     completion_chunk,
     plain,
+    plain_choice,
     role_chunk,
+    several,
     sse,
     streamed,
     token_chunk,
@@ -26,6 +28,7 @@ from tests.standins.vllm import (
     usage_chunk,
 )
 from tests.swarm.server.conftest import Rig
+from tests.swarm.server.dataplane.group import claim_group
 
 pytestmark = pytest.mark.anyio
 
@@ -136,6 +139,16 @@ async def test_the_answer_of_another_episode_is_known_too(rig: Rig) -> None:
     assert [call.history for call in second.calls] == ["kept"]
 
 
+async def test_a_group_goes_on_from_the_answer_that_was_chosen_of_the_group_before(rig: Rig) -> None:
+    group, following = await claim_group(rig), await claim_group(rig)
+    both = [plain_choice([5]), plain_choice([6, 7], index=1)]
+    rig.vllm.script += [several(*both, prompt=[1]), several(*both, prompt=[1, 6, 7, 2])]
+    await group.chat(messages=[USER])
+    await following.chat(messages=[USER, said("t6 t7"), USER])
+    assert earlier(rig) == [1, 6, 7]
+    assert [call.history for member in following.members for call in member.calls] == ["kept", "kept"]
+
+
 async def test_what_is_not_trained_is_told_with_its_reason(rig: Rig) -> None:
     one, other = await rig.claim(), await rig.claim()
     rig.vllm.script += [plain([5, 6], prompt=[1]), plain([5, 6], prompt=[1], usage={}), plain([7, 8], prompt=[1])]
@@ -208,6 +221,26 @@ arguments = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=5,
 )
+
+
+@given(
+    st.lists(
+        st.one_of(
+            arguments,
+            st.fixed_dictionaries(
+                {"role": st.just("assistant")},
+                optional={
+                    "content": arguments,
+                    "tool_calls": arguments | st.lists(st.fixed_dictionaries({"function": arguments})),
+                },
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_messages_of_any_form_are_left_to_vllm(messages: list[Any]) -> None:
+    assert not Conversations().begin("m", {"messages": messages}, [episode("a")]).earlier_ids
 
 
 @given(st.text(max_size=8), st.lists(st.tuples(st.text(max_size=3), arguments), max_size=2), st.booleans())

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from swarm.http.serve import bind
 from swarm.link.messages import RolloutReady
 from swarm.states import EngineState
+from swarm.tokens import Sampled
 from tests.standins.vllm import (
     ENGINE_MODEL,
     ScriptedVllm,
@@ -83,24 +84,35 @@ async def test_a_call_in_flight_is_told_that_its_engine_is_gone_and_works_with_t
     assert [call.response_ids for call in episode.calls] == [[7]]
 
 
-async def test_a_call_outlives_a_weight_sync_where_episodes_run_on_and_names_both_versions(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("sampled", "versions"),
+    [
+        (None, (0, 1, [])),
+        ({"chatcmpl-1": {0: 1}}, (0, 1, [(0, 0), (1, 1)])),
+        ({"chatcmpl-1": {0: 2**31 - 1}}, (0, 0, [])),
+        ({"chatcmpl-2": {0: 1}}, (1, 1, [])),
+    ],
+)
+async def test_a_call_outlives_a_weight_sync_where_episodes_run_on_and_names_its_tokens_versions(
+    rig: Rig, sampled: Sampled | None, versions: tuple[int, int, list[tuple[int, int]]]
+) -> None:
     rig.controller.rollout_ready(structs.replace(ready(rig.vllm_address), serving="always"))
     synced = asyncio.Event()
 
     async def late(body: dict[str, Any]) -> Response:
         await synced.wait()
-        return plain([7])(body)
+        return plain([7, 8])(body)
 
     rig.vllm.script.append(late)
     episode = await rig.claim()
     call = asyncio.create_task(episode.chat())
     await rig.eventually(lambda: bool(rig.vllm.requests))
     rig.controller.weight_sync_begins()
-    rig.controller.weights_synced(1)
+    rig.controller.weights_synced(1, sampled)
     synced.set()
     assert (await call).headers["x-swarm-policy-version"] == "1"
     [recorded] = episode.calls
-    assert (recorded.min_policy_version, recorded.max_policy_version) == (0, 1)
+    assert (recorded.min_policy_version, recorded.max_policy_version, recorded.versions) == versions
     await episode.end()
     assert rig.controller.pool.information().completed_episodes == 1
 

@@ -13,7 +13,7 @@ import pytest
 from adapters.dialects import ChatDialect, CompletionsDialect, MessagesDialect, ResponsesDialect
 from swarm.errors import ContextLengthError
 from swarm.job import TrainJob
-from swarm.server.dataplane.upstream import UpstreamRefusalError, too_long
+from swarm.server.dataplane.upstream import UpstreamRefusalError, not_guided, too_long
 
 JOB = TrainJob(model="tiny", max_prompt_length=60, max_response_length=40)
 
@@ -98,6 +98,22 @@ def test_every_dialect_says_it_in_its_own_words(message: str, openai: str, anthr
 def test_other_refusals_are_none() -> None:
     for error in ({"message": "temperature must be at least 0"}, "too long", None):
         assert too_long(UpstreamRefusalError(400, {"error": error}), JOB) is None
+        assert not_guided(UpstreamRefusalError(400, {"error": error})) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    # of vLLM 0.28
+    [
+        'Grammar error: Unimplemented keys: ["uniqueItems"]',
+        "Grammar error: Pointer '/$defs/nope' does not exist",
+        "Grammar error: Unsatisfiable schema: minLength (5) is greater than maxLength (3)",
+    ],
+)
+def test_a_schema_that_the_engine_cannot_hold_an_answer_to_is_said(words: str) -> None:
+    error = not_guided(UpstreamRefusalError(400, {"error": {"message": words, "type": "BadRequestError"}}))
+    assert error is not None and (error.status, error.code) == (400, "schema_not_supported")
+    assert words in error.message and "response_format" in error.message and "tool_choice" in error.message
 
 
 #: What the installed vLLM says, in a process of its own: its imports clash with those of other tests.

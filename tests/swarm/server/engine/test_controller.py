@@ -150,6 +150,8 @@ async def test_steps_carry_our_metrics_of_their_batch() -> None:
         "swarm/unmerged_tokens": 8.0,
         "swarm/merged_tokens": 8.0,
         "swarm/lost_history": 0.0,
+        "swarm/staleness_mean": 0.0,
+        "swarm/staleness_max": 0.0,
     }
     assert controller.status(steps=0).steps == []
 

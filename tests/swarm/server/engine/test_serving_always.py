@@ -217,5 +217,10 @@ async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_
         controller.rollout_ready(always())
     assert controller.pool.collection.outstanding is None and controller.pool.collection.dropped == 4
     controller.trainer_died("out of memory")
+    controller.weight_sync_begins()
+    assert not controller.serves, "another trainer would find a paused vLLM"
+    controller.rollout_ready(always())
+    assert controller.serves
+    controller.trainer_died("out of memory")
     controller.offline("vLLM died, too")
     assert not controller.serves and not controller.pool.needs_none

@@ -241,3 +241,12 @@ def test_one_quarantined_episode_drops_its_group() -> None:
     assert reason == "quarantined: 3 token ids but 2 log-probabilities"
     info = pool.information()
     assert (info.quarantined_episodes, info.dropped_episodes, info.completed_episodes) == (1, 1, 0)
+
+
+def test_a_group_is_told_each_reason_for_which_one_of_it_is_not_trained() -> None:
+    pool = rolling_pool()
+    good, bad, silent = sampled(pool, 2) + claim(pool, 1)
+    pool.quarantine(pool.open(bad.episode_uuid, bad.key), "odd tokens")
+    told = pool.end("me", "t", ends(good, bad, silent), as_group=True)
+    assert told == "quarantined: odd tokens; no completed LLM call was recorded in the episode"
+    assert pool.end("me", "t", ends(good, bad, silent), as_group=True) == told

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
-from swarm.tokens import Timeline, Trajectory, as_lists
+from swarm.tokens import Timeline, TokenCounts, Trajectory, as_lists
 from swarm.types import WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, dropped, ended, over, refused, stepped, taken, trajectory
 
@@ -67,7 +67,13 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
     (row,) = lines(tmp_path / "x.jsonl")
     given = trajectory("trained")
     assert row.pop("timelines") == [as_lists(timeline) for timeline in given.timelines]
-    assert row.pop("output") == {"reward": 1.0, "is_success": None, "metadata": {"answer": "yes"}, "log_metrics": {}}
+    assert row.pop("output") == {
+        "reward": 1.0,
+        "credit": 0.0,
+        "is_success": None,
+        "metadata": {"answer": "yes"},
+        "log_metrics": {},
+    }
     assert row == {
         "episode_uuid": "trained",
         "run_id": "r1",
@@ -93,6 +99,7 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "max_policy_version": 4,
         "claimed_at": 1.5e9,
         "ended_at": 1.6e9,
+        "tokens": asdict(TokenCounts()),
         "num_calls": 1,
         "finish_reason": "",
     }

@@ -1,0 +1,119 @@
+"""What the outcome of a session is worth to each of its delivered answers: the upper of two levels of advantage.
+
+Invariant: an answer that was not delivered has no part in the outcome; it is credited with its own reward alone.
+
+The lower level is the group: the N answers to one request were sampled in one state of the conversation, and each has
+the advantage of its reward in this group (:mod:`adapters.verl.advantage`). The upper level is the session. With its
+outcome ``R`` and ``K`` credited turns, the delivered answer of turn ``k`` (0 for the first) gets beyond that
+
+``weight * discount ** (K - 1 - k) * A``
+
+where ``A`` compares ``R`` with the outcomes of the last sessions of the same task, this one included (``G``):
+
+======== =====================================================================
+baseline ``A``
+======== =====================================================================
+std      ``(R - mean(G)) / (std(G) + 1e-6)``, the deviation with ``n - 1``
+mean     ``R - mean(G)``
+none     ``R``
+======== =====================================================================
+
+The first session of a task is compared with nothing: its ``A`` is ``R``. Sessions do not wait for each other, so each
+is compared with those that ended before it. Turns that the user went back beyond are not credited; turns of sub-agents
+are, in the order in which all were answered.
+
+What is credited is added to the advantage of the one answer that was delivered, whatever else is in its group, so that
+the others neither gain nor lose by it.
+
+These are the episode and step advantages of GiGPO (Feng et al. 2025, arXiv:2505.10978: ``A = A_E + w A_S``, and both
+ways to normalise), with two differences. Its step groups are states that happen to recur among trajectories;
+ours are sampled on purpose, N answers in each state, and only one of them has a future. And its discount belongs to the
+returns of step groups; ours spreads the outcome over the turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from gateway.config.route import Baseline
+from gateway.sessions.conversation import Conversation, DeliveredTurn
+from reward_hooks import HookContext, Reward
+
+#: Sessions of one task that an outcome is compared with, this one included.
+_SESSIONS = 32
+#: Tasks whose outcomes are remembered; the longest unused leave.
+_TASKS = 10_000
+#: Session hooks that run at once.
+_AT_ONCE = 8
+
+Task = tuple[str, str, str]
+
+
+def shares(credited: Sequence[bool], discount: float) -> list[float]:
+    """The share of each turn, oldest first, in the session's advantage: ``discount ** (number of credited turns after
+    it)``, or 0 for a turn that is not ``credited``."""
+    found: list[float] = []
+    share = 1.0
+    for one in reversed(credited):
+        found.append(share if one else 0.0)
+        share *= discount if one else 1.0
+    return found[::-1]
+
+
+class Outcomes:
+    """The outcomes of the last sessions of each task."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[Task, deque[float]] = OrderedDict()
+
+    def advantage(self, task: Task, outcome: float, baseline: Baseline) -> float:
+        """How much better ``outcome`` is than those of the same task; it is remembered."""
+        known = self._of.setdefault(task, deque(maxlen=_SESSIONS))
+        self._of.move_to_end(task)
+        if len(self._of) > _TASKS:
+            self._of.popitem(last=False)
+        known.append(outcome)
+        if baseline == "none" or len(known) == 1:
+            return outcome
+        above = outcome - fmean(known)
+        return above / (stdev(known) + 1e-6) if baseline == "std" else above
+
+
+class Crediting:
+    """Asks hooks what sessions were worth, and credits their turns."""
+
+    def __init__(self) -> None:
+        self._outcomes = Outcomes()
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def credits(self, conversation: Conversation, turns: Sequence[DeliveredTurn]) -> list[float]:
+        """What each of ``turns``, oldest first, is credited with.
+
+        Raises:
+            HookError: the hook gives no result.
+        """
+        settings = conversation.settings
+        context = HookContext(
+            num_repeat=settings.num_repeat or 1,
+            group_id=conversation.session_id,
+            deadline_seconds=settings.hook_timeout_seconds,
+        )
+        async with self._places:
+            told = await conversation.hooks.end_session(conversation.session(list(turns)), context)
+        weight = settings.session_weight
+        if told is None:
+            return [0.0] * len(turns)
+        if not isinstance(told, Reward):
+            return [weight * reward.value for reward in told]
+        advantage = self._outcomes.advantage(_task_of(conversation), told.value, settings.session_baseline)
+        parts = shares([not turn.left for turn in turns], settings.session_discount)
+        return [weight * part * advantage for part in parts]
+
+
+def _task_of(conversation: Conversation) -> Task:
+    """Sessions that begin with the same request, or that were said to be of one task, are of one."""
+    scope = conversation.scope
+    return scope.route, scope.key_id, conversation.task or conversation.turns[0].asked.hex()

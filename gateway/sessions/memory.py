@@ -1,0 +1,260 @@
+"""The conversations that are remembered, and a new request's place in one.
+
+Invariant: a conversation belongs to one caller and one route, and a caller finds only its own. At most ``max_sessions``
+conversations and ``max_bytes`` of their turns are kept; the least recently used leave first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from gateway.sessions.conversation import (
+    INSTRUCTIONS,
+    Conversation,
+    DeliveredTurn,
+    Digests,
+    Scope,
+    digest_of,
+    text_of,
+    texts_of,
+)
+from gateway.sessions.similarity import similarity
+
+#: Conversations kept under one digest; only what comes next tells them apart.
+_SAME = 8
+_SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
+#: Begins the names of sub-agents that have none of their own.
+_CHILD = "of-"
+#: Characters; a shorter text may be said twice by chance. And how many are kept of one answer.
+_SHORTEST_PROMPT, _TEXTS = 16, 16
+#: Characters; a shorter answer may stand in a text by chance.
+_SHORTEST_SUMMARY = 40
+#: The latest turns of an agent that may have been its summary.
+_SUMMARIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands: it continues ``parent``.
+
+    Attributes:
+        known: how that is known. ``answer``: its messages hold the answer; ``altered``: they hold another answer in its
+            place; ``question``: the same request came before; ``name``: it names the session, and nothing else tells;
+            ``compacted``: they hold the answer as a summary of what came before; ``branch``: an agent asks in
+            the session for something of its own.
+        agent: the sub-agent that asks; empty: the main one.
+        strength: of ``altered``: how similar the two answers are.
+    """
+
+    conversation: Conversation
+    parent: DeliveredTurn | None
+    known: Literal["answer", "altered", "question", "name", "compacted", "branch"]
+    agent: str = ""
+    strength: float = 1.0
+
+
+_Found = list[tuple[Conversation, DeliveredTurn]]
+_Index = dict[tuple[Scope, bytes], _Found]
+
+
+class Memory:
+    """Bounded by count and bytes (of requests and answers as JSON, what turns share counted once).
+
+    Attributes:
+        named: conversations by the session that they are.
+        by_id: turns by the id of their answer, without its dialect's prefix.
+    """
+
+    def __init__(self, max_sessions: int, max_bytes: int) -> None:
+        self._max_sessions = max_sessions
+        self._max_bytes = max_bytes
+        self._all: OrderedDict[int, Conversation] = OrderedDict()
+        self.named: dict[Scope, Conversation] = {}
+        #: of sub-agents with a session's name of their own: the session's
+        self._roots: dict[Scope, Scope] = {}
+        self._by_answer: _Index = {}
+        self._by_question: _Index = {}
+        #: by the texts of a turn that may come back in a user's place: its answer, and what its calls pass on
+        self._by_text: _Index = {}
+        self.by_id: dict[str, DeliveredTurn] = {}
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(list(self._all.values()))
+
+    def place(self, scope: Scope, agent: str, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
+        """Where a request of ``agent`` with ``messages`` stands, ``None`` where a conversation begins."""
+        answers = [message for message in messages if message.get("role") == "assistant"]
+        for (before, whole, inner), answer in zip(reversed(said.answers), reversed(answers), strict=True):
+            if found := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
+                return _placed(found, agent)
+            for conversation, turn in reversed(self._by_question.get((scope, before), [])):
+                if agent in ("", turn.agent) and (strength := similarity(text_of(turn.message), text_of(answer))):
+                    return Place(conversation, turn, "altered", turn.agent, strength)
+        # without the name of a session or user, the same question may come from two users
+        if scope.kind != "anyone":
+            for conversation, turn in reversed(self._by_question.get((scope, said.digest), [])):
+                if turn.agent == agent:
+                    return Place(conversation, turn.parent, "question", agent)
+        if (conversation := self.named.get(scope)) is None:
+            return self._told_to(scope, messages)
+        if scope.kind == "session":
+            return Place(conversation, conversation.turns[-1] if conversation.turns else None, "name", agent)
+        summary = _summary_in(messages, [turn for turn in conversation.turns if turn.agent == agent])
+        return Place(conversation, summary, "branch" if summary is None else "compacted", agent)
+
+    def _told_to(self, scope: Scope, messages: list[dict[str, Any]]) -> Place | None:
+        """The conversation that had its sub-agent asked what ``messages`` ask, by a tool's argument, or that has one of
+        them as its summary."""
+        for message in reversed(messages):
+            for text in texts_of(message) if message.get("role") == "user" else ():
+                if found := self._by_text.get((scope, digest_of(text.strip()))):
+                    conversation, turn = found[-1]
+                    if text.strip() == text_of(turn.message).strip():
+                        return Place(conversation, turn, "compacted", turn.agent)
+                    return Place(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
+        return None
+
+    def origin(self, scope: Scope, said: Digests) -> str:
+        """The session of the same key that a session which begins with ``said`` was forked from, or nothing."""
+        for _, whole, _ in reversed(said.answers):
+            if found := self._by_answer.get((_anywhere(scope), whole)):
+                return found[-1][0].session_id
+        return ""
+
+    def adopt(self, scope: Scope, child: str) -> Scope:
+        """The scope of the session that ``child``, a sub-agent with a session's name of its own, belongs to.
+
+        Args:
+            scope: of the session that began the sub-agent, which may be a sub-agent's itself.
+        """
+        root = self._roots.get(scope, scope)
+        if (conversation := self.named.get(root)) is not None:
+            own = scope._replace(name=child)
+            conversation.children.add(own)
+            self._roots[own] = root
+        return root
+
+    def add(self, conversation: Conversation, turn: DeliveredTurn) -> list[Conversation]:
+        """Keep ``turn``; returns the conversations that have to leave for it."""
+        scope = conversation.scope
+        if scope.kind in ("session", "agent"):
+            self.named[scope] = conversation
+        self._all[id(conversation)] = conversation
+        self._all.move_to_end(id(conversation))
+        conversation.turns.append(turn)
+        conversation.size += turn.size
+        self.size += turn.size
+        for where in _found_in(scope):
+            _note(self._by_answer, (where, turn.answered), (conversation, turn))
+        if turn.inner:
+            _note(self._by_answer, (scope, turn.inner), (conversation, turn))
+        for text in _texts_in(turn.message):
+            _note(self._by_text, (scope, text), (conversation, turn))
+        _note(self._by_question, (scope, turn.asked), (conversation, turn))
+        self.by_id[turn.completion_id] = turn
+        leaving: list[Conversation] = []
+        size = self.size
+        # not over a copy, whose cost would grow with what is remembered
+        for oldest in self._all.values():
+            few = len(self._all) - len(leaving) <= self._max_sessions
+            if (size <= self._max_bytes and few) or oldest is conversation:
+                break
+            leaving.append(oldest)
+            size -= oldest.size
+        return leaving
+
+    def touch(self, conversation: Conversation) -> None:
+        """The conversation was used."""
+        if id(conversation) in self._all:
+            self._all.move_to_end(id(conversation))
+
+    def remove(self, conversation: Conversation) -> list[str]:
+        """Forget the conversation; returns the ids of answers that can still get feedback, see :meth:`forget`."""
+        if self._all.pop(id(conversation), None) is None:
+            return []
+        self.size -= conversation.size
+        if self.named.get(conversation.scope) is conversation:
+            del self.named[conversation.scope]
+        for child in conversation.children:
+            self._roots.pop(child, None)
+        for turn in conversation.turns:
+            for where in _found_in(conversation.scope):
+                _drop(self._by_answer, (where, turn.answered), turn)
+            if turn.inner:
+                _drop(self._by_answer, (conversation.scope, turn.inner), turn)
+            for text in _texts_in(turn.message):
+                _drop(self._by_text, (conversation.scope, text), turn)
+            _drop(self._by_question, (conversation.scope, turn.asked), turn)
+        late = [turn.completion_id for turn in conversation.turns if turn.open]
+        self.forget([turn.completion_id for turn in conversation.turns if not turn.open])
+        return late
+
+    def forget(self, completion_ids: list[str]) -> None:
+        """No more feedback for these."""
+        for completion_id in completion_ids:
+            self.by_id.pop(completion_id, None)
+
+
+def _placed(found: _Found, agent: str) -> Place:
+    """Of conversations with one digest, the newest turn of the same agent, or of any, that nobody has continued."""
+    own = [entry for entry in found if entry[1].agent == agent] or found
+    fresh = [entry for entry in own if not entry[0].after(entry[1], agent or entry[1].agent)]
+    conversation, turn = (fresh or own)[-1]
+    return Place(conversation, turn, "answer", agent or turn.agent)
+
+
+def _texts_in(message: dict[str, Any]) -> list[bytes]:
+    """Digests of the text of an answer and of the texts among the arguments of its calls, if they are long enough."""
+    summary = text_of(message).strip()
+    found = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []
+    for call in message.get("tool_calls") or ():
+        try:
+            arguments: Any = orjson.loads(call["function"]["arguments"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        values = list(arguments.values()) if isinstance(arguments, dict) else []
+        texts = [value.strip() for value in values if isinstance(value, str)]
+        found += [digest_of(text) for text in texts if len(text) >= _SHORTEST_PROMPT]
+    return found[:_TEXTS]
+
+
+def _summary_in(messages: list[dict[str, Any]], turns: list[DeliveredTurn]) -> DeliveredTurn | None:
+    """The latest of ``turns`` whose answer stands in ``messages`` as a summary, in a message of any role."""
+    texts = [" ".join(text_of(message).split()) for message in messages if message.get("role") not in INSTRUCTIONS]
+    for turn in reversed(turns[-_SUMMARIES:]):
+        answer = text_of(turn.message)
+        # agents that have their model think first hand on what it then says
+        told = _SUMMARY.search(answer)
+        words = " ".join((told.group(1) if told else answer).split())
+        if len(words) >= _SHORTEST_SUMMARY and any(words in text for text in texts):
+            return turn
+    return None
+
+
+def _anywhere(scope: Scope) -> Scope:
+    """Where the answers of all agents' sessions of one key are found, for their forks."""
+    return scope._replace(name="")
+
+
+def _found_in(scope: Scope) -> tuple[Scope, ...]:
+    return (scope, _anywhere(scope)) if scope.kind == "agent" else (scope,)
+
+
+def _note(index: _Index, key: tuple[Scope, bytes], entry: tuple[Conversation, DeliveredTurn]) -> None:
+    index[key] = [*index.get(key, []), entry][-_SAME:]
+
+
+def _drop(index: _Index, key: tuple[Scope, bytes], turn: DeliveredTurn) -> None:
+    index[key] = [entry for entry in index.get(key, []) if entry[1] is not turn]
+    if not index[key]:
+        del index[key]

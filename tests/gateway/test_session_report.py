@@ -1,0 +1,91 @@
+"""Every token of a session is accounted for: sampled is trained, dropped for a reason, or under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sessions.conversation import Ledger
+from gateway.stats import DropReason
+from tests.gateway.conftest import OpenGateway, ask
+from tests.standins.swarm import Swarm
+
+#: Fails for questions that hold the word.
+HOOK = """
+def on_compute_relative_reward(task, candidates, context):
+    if "fail" in task.main_query:
+        raise ValueError("cannot tell")
+    return [float(candidate.index) for candidate in candidates]
+"""
+OUTCOME = "def on_session_end(session, context):\n    return session.feedback.rating\n"
+CODEX = {"user-agent": "codex_exec/0.169.0", "session-id": "s", "thread-id": "s", "x-swarm-policy": "best"}
+SUB = {**CODEX, "thread-id": "sub"}
+GROUP = 4
+
+
+async def told(http: httpx.AsyncClient, name: str = "s") -> dict[str, Any]:
+    answer = await http.get(f"/v1/sessions/{name}")
+    assert answer.status_code == 200
+    assert answer.json()["session_id"] == name
+    [on] = answer.json()["on"]
+    return on
+
+
+@pytest.mark.anyio
+async def test_a_session_says_what_became_of_its_tokens(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(reward=HOOK) as http:
+        for headers, text in [(CODEX, "repair it"), (SUB, "look for tests"), (SUB, "and fail")]:
+            await ask(http, headers=headers, messages=[{"role": "user", "content": text}])
+        await swarm.until(lambda: not swarm.open_episodes)
+        on = await told(http)
+        sampled = on["agents"][""]["trained"]["sampled"]
+        each = {"answers": GROUP, "sampled": sampled, "masked": on["agents"][""]["trained"]["masked"]}
+        assert sampled >= GROUP and each["masked"] >= GROUP
+        assert on["agents"] == {
+            "": {"requests": 1, "under_way": 0, "trained": each, "dropped": {}},
+            "sub": {"requests": 2, "under_way": 0, "trained": each, "dropped": {"reward_hook_failed": each}},
+        }
+        totals = (await http.get("/status")).json()["tokens"]
+        assert totals["delivered"] + totals["wasted"] == 3 * sampled
+        assert (on["route"], on["ended"], on["forked_from"]) == ("default", "", "")
+        assert (await http.post("/v1/sessions/s/end")).status_code == 200
+        assert (await told(http))["ended"] == "endpoint"
+        missing = await http.get("/v1/sessions/unknown")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "session_not_found")
+
+
+@pytest.mark.anyio
+async def test_what_waits_for_the_end_of_its_session_is_under_way(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway(reward=HOOK, session_end=OUTCOME) as http:
+        await ask(http, headers=CODEX)
+        on = await told(http)
+        assert (on["agents"][""]["under_way"], on["agents"][""]["trained"]["answers"]) == (1, 0)
+        await http.post("/v1/sessions/s/end", json={"score": 0.5})
+        await swarm.until(lambda: not swarm.open_episodes)
+        on = await told(http)
+        assert (on["agents"][""]["under_way"], on["agents"][""]["trained"]["answers"]) == (0, GROUP)
+        assert (on["credited"], on["credit_dropped"]) == (1, 0)
+    [group] = swarm.ends
+    # the outcome is of the delivered answer alone, the last; the others have their own rewards
+    outputs = [end["workflow_output"] for end in group["ends"]]
+    assert [output["credit"] for output in outputs] == [0.0, 0.0, 0.0, 0.5]
+    assert [output["reward"] for output in outputs] == [0.0, 1.0, 2.0, 3.0]
+
+
+_FATES = st.tuples(st.sampled_from([None, *DropReason]), st.integers(0, 8), st.integers(0, 500), st.integers(0, 900))
+
+
+@given(st.lists(_FATES, max_size=20), st.integers(0, 5))
+def test_nothing_is_lost_or_counted_twice(fates: list[tuple[DropReason | None, int, int, int]], more: int) -> None:
+    ledger = Ledger(under_way=len(fates) + more)
+    for fate in fates:
+        ledger.add(*fate)
+    every = [ledger.trained, *ledger.dropped.values()]
+    assert ledger.under_way == more
+    assert sum(fate.answers for fate in every) == sum(answers for _, answers, _, _ in fates)
+    assert sum(fate.sampled for fate in every) == sum(sampled for _, _, sampled, _ in fates)
+    assert sum(fate.masked for fate in every) == sum(masked for _, _, _, masked in fates)

@@ -1,0 +1,73 @@
+"""The math tutorial as it ships: its problems, its agent, and its readme with real servers and client processes."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from swarm.importer import SourceFolder
+from swarm.job import TrainJob
+from swarm.types import WorkflowOutput
+from tests.tutorial.readmes import TUTORIALS, check_options, follow
+
+FOLDER = TUTORIALS / "opencode_build_math_agent"
+
+
+@pytest.fixture(scope="module")
+def agent() -> ModuleType:
+    return SourceFolder(FOLDER).module("agent_run")
+
+
+def test_the_problems_are_what_the_script_writes_and_share_no_sum() -> None:
+    script = SourceFolder(FOLDER).module("make_problems")
+    sums: dict[str, set[tuple[bool, str, str]]] = {}
+    for part in ("train", "held_out"):
+        rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+        assert rows == script.rows(part)
+        words = [row["question"].replace(".", "").split() for row in rows]
+        sums[part] = {("buys" in one, *[word for word in one if word.isdigit()][:2]) for one in words}
+        for row, one in zip(rows, words, strict=True):
+            a, b = (int(word) for word in one if word.isdigit())
+            assert row["answer"] == (a + b if "buys" in one else a - b)
+    assert not sums["train"] & sums["held_out"]
+
+
+def test_the_last_number_decides(agent: ModuleType) -> None:
+    answers = ["4 + 5 = 9", "9.", "It is 9, not 8", "-9", "19", "nine", ""]
+    assert [agent.judge(answer, 9) for answer in answers] == [1, 1, 0, 0, 0, 0, 0]
+
+
+def test_the_calculator_answers_or_says_what_is_wrong(agent: ModuleType) -> None:
+    assert agent.calculate('{"a": 4, "sign": "+", "b": 5}') == "9"
+    assert agent.calculate('{"a": 4, "sign": "-", "b": 5}') == "-1"
+    for wrong in ("", "{}", "[1]", '{"a": "four", "sign": "+", "b": 5}', '{"a": null, "sign": "+", "b": 5}'):
+        assert agent.calculate(wrong).startswith("error: ")
+
+
+def test_the_control_permutes_the_rewards_of_a_group() -> None:
+    roll = SourceFolder(FOLDER).module("agent_roll")
+    outputs = [WorkflowOutput(reward=float(n), is_success=n > 3, metadata={"answer": n}) for n in range(8)]
+    mixed = roll.permuted(outputs, random.Random(0))
+    assert sorted(one.reward for one in mixed) == [one.reward for one in outputs]
+    assert [one.reward for one in mixed] != [one.reward for one in outputs]
+    assert [one.metadata["answer"] for one in mixed] == list(range(8))
+
+
+def test_the_job_is_valid() -> None:
+    assert TrainJob.build_job_from_yaml(FOLDER / "job.yaml").model_name == "smollm2-135m"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("model_and_engine")
+def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
+    check_options("math_agent")
+    folder, said = follow("math_agent", tmp_path)
+    trained = json.loads((folder / "out" / "quick" / "curve.json").read_text())
+    assert not trained["shuffled"]
+    assert [one["step"] for one in trained["curve"]] == [0, 2]
+    assert trained["curve"][1]["mean"] > trained["curve"][0]["mean"]
+    assert "held-out accuracy went from" in said
