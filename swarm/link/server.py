@@ -17,9 +17,13 @@ import zmq
 import zmq.asyncio
 
 from swarm.errors import LinkError
-from swarm.link.messages import Finished, Heartbeat, Hello, Message, Role, decode, encode
+from swarm.link.messages import Finished, Heartbeat, Hello, Message, Role, RolloutReady, decode, encode
 
 logger = logging.getLogger(__name__)
+
+#: seconds of silence that are allowed until the first RolloutReady: an import of torch or vLLM stops a process's other
+#: threads for seconds where cores are busy
+BOOT_SILENCE = 60.0
 
 
 @dataclass
@@ -33,7 +37,8 @@ class EngineLink:
 
     Args:
         token: the secret that the engine's processes must present.
-        heartbeat_timeout: seconds of silence after which a role that said Hello counts as dead.
+        heartbeat_timeout: seconds of silence after which a role that said Hello counts as dead; at least
+            :data:`BOOT_SILENCE` until the engine is ready.
     """
 
     def __init__(self, token: str, heartbeat_timeout: float = 5.0) -> None:
@@ -44,6 +49,7 @@ class EngineLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._address = ""
         self._finished = False
+        self._ready = False
 
     @property
     def address(self) -> str:
@@ -80,12 +86,13 @@ class EngineLink:
     def forget(self, role: Role) -> None:
         """The process of ``role`` is gone: drop what it may still have sent, and let another one say Hello."""
         self._peers.pop(role, None)
+        self._ready = False
 
     async def receive(self) -> tuple[Role, Message]:
         """The next message with the role that sent it; heartbeats are swallowed.
 
         Raises:
-            LinkError: a role that had said Hello has been silent for longer than ``heartbeat_timeout``.
+            LinkError: a role that had said Hello has been silent for too long.
         """
         event = await self._events.get()
         if isinstance(event, LinkError):
@@ -146,6 +153,7 @@ class EngineLink:
             return
         # an engine that said goodbye is expected to go silent
         self._finished = self._finished or isinstance(message, Finished)
+        self._ready = self._ready or isinstance(message, RolloutReady)
         self._events.put_nowait((role, message))
 
     async def _beat(self) -> None:
@@ -155,7 +163,8 @@ class EngineLink:
         last = next_beat = loop.time()
         while True:
             # whichever comes first: a role's deadline, so that its silence is noticed then and not a beat later
-            deadlines = [peer.heard + self._timeout for peer in self._peers.values()]
+            allowed = self._timeout if self._ready else max(self._timeout, BOOT_SILENCE)
+            deadlines = [peer.heard + allowed for peer in self._peers.values()]
             await asyncio.sleep(max(0.0, min([next_beat, *deadlines]) - loop.time()))
             now = loop.time()
             # our own loop was held up: the silence is ours, not theirs
@@ -165,7 +174,7 @@ class EngineLink:
             last = now
             for role, peer in list(self._peers.items()):
                 silence = now - peer.heard
-                if silence >= self._timeout:
+                if silence >= allowed:
                     del self._peers[role]
                     if not self._finished:
                         self._events.put_nowait(LinkError(f"{role} has been silent for {silence:.1f} s"))

@@ -33,7 +33,7 @@ job: {model: tiny, device: cpu, batch_size: 2, num_repeat: 4, lr: 1.0e-3, total_
 workflow: letters:solve
 tasks: {train: words.jsonl, validation: "letters:held_out"}
 eval: {every_steps: 1, samples: 2}
-swarm: {port: 0, run_dir: run, heartbeat_timeout: 60}
+swarm: {port: 0, run_dir: run}
 """
 WORKFLOW = """\
 from swarm.types import Task, WorkflowOutput

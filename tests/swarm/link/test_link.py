@@ -138,8 +138,13 @@ async def test_malformed_frames_and_messages_before_hello_are_dropped(link: Engi
 
 async def test_silent_role_is_reported_once() -> None:
     async with EngineLink(TOKEN, heartbeat_timeout=0.2) as link:
-        with EngineEnd("rollout", link.address, TOKEN, heartbeat_interval=60.0):
+        with EngineEnd("rollout", link.address, TOKEN, heartbeat_interval=60.0) as rollout:
             await hello(link)
+            with pytest.raises(TimeoutError):
+                # it imports what holds its interpreter
+                await receive(link, seconds=0.3)
+            rollout.send(RolloutReady(policy_version=0, next_step=1, addresses=["127.0.0.1:1"], model="m"))
+            await receive(link)
             with pytest.raises(LinkError, match=r"rollout has been silent for 0\.\d s"):
                 await receive(link)
             assert link.roles == frozenset()
