@@ -110,7 +110,10 @@ def _fits(rule: PassRule, incoming: Incoming) -> bool:
         if not rule.system.search("\n".join(text for message in leading for text in _texts(message))):
             return False
     most = rule.max_prompt_chars
-    return most is None or sum(len(text) for message in messages for text in _texts(message)) <= most
+    if most is None:
+        return True
+    # a prompt of token ids has no messages, and its length is not known
+    return bool(messages) and sum(len(text) for message in messages for text in _texts(message)) <= most
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:

@@ -30,6 +30,8 @@ SESSION = "x-swarm-session"
 _AGENT_SESSIONS = ("x-claude-code-session-id", "session-id", "x-session-id")
 #: Characters of a session's name.
 _LONGEST = 256
+#: Sub-agents of a session that have ledgers of their own, and the ledger of the others.
+_AGENTS, _OTHERS = 64, "(others)"
 #: Instructions do not count: applications put the time of day into them.
 INSTRUCTIONS = frozenset({"system", "developer"})
 _BYTES = 16
@@ -93,6 +95,11 @@ class SessionReport:
     forked_from: str = ""
     credited: int = 0
     credit_dropped: int = 0
+
+    def ledger(self, agent: str) -> Ledger:
+        """Of a sub-agent; clients name these, and what is beyond the first 64 shares one ledger."""
+        known = agent in self.agents or len(self.agents) < _AGENTS
+        return self.agents.setdefault(agent if known else _OTHERS, Ledger())
 
 
 class Scope(NamedTuple):
@@ -371,11 +378,11 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     if name := headers.get(SESSION, "").strip():
         if len(name) > _LONGEST:
             raise RequestError(f"the header {SESSION} is longer than {_LONGEST} characters", param=SESSION)
-        return Scope(route, key_id, "session", name), agent, ""
+        return Scope(route, key_id, "session", name), agent[:_LONGEST], ""
     metadata: Any = body.get("metadata")
     named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
     if isinstance(named, str) and 0 < len(named) <= _LONGEST:
-        return Scope(route, key_id, "session", named), agent, ""
+        return Scope(route, key_id, "session", named), agent[:_LONGEST], ""
     user = next(
         (user for name in ("safety_identifier", "user") if isinstance(user := body.get(name), str) and user), ""
     )

@@ -31,6 +31,8 @@ _SAME = 8
 _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 #: Begins the names of sub-agents that have none of their own.
 _CHILD = "of-"
+#: Sub-agents of one session that may have sub-agents of their own.
+_CHILDREN = 1000
 #: Characters; a shorter text may be said twice by chance. And how many are kept of one answer.
 _SHORTEST_PROMPT, _TEXTS = 16, 16
 #: Characters; a shorter answer may stand in a text by chance.
@@ -117,11 +119,12 @@ class Memory:
         them as its summary."""
         for message in reversed(messages):
             for text in texts_of(message) if message.get("role") == "user" else ():
-                if found := self._by_text.get((scope, digest_of(text.strip()))):
-                    conversation, turn = found[-1]
+                for conversation, turn in reversed(self._by_text.get((scope, digest_of(text.strip())), [])):
                     if text.strip() == text_of(turn.message).strip():
                         return Place(conversation, turn, "compacted", turn.agent)
-                    return Place(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
+                    # a call that has its result asks nobody any more
+                    if not conversation.after(turn, turn.agent):
+                        return Place(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
         return None
 
     def origin(self, scope: Scope, said: Digests) -> str:
@@ -138,7 +141,8 @@ class Memory:
             scope: of the session that began the sub-agent, which may be a sub-agent's itself.
         """
         root = self._roots.get(scope, scope)
-        if (conversation := self.named.get(root)) is not None:
+        conversation = self.named.get(root)
+        if conversation is not None and len(conversation.children) < _CHILDREN:
             own = scope._replace(name=child)
             conversation.children.add(own)
             self._roots[own] = root
@@ -158,7 +162,7 @@ class Memory:
             _note(self._by_answer, (where, turn.answered), (conversation, turn))
         if turn.inner:
             _note(self._by_answer, (scope, turn.inner), (conversation, turn))
-        for text in _texts_in(turn.message):
+        for text in _texts_in(turn):
             _note(self._by_text, (scope, text), (conversation, turn))
         _note(self._by_question, (scope, turn.asked), (conversation, turn))
         self.by_id[turn.completion_id] = turn
@@ -192,7 +196,7 @@ class Memory:
                 _drop(self._by_answer, (where, turn.answered), turn)
             if turn.inner:
                 _drop(self._by_answer, (conversation.scope, turn.inner), turn)
-            for text in _texts_in(turn.message):
+            for text in _texts_in(turn):
                 _drop(self._by_text, (conversation.scope, text), turn)
             _drop(self._by_question, (conversation.scope, turn.asked), turn)
         late = [turn.completion_id for turn in conversation.turns if turn.open]
@@ -213,8 +217,10 @@ def _placed(found: _Found, agent: str) -> Place:
     return Place(conversation, turn, "answer", agent or turn.agent)
 
 
-def _texts_in(message: dict[str, Any]) -> list[bytes]:
-    """Digests of the text of an answer and of the texts among the arguments of its calls, if they are long enough."""
+def _texts_in(turn: DeliveredTurn) -> list[bytes]:
+    """Digests of the text of an answer and of the texts among the arguments of its calls, if they are long enough and
+    not what the turn itself was asked: another user may ask the same."""
+    message = turn.message
     summary = text_of(message).strip()
     found = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []
     for call in message.get("tool_calls") or ():
@@ -223,8 +229,10 @@ def _texts_in(message: dict[str, Any]) -> list[bytes]:
         except (ValueError, KeyError, TypeError):
             continue
         values = list(arguments.values()) if isinstance(arguments, dict) else []
-        texts = [value.strip() for value in values if isinstance(value, str)]
-        found += [digest_of(text) for text in texts if len(text) >= _SHORTEST_PROMPT]
+        texts = {text for value in values if isinstance(value, str) and len(text := value.strip()) >= _SHORTEST_PROMPT}
+        for asked in turn.body.get("messages", ()) if texts else ():
+            texts.difference_update(text.strip() for text in texts_of(asked))
+        found += [digest_of(text) for text in sorted(texts)]
     return found[:_TEXTS]
 
 

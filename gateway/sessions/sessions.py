@@ -20,7 +20,6 @@ from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
     Digests,
-    Ledger,
     Scope,
     SessionReport,
     answered,
@@ -102,7 +101,8 @@ class Sessions:
             scope = self._memory.adopt(scope, child)
         messages = incoming.call.messages
         said = digests_of(messages)
-        place = self._memory.place(scope, agent, said, messages)
+        # a prompt of token ids says nothing about where it stands
+        place = self._memory.place(scope, agent, said, messages) if messages else None
         if place is not None:
             self.counts.linked[place.known] += 1
             self.counts.signals.update(observe(place, said.digest, messages))
@@ -124,7 +124,7 @@ class Sessions:
         if child:
             scope = self._memory.adopt(scope, child)
         if scope.kind in ("session", "agent"):
-            self._report(scope, scope.name).agents.setdefault(agent, Ledger()).passed[reason] += 1
+            self._report(scope, scope.name).ledger(agent).passed[reason] += 1
 
     def remember(
         self, link: SessionLink, completion_id: str, message: dict[str, Any], reward: float | None, choices: int
@@ -221,16 +221,16 @@ class Sessions:
         """A new session for the first answer of ``link``, which is its name unless it has one."""
         scope, report = link.scope, link.report
         name = scope.name if scope.kind in ("session", "agent") else answer
-        self._reports.setdefault((scope.key_id, name, scope.route), report)
+        self._report(scope, name, report)
         report.ended = ""
         if scope.kind == "agent" and (origin := self._memory.origin(scope, link.said)):
             report.forked_from = origin
             self.counts.linked["forked"] += 1
         return Conversation(scope, name, link.settings, link.hooks, report)
 
-    def _report(self, scope: Scope, name: str) -> SessionReport:
+    def _report(self, scope: Scope, name: str, new: SessionReport | None = None) -> SessionReport:
         key = scope.key_id, name, scope.route
-        report = self._reports.setdefault(key, SessionReport(scope.route))
+        report = self._reports.setdefault(key, new or SessionReport(scope.route))
         self._reports.move_to_end(key)
         while len(self._reports) > self._max_reports:
             self._reports.popitem(last=False)
@@ -313,7 +313,7 @@ class SessionLink:
         self.said = said
         self.place = place
         self.report = report
-        self.ledger = report.agents.setdefault(agent, Ledger())
+        self.ledger = report.ledger(agent)
         self.ledger.requests += 1
         self.session: Session | None = None
         if place is not None:

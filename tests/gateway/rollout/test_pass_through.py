@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adapters.dialects import ChatDialect, MessagesDialect, ResponsesDialect
+from adapters.dialects import ChatDialect, CompletionsDialect, MessagesDialect, ResponsesDialect
 from gateway.config.pass_through import SHIPPED
 from gateway.config.route import RouteSettings
 from gateway.rollout.policy import passes
@@ -83,6 +83,13 @@ def test_all_conditions_of_a_rule_hold(rule: dict[str, Any], fits: Any, other: A
     rules = [{"name": "mine", **rule}]
     assert fits is None or passed_by(rules, **fits) == "mine"
     assert other is None or passed_by(rules, **other) is None
+
+
+def test_a_prompt_of_token_ids_is_not_known_to_be_short() -> None:
+    rules = [{"name": "mine", "max_prompt_chars": 20}]
+    settings = RouteSettings.model_validate({"hooks": "x", "pass_through": rules})
+    call = CompletionsDialect().parse({"model": "tiny", "prompt": [1] * 1000})
+    assert passes(settings, Incoming(call, {}, Caller(), "/v1/completions", b"", "req")) is None
 
 
 @pytest.mark.parametrize("rule", [{}, {"system": "("}, {"name": "no spaces", "tools": True}, {"size": 3}, "shipped"])

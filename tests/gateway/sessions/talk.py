@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from adapters.dialects import ChatDialect
+from adapters.dialects import ChatDialect, CompletionsDialect
 from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import OpenGroups
 from gateway.sessions.sessions import SessionLink, Sessions
@@ -24,6 +24,11 @@ Messages = list[dict[str, Any]]
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+def token_ids(prompt: list[int]) -> Incoming:
+    call = CompletionsDialect().parse({"model": "tiny", "prompt": prompt})
+    return Incoming(call, {}, Caller("app"), "/v1/completions", b"", "r")
 
 
 def assistant(text: str | None, **more: Any) -> dict[str, Any]:

@@ -147,6 +147,27 @@ async def test_a_sub_agent_without_a_name_is_known_by_what_it_was_told(sessions:
     assert ask(sessions, to, [user("Look for the tests.")], key="another").session is None
 
 
+def search(query: str) -> dict[str, Any]:
+    function = {"name": "search", "arguments": json.dumps({"query": query})}
+    return assistant(None, tool_calls=[{"id": "c1", "type": "function", "function": function}])
+
+
+async def test_two_users_with_one_question_that_is_searched_for_stay_two(sessions: Sessions, to: Talks) -> None:
+    question = "When is the library open?"
+    ask(sessions, to, [user(question)]).delivered("chatcmpl-1", search(f" {question}"), 1.0)
+    assert ask(sessions, to, [user(question)]).session is None
+    assert sessions.end("1", "app") == 1
+
+
+async def test_a_call_that_has_its_result_asks_no_sub_agent(sessions: Sessions, to: Talks) -> None:
+    asked, call = user("May I come on Sunday?"), search("When is the library open?")
+    ask(sessions, to, [asked]).delivered("chatcmpl-1", call, 1.0)
+    below = [user("When is the library open?")]
+    assert ask(sessions, to, below).agent == "of-1"
+    say(sessions, to, [asked, call, {"role": "tool", "tool_call_id": "c1", "content": "Never."}], "No.")
+    assert ask(sessions, to, below).session is None
+
+
 async def test_a_retry_of_an_answer_that_broke_off_is_no_new_turn(sessions: Sessions, to: Talks) -> None:
     talk = [user("repair it")]
     say(sessions, to, talk, "I look.", headers=CLAUDE)

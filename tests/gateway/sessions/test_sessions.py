@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import anyio.lowlevel
@@ -13,7 +14,19 @@ import pytest
 from gateway.sessions.sessions import Sessions
 from reward_hooks import HookContext, Session
 from swarm.errors import HookError, RequestError
-from tests.gateway.sessions.talk import Ended, Messages, ask, assistant, incoming, no_groups, route, say, texts, user
+from tests.gateway.sessions.talk import (
+    Ended,
+    Messages,
+    ask,
+    assistant,
+    incoming,
+    no_groups,
+    route,
+    say,
+    texts,
+    token_ids,
+    user,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -380,6 +393,16 @@ async def test_a_turn_added_after_the_end_begins_another_session(sessions: Sessi
     assert [len(session.turns) for session in hook.sessions] == [1, 1]
 
 
+async def test_a_prompt_of_token_ids_continues_nothing(sessions: Sessions) -> None:
+    to, named = route(), {"x-swarm-session": "s"}
+    for prompt in ([1, 2], [3, 4]):
+        request = replace(token_ids(prompt), headers=named)
+        link = sessions.link(request, to.name, to.settings, to.hooks)
+        link.delivered(f"cmpl-{prompt[0]}", assistant("Hello."), 0.5)
+        assert link.session is None
+    assert sessions.counts.signals == {} and sessions.end("s", "app") == 1
+
+
 # ------------------------------------------------------------------ bounds
 
 
@@ -397,6 +420,24 @@ async def test_the_longest_silent_conversations_leave_first_and_end_properly() -
         assert texts(ask(sessions, to, [*first, user("go on")])) == ["1"]
     assert sessions.counts.ended == {"evicted": 1, "shutdown": 2}
     assert sessions.as_dict()["bytes"] == 0
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-swarm-session": "{}"}], ids=["anonymous", "named"])
+async def test_the_oldest_reports_are_forgotten(headers: dict[str, str]) -> None:
+    async with Sessions(max_sessions=2) as sessions:
+        for number in range(4):
+            told = {name: value.format(number) for name, value in headers.items()}
+            say(sessions, route(), [user(f"number {number}")], "Yes.", completion_id=f"chatcmpl-{number}", headers=told)
+        assert [len(sessions.reports(str(number), "app")) for number in range(4)] == [0, 0, 1, 1]
+
+
+async def test_a_client_that_invents_agents_fills_no_report(sessions: Sessions) -> None:
+    for number in range(100):
+        headers = {"x-swarm-session": "s", "session-id": "s", "thread-id": f"{number} {'x' * 1000}"}
+        say(sessions, route(), [user("hi")], "Yes.", headers=headers)
+    [report] = sessions.reports("s", "app")
+    assert len(report.agents) == 65 and report.agents["(others)"].requests == 36
+    assert max(map(len, report.agents)) <= 256
 
 
 async def test_a_conversation_is_kept_in_the_size_of_its_last_request(sessions: Sessions) -> None:
