@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import orjson
 from starlette.requests import Request
@@ -59,7 +59,10 @@ class Command:
         gateway: Gateway = request.state.gateway
         caller = caller_of(request.scope)
         route = _route(gateway, caller, request.query_params.get("route"))
-        path = self._path.format(**request.path_params)
+        names = {key: str(value) for key, value in request.path_params.items()}
+        if beyond := {".", ".."}.intersection(names.values()):
+            raise NotFoundError(f"there is no {beyond.pop()!r}")
+        path = self._path.format(**{key: quote(name, safe="") for key, name in names.items()})
         answer = await _sent(request, route, path, caller)
         level = logging.INFO if request.method == "GET" else logging.WARNING
         logger.log(level, "%s of route %s by %s: %d", path, route.name, _name(caller), answer.status)
@@ -123,7 +126,8 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     url = route.settings.swarm_url or ""
     query = [(name, value) for name, value in request.query_params.multi_items() if name not in ("route", "sender")]
     told = request.query_params.get("sender", "")
-    query.append(("sender", f"{told} by {_name(caller)}".strip()))
+    # the swarm server keeps the first 200 characters
+    query.append(("sender", f"{_name(caller)} for {told}" if told else _name(caller)))
     headers = {"authorization": f"Bearer {token}"} if (token := route.settings.swarm_token.get_secret_value()) else {}
     body: bytes | None = None
     if request.method == "POST":

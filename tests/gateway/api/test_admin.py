@@ -54,14 +54,20 @@ async def test_only_an_admin_key_commands_and_is_named_in_the_log(server: str, t
         assert [one["id"] for one in listed["snapshots"]] == [listed["selected"]]
         whole = await http.get(f"/admin/code/{listed['selected']}", headers=admin)
         assert whole.headers["content-type"] == "application/zip" and whole.content.startswith(b"PK")
+        for no_name, said in ((f"{listed['selected']}%3Fx=", "?x="), ("%2e%2e", "no '..'"), ("%2e", "no '.'")):
+            answer = await http.get(f"/admin/code/{no_name}", headers=admin)
+            assert answer.status_code == 404 and said in answer.text, answer.text
         refused = await http.post("/admin/engine/start", headers=admin)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_job")
         assert (await http.post("/admin/engine/stop", headers=admin)).json()["success"]
+        await http.post("/admin/engine/stop", params={"sender": "x" * 300}, headers=admin)
         # nothing but commands is forwarded
         assert (await http.post("/admin/claim_episode", headers=admin)).status_code == 404
     log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
-    assert [entry["what"] for entry in log] == ["code sync", "engine start", "engine stop"]
-    assert {entry["sender"] for entry in log} == {"by gateway key key {'admin': True}"}
+    assert [entry["what"] for entry in log] == ["code sync", "engine start", "engine stop", "engine stop"]
+    # what the caller tells of itself cuts nothing off
+    assert log.pop()["sender"].startswith("gateway key key {'admin': True} for xxx")
+    assert {entry["sender"] for entry in log} == {"gateway key key {'admin': True}"}
     assert [entry["result"].partition(":")[0] for entry in log] == ["done", "refused", "done"]
 
 

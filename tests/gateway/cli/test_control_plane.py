@@ -143,7 +143,7 @@ async def test_from_a_changed_line_to_the_engine_and_back(laptop: Laptop) -> Non
     assert {entry["what"] for entry in log} == {"config sync", "code sync", "code select"}
     assert all(entry["who"] == "boss" and "@" in entry["sender"] for entry in log)
     assert any("ENGINE.ROLLING" in entry["result"] for entry in log if entry["result"] != "done")
-    assert [entry["sender"].endswith("by gateway key ops") for entry in log] == [
+    assert [entry["sender"].startswith("gateway key ops for ") for entry in log] == [
         laptop.target[0] == "--gateway-url"
     ] * len(log)
     await laptop.server.state.supervisor.stop()
