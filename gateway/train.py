@@ -141,6 +141,9 @@ class Trainer:
                 while not call.done(_POLL):
                     if stopping.is_set():
                         call.cancel()
+                        break
+                    if self._progress is not None and self._progress.step > status.engine.global_step:
+                        status = _status_now(client, status)
                 call.result()
                 because = "all steps are done"
             except CancelledError:
@@ -152,7 +155,7 @@ class Trainer:
                 because = exc.message
                 raise
             finally:
-                self.report = self._reported(client.status(), time.monotonic() - began, because)
+                self.report = self._reported(_status_now(client, status), time.monotonic() - began, because)
 
     def _tasks(self, status: ServerStatus) -> Any:
         job = self._plan.up.job
@@ -210,3 +213,11 @@ class Trainer:
             finished=progress.finished if progress else 0,
             failed=progress.failed if progress else 0,
         )
+
+
+def _status_now(client: SwarmClient, before: ServerStatus) -> ServerStatus:
+    """The server's status, or the one ``before`` if the server is gone."""
+    try:
+        return client.status()
+    except SwarmGatewayError:
+        return before

@@ -144,7 +144,7 @@ def auto_train_with_dataset(
     Raises:
         ConfigError: the dataset cannot be read once more for the next epoch.
         ConflictError: the server has no job.
-        ExceptionGroup: as many episodes as run at once failed, and none worked.
+        ExceptionGroup: all episodes failed; or as many as run at once did so in a row, and at least those of two tasks.
     """
     with _shown(progress) as show:
         options = TrainOptions(num_repeat, total_steps, max_parallel, auto_retry, throttle_policy, on_progress=show)
@@ -265,7 +265,10 @@ class _Training:
         self._finished = 0
         self._rewards = 0.0
         self._failures = 0
+        #: of the episodes that failed in a row; more than one bad task
         self._errors: list[Exception] = []
+        self._most_errors = max(self._max_parallel, 2 * self._num_repeat)
+        self._gave_up = False
 
     def members(self, dataset: Dataset, epochs: int) -> Iterator[_Member]:
         """Each episode to come."""
@@ -327,6 +330,9 @@ class _Training:
             raise self._broken
         if self._failures and not self._finished:
             raise ExceptionGroup(f"all {self._failures} episodes failed", self._errors)
+        # those that run when the last step is done may fail
+        if self._gave_up and self._step < self._last:
+            raise ExceptionGroup(f"{len(self._errors)} episodes in a row failed", self._errors)
         return TrainReport(
             finished=self._finished,
             failed=self._failures,
@@ -377,14 +383,17 @@ class _Training:
     def _count(self, reward: float) -> None:
         self._finished += 1
         self._rewards += reward
+        if not self._gave_up:
+            self._errors.clear()
         self._show()
 
     def _count_failure(self, error: Exception) -> None:
         self._failures += 1
-        if len(self._errors) < self._max_parallel:
+        if len(self._errors) < self._most_errors:
             self._errors.append(error)
         self._show()
-        if not self._finished and self._failures >= self._max_parallel:
+        if len(self._errors) == self._most_errors and not self._stopping:
+            self._gave_up = True
             self._stop()
 
     @property

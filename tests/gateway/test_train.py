@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from gateway.up import UpPlan, run_up
 from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
 from tests.standins.engine import FOLDER_VARIABLE
+from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_sync import claimed
+from tests.swarm.client.test_training import at
 
 ROOT = Path(__file__).parents[2]
 COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
@@ -127,6 +131,20 @@ def test_a_workflow_that_always_fails_ends_it_with_its_own_words(file: Callable[
     with pytest.raises(UpFailedError, match="all 4 episodes failed, the first with: the tool is missing") as caught:
         run()
     assert any("raise RuntimeError" in line for line in caught.value.last_lines)
+
+
+def test_a_server_that_is_gone_hides_no_error(file: Callable[..., TrainPlan]) -> None:
+    trainer = Trainer(file(workflow="my_agent:broken", eval=None), lambda kind, values: None)
+    gone = Answer({"error": {"message": "no more"}}, 404)
+    with ScriptedServer() as server:
+        # asked by the trainer, by its training, and by the one that watches
+        server.script("/status", *[at(3)] * 3, gone)
+        server.script("/claim_episode", claimed())
+        server.script("/abort_episode", {"success": True})
+        with pytest.raises(UpFailedError, match="episodes failed, the first with: the tool is missing"):
+            trainer(server.url, "", threading.Event())
+    report = trainer.report
+    assert report is not None and report.failed >= 4 and "episodes failed" in report.stopped_because
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,31 @@ async def test_an_agent_that_never_works_ends_it(rolling: ScriptedServer, train:
     assert len(rolling.bodies("/claim_episode")) < 20
 
 
+async def test_an_agent_that_works_no_more_ends_it(rolling: ScriptedServer, train: Train) -> None:
+    left = itertools.count()
+
+    def agent(task: Task) -> WorkflowOutput:
+        if next(left) > 5:
+            raise ValueError("broken")
+        return reward(task)
+
+    tasks = itertools.islice(itertools.cycle(TASKS), 100)
+    with pytest.raises(ExceptionGroup, match="4 episodes in a row failed") as caught:
+        await train(lambda: tasks, agent, auto_retry=False, max_parallel=1)
+    assert [str(error) for error in caught.value.exceptions] == ["broken"] * 4
+    assert len(rolling.bodies("/end_episode")) == 6 and len(rolling.bodies("/claim_episode")) < 20
+
+
+async def test_one_task_that_fails_again_and_again_ends_nothing(rolling: ScriptedServer, train: Train) -> None:
+    def agent(task: Task) -> WorkflowOutput:
+        if task.task_id == "b":
+            raise ValueError("broken")
+        return reward(task)
+
+    report = await train(TASKS, agent, epochs=3, auto_retry=False, max_parallel=1)
+    assert (report.finished, report.failed) == (12, 6)
+
+
 async def test_a_dataset_that_fails_ends_it(rolling: ScriptedServer, train: Train) -> None:
     def tasks() -> Iterator[Task]:
         yield TASKS[0]
