@@ -268,8 +268,8 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
     while not stopping.wait(_POLL):
         if work is None and watch.finished:
             return
-        if started.working is not None and started.working.over:
-            return
+        # the last steps are reported before all ends
+        over = started.working is not None and started.working.over
         _check(started)
         assert started.client is not None
         if work is not None and started.working is None and watch.was_ready:
@@ -286,8 +286,10 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
         else:
             silent_since = None
             watch.see(status)
-            if watch.restart_due:
+            if watch.restart_due and not over:
                 _restart(started.client, watch, status)
+        if over:
+            return
 
 
 def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> None:

@@ -88,7 +88,7 @@ def test_training_on_traces(tmp_path: Path) -> None:
     shapes = json.loads(report.read_text())["shapes"]
     tools, thinking = shapes["trace_tools"], shapes["trace_thinking"]
     assert (tools["calls"], tools["timelines"]) == (3, 1)
-    assert 2 * tools["merged_tokens"] < tools["unmerged_tokens"]
+    assert tools["merged_tokens"] < tools["unmerged_tokens"]
     assert thinking["calls"] == thinking["timelines"] and thinking["merged_tokens"] == thinking["unmerged_tokens"]
     for shape in (tools, thinking):
         # the same tokens after the same prompts, in other rows

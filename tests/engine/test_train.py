@@ -29,7 +29,8 @@ SECONDS = 900.0
 
 FILE = """\
 job: {model: tiny, device: cpu, batch_size: 2, num_repeat: 4, lr: 1.0e-3, total_training_steps: 2,
-      max_prompt_length: 128, max_response_length: 24, logger: [console, tensorboard]}
+      max_prompt_length: 128, max_response_length: 24, logger: [console, tensorboard],
+      max_staleness: 0}
 workflow: letters:solve
 tasks: {train: words.jsonl, validation: "letters:held_out"}
 eval: {every_steps: 1, samples: 2}

@@ -93,7 +93,7 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
-            self.answer(engine.command(self.path))
+            self.answer(engine.command(self.path.partition("?")[0]))
 
         def answer(self, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()

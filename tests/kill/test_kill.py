@@ -34,7 +34,7 @@ async def test_no_code_is_half_applied_and_no_episode_lost_to_a_restart(tmp_path
     assert outcome.kills.keys() >= {"server", "researcher"}
     assert len(outcome.witnesses.acknowledged) > KILLS // 2
     told = lines(tmp_path / "researcher.jsonl")
-    assert len([line for line in told if line.get("synced")]) >= 2, told
+    assert len([line for line in told if line.get("synced")]) >= 1, told
 
 
 @pytest.mark.slow

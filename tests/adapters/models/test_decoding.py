@@ -37,7 +37,7 @@ def test_a_tokenizer_that_cannot_be_loaded(
 ) -> None:
     import transformers
 
-    def fail(place: object) -> None:
+    def fail(place: object, **_: object) -> None:
         raise error
 
     (tmp_path / "config.json").write_text("{}")

@@ -94,7 +94,7 @@ def trainer_of(config: Any, credits: dict[str, float]) -> SwarmTrainer:
     original = base.__init__
     base.__init__ = lambda self, config: setattr(self, "config", config)
     try:
-        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), SimpleNamespace(credits=credits), Path())  # type: ignore[arg-type]
+        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), SimpleNamespace(credits=credits), Path(), False)  # type: ignore[arg-type]
     finally:
         base.__init__ = original
     return trainer

@@ -118,7 +118,7 @@ def make_worker(config: Any) -> SwarmCpuWorker:
 
 def make_trainer(config: Any, workers: Workers) -> SwarmTrainer:
     """A trainer without a cluster, with what verl's steps ask for."""
-    trainer = trainer_of(config)
+    trainer = trainer_of(config, {})
     trainer.actor_rollout_wg = workers
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: RANKS)
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
