@@ -91,7 +91,7 @@ class Scopes:
         served = [one for one in found if method in (one.methods or ())] or found
         if not served or _CONTROL_CHARACTERS.search(path):
             return "admin"
-        return max((one.scope for one in served), key=_STRICTNESS.index)
+        return max((one.scope for one in served), key=lambda scope: _STRICTNESS.index(scope))
 
 
 #: the name of the caller whose token is the server's own (``ServerConfig.token``)
