@@ -63,6 +63,16 @@ class SuccessResponse(Model):
     error: str | None = None
 
 
+class SyncTrainConfigResponse(SuccessResponse):
+    """``POST /sync_train_config``."""
+
+    restarted: bool = Field(default=False, description="the engine was stopped for it and started again")
+    new_run: bool = Field(
+        default=False,
+        description="the job differs from the one before: what waited for a batch is dropped, and training starts anew",
+    )
+
+
 class RefusedResponse(SuccessResponse):
     """``/sync_train_config`` and ``/sync_train_code`` while the engine is not OFFLINE, with status 400 as AgentJet's
     client expects it, and code that is not taken; ``code`` is for our client."""

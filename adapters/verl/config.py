@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
@@ -91,6 +92,22 @@ def as_plain(config: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def as_told(config: DictConfig) -> dict[str, Any]:
+    """:func:`as_plain` for others than the engine: environment variables, which may be secrets, stay references.
+
+    That holds for values too that refer to such a value. Not for several threads at once.
+    """
+    OmegaConf.register_new_resolver("oc.env", _reference_to_variable, replace=True)
+    try:
+        return as_plain(config)
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _reference_to_variable(*arguments: Any) -> str:
+    return f"${{oc.env:{','.join('null' if one is None else str(one) for one in arguments)}}}"
 
 
 @functools.cache

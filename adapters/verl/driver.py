@@ -104,7 +104,7 @@ class _Run:
             EngineError: the trainer failed; other exceptions carry their cause (see :func:`root_cause`).
         """
         from adapters.models import resolve_model
-        from adapters.verl.config import as_plain, resolve_device, serving_mode, verl_config
+        from adapters.verl.config import as_plain, as_told, resolve_device, serving_mode, verl_config
 
         self._run_dir.mkdir(parents=True, exist_ok=True)
         forget_deadline(self._run_dir)
@@ -113,7 +113,7 @@ class _Run:
         config = verl_config(job, model, self._run_dir, device)
         serving = serving_mode(job, config)
         environment = self._environment(job, model, device, serving)
-        link.send(ResolvedConfig(config=as_plain(config)))
+        link.send(ResolvedConfig(config=as_told(config)))
         vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         parsers = (
             f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from adapters.models import resolve_model
-from adapters.verl.config import as_plain, implied_values, resolve_device, verl_config
+from adapters.verl.config import as_told, implied_values, resolve_device, verl_config
 from adapters.verl.parsers import VLLM
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
@@ -64,7 +64,7 @@ def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, st
         else:
             reference = _reference(config, key)
             sources[key] = f"{VERL}: {reference}" if reference else VERL
-    return {"config": as_plain(config), "sources": sources}
+    return {"config": as_told(config), "sources": sources}
 
 
 def _decided_by(job: TrainJob, fields: Mapping[str, str], model: str, run_dir: Path) -> dict[str, str]:

@@ -154,13 +154,14 @@ def sync(
 
     with connect(swarm_url, gateway_url, route, token, api_key) as client:
         text = job_text(job, gateway_url or swarm_url or DEFAULT_URL)
-        client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
+        done = client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
         running = client.status().engine.engine_status is not EngineState.OFFLINE
         engine = wait_for_engine(client, wait if running else 0.0)
     if as_json:
-        print_json({"engine": engine, "restarted": running})
+        print_json({"engine": engine, "restarted": running, "new_run": done.new_run})
     else:
-        typer.echo(f"{job} is taken; {engine}")
+        run = "a new training run begins, without what the earlier one collected; " if done.new_run else ""
+        typer.echo(f"{job} is taken; {run}{engine}")
 
 
 @app.command()

@@ -28,9 +28,9 @@ from swarm.protocol import (
     RunsResponse,
     SelectCodeRequest,
     ServerStatus,
-    SuccessResponse,
     SyncTrainCodeResponse,
     SyncTrainConfigRequest,
+    SyncTrainConfigResponse,
 )
 from swarm.states import EngineState
 from swarm.sync import build_archive
@@ -55,7 +55,7 @@ class Control(EngineControl):
 
     async def sync_train_config(
         self, job: TrainJob | str, *, set: Mapping[str, Any] | None = None, force_restart: bool = False
-    ) -> None:
+    ) -> SyncTrainConfigResponse:
         """Hand over the job that the next :meth:`start_engine` runs; fields that it does not set are the server's.
 
         Args:
@@ -63,12 +63,17 @@ class Control(EngineControl):
             set: wins over the job: its fields, or verl's keys with dots.
             force_restart: stop an engine that runs, and start it again.
 
+        Returns:
+            Whether the engine was restarted, and whether a new training run began, because the job differs.
+
         Raises:
             RequestError: the engine is not OFFLINE, or the job is wrong.
         """
         body = SyncTrainConfigRequest(yaml_as_string=_text(job), set=dict(set or {}), force_restart=force_restart)
-        call = wire.Call("POST", "/sync_train_config", SuccessResponse, body, _CHANGE_SECONDS, {"sender": this_user()})
-        await self._changed(call, force_restart)
+        call = wire.Call(
+            "POST", "/sync_train_config", SyncTrainConfigResponse, body, _CHANGE_SECONDS, {"sender": this_user()}
+        )
+        return await self._changed(call, force_restart)
 
     async def auto_sync_train_config_and_start_engine(self, job: TrainJob, force_restart: bool = False) -> None:
         """Make the engine run ``job``: do nothing if it rolls with it, wait if it boots or syncs, else start it.
@@ -222,7 +227,7 @@ class Control(EngineControl):
         answer = await self._calls.perform(call, on_retry=lambda: retries.append(None))
         if ran and retries and (await self.status()).engine.engine_status is EngineState.OFFLINE:
             await self.start_engine(wait=False)
-            if isinstance(answer, SyncTrainCodeResponse):
+            if isinstance(answer, SyncTrainCodeResponse | SyncTrainConfigResponse):
                 return answer.model_copy(update={"restarted": True})
         return answer
 

@@ -111,7 +111,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *EpisodeRoutes(config, controller, meters).routes(),
         *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
-        *EngineRoutes(controller, supervisor, changes, StateShown(controller), monitor, audit).routes(),
+        *EngineRoutes(controller, changes, StateShown(controller), monitor, audit).routes(),
         *CodeRoutes(config, changes, snapshots, audit).routes(),
         *ConfigRoutes(changes, History(config.run_dir), audit).routes(),
         *AgentJetRoutes(config, controller, log).routes(),

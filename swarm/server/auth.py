@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
-from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, SwarmGatewayError
+from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
 from swarm.http.guard import foreign, is_loopback
 from swarm.http.routes import JsonRoute, Security
@@ -66,27 +66,32 @@ def security(scope: TokenScope) -> Security:
     return [{"token": [scope]}, {}]
 
 
+#: from the weakest to the strictest
+_STRICTNESS: tuple[TokenScope, ...] = ("read", "claim", "admin")
+# Starlette's routes end in `$`, which a line break at a path's end does not keep from matching
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+
+
 class Scopes:
-    """The scopes that the control routes among ``routes`` need, by path."""
+    """The scopes that the control routes among ``routes`` need, by path and method."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._by_path: dict[str, TokenScope] = {}
-        self._by_pattern: list[tuple[re.Pattern[str], TokenScope]] = []
+        self._by_path: dict[str, list[ControlRoute]] = {}
+        self._by_pattern: list[ControlRoute] = []
         for route in routes:
             if isinstance(route, ControlRoute):
                 if route.param_convertors:
-                    self._by_pattern.append((route.path_regex, route.scope))
+                    self._by_pattern.append(route)
                 else:
-                    self._by_path[route.path] = route.scope
+                    self._by_path.setdefault(route.path, []).append(route)
 
-    def needed(self, path: str) -> TokenScope:
-        """The scope that a request to ``path`` needs."""
-        if (exact := self._by_path.get(path)) is not None:
-            return exact
-        for pattern, scope in self._by_pattern:
-            if pattern.match(path):
-                return scope
-        return "admin"
+    def needed(self, method: str, path: str) -> TokenScope:
+        """The scope that a request needs: the strictest of the routes that may serve it, or refuse its method."""
+        found = self._by_path.get(path) or [one for one in self._by_pattern if one.path_regex.match(path)]
+        served = [one for one in found if method in (one.methods or ())] or found
+        if not served or _CONTROL_CHARACTERS.search(path):
+            return "admin"
+        return max((one.scope for one in served), key=lambda scope: _STRICTNESS.index(scope))
 
 
 #: the name of the caller whose token is the server's own (``ServerConfig.token``)
@@ -205,16 +210,19 @@ class AuthMiddleware:
         Raises:
             AuthenticationError: no known token.
             ForbiddenError: the token lacks the route's scope.
+            NotFoundError: the path has control characters.
             RequestError: a foreign page's request without a token.
         """
         path: str = scope["path"]
         caller = self._caller(scope["headers"], scope.get("client"))
-        if not caller.may(needed := self._scopes.needed(path)):
+        if not caller.may(needed := self._scopes.needed(scope["method"], path)):
             raise ForbiddenError(
                 f"{path[:200]} needs a token with the scope {needed!r}; {caller.name!r} has "
                 f"{', '.join(sorted(caller.scopes))}",
                 code="scope_missing",
             )
+        if _CONTROL_CHARACTERS.search(path):
+            raise NotFoundError("the path has control characters", code="not_found")
         if needed == "admin" and scope["method"] not in ("GET", "HEAD"):
             logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
         return caller

@@ -268,6 +268,10 @@ class MeteredJournal:
     def pending(self) -> int:
         return self._journal.pending
 
+    @property
+    def trouble(self) -> str:
+        return self._journal.trouble
+
     def recover(self) -> Recovered:
         recovered = self._journal.recover()
         for _, trajectory in recovered.finished:

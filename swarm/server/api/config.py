@@ -19,8 +19,8 @@ from swarm.protocol import (
     ResolvedJob,
     RunRecord,
     RunsResponse,
-    SuccessResponse,
     SyncTrainConfigRequest,
+    SyncTrainConfigResponse,
 )
 from swarm.server.api.agentjet import refused
 from swarm.server.audit import AuditLog
@@ -50,28 +50,27 @@ class ConfigRoutes:
                 "admin",
                 refused=RefusedResponse,
                 refusals={500: "the configuration cannot be resolved", 503: BACKLOG},
-                response_model=SuccessResponse,
+                response_model=SyncTrainConfigResponse,
             ),
             ControlRoute("POST", "/config/resolve", self.resolve, "admin", refusals=unresolved),
             ControlRoute("GET", "/config", self.runs, "read"),
             ControlRoute("GET", "/config/{number}", self.run, "read"),
         ]
 
-    async def sync(self, request: Request, wanted: SyncTrainConfigRequest) -> SuccessResponse | Response:
+    async def sync(self, request: Request, wanted: SyncTrainConfigRequest) -> SyncTrainConfigResponse | Response:
         """Take a training job (ours or AgentJet's, as YAML) for the next start.
 
         Keys of verl that it names are checked first. With `force_restart` an engine that runs is stopped for it and
-        started again.
+        started again. A job that differs from the one before begins a new training run (`new_run`).
         """
         try:
             async with self.audit.command(request, "config sync") as details:
                 details |= {"set": sorted(wanted.set), "restarted": False}
-                details["restarted"] = await self.changes.sync_job(
-                    wanted.yaml_as_string, wanted.set, force=wanted.force_restart
-                )
+                done = await self.changes.sync_job(wanted.yaml_as_string, wanted.set, force=wanted.force_restart)
+                details |= {"restarted": done.restarted, "new_run": done.new_run}
         except ConflictError as exc:
             return refused(exc, 400)
-        return SuccessResponse(success=True)
+        return done
 
     async def resolve(self, wanted: ResolveConfigRequest) -> ResolvedJob:
         """verl's complete configuration for a job, and where each value comes from; nothing is started or kept."""

@@ -24,7 +24,6 @@ from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
-from swarm.server.engine.supervisor import Supervisor
 from swarm.server.monitor import EPISODES, Monitor
 from swarm.states import EngineState
 
@@ -37,7 +36,6 @@ class EngineRoutes:
     """``/start_engine``, ``/stop_engine``, ``/get_engine_status`` and ``/status``."""
 
     controller: Controller
-    supervisor: Supervisor
     changes: Changes
     shown: StateShown
     monitor: Monitor
@@ -64,8 +62,7 @@ class EngineRoutes:
     async def stop_engine(self, request: Request) -> SuccessResponse:
         """Stop the engine."""
         async with self.audit.command(request, "engine stop"):
-            await self.supervisor.stop(for_good=True)
-            await self.controller.synced()
+            await self.changes.stop()
         return SuccessResponse(success=True)
 
     async def get_engine_status(

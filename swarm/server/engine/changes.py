@@ -1,13 +1,14 @@
 """Changes of what the engine runs: code, job, start. One at a time, and each whole or not at all.
 
 Invariant: code and job change only while the engine is OFFLINE. A forced change is checked first, then stops the engine
-and starts it again, as after a crash: the training run goes on, and nothing that was acknowledged is lost.
+and starts it again, as after a crash. With other code, or the same job, the training run goes on; a job that differs in
+more than ``resume`` begins another: finished episodes that wait and the batch that is out are dropped, and training
+starts from the job's model. The answer says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import re
 import sys
@@ -21,7 +22,7 @@ from swarm.errors import ConfigError, ConflictError, NotFoundError, SwarmGateway
 from swarm.job import parse_mapping
 from swarm.layers import Layered, layered
 from swarm.link.code import top_level
-from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse
+from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.resolving import Resolver
@@ -69,6 +70,12 @@ class Changes:
         async with self._one:
             return await self._supervisor.start()
 
+    async def stop(self) -> None:
+        """Stop the engine for good, see :meth:`Supervisor.stop`, after a change in progress, which would start it."""
+        async with self._one:
+            await self._supervisor.stop(for_good=True)
+            await self._controller.synced()
+
     # ------------------------------------------------------------------ code
 
     async def sync_code(self, archive: bytes, sent: Sent, *, force: bool) -> SyncTrainCodeResponse:
@@ -83,7 +90,7 @@ class Changes:
             before = await self._selected()
             stored = await _stored(self._snapshots.add, archive, sent)
             changed = before is None or stored.id != before.id
-            restarted = changed and await self._swap(stored.id, force, new=True)
+            restarted = changed and await self._swap(stored.id, force)
             folder = self._snapshots.files(stored.id)
             missing = await asyncio.to_thread(not_installed, folder, stored.files)
         logger.info("code synced to %s: an engine that starts from now on runs it, or does not start", folder)
@@ -102,6 +109,8 @@ class Changes:
                 snapshot = await self._before(before)
             stored = None if snapshot == NO_CODE else await _stored(self._snapshots.named, snapshot)
             changed = (stored and stored.id) != (before and before.id)
+            if changed and stored is not None:
+                await _stored(self._snapshots.check, stored)
             restarted = changed and await self._swap(stored and stored.id, force)
         return self._answer(stored, changed=changed, restarted=restarted, missing={})
 
@@ -115,10 +124,9 @@ class Changes:
             running=self._controller.code,
         )
 
-    async def _swap(self, snapshot: str | None, force: bool, *, new: bool = False) -> bool:
+    async def _swap(self, snapshot: str | None, force: bool) -> bool:
         """Select ``snapshot``; whether the engine was restarted for it."""
-        select = functools.partial(self._snapshots.select, new=new)
-        return await self._applied("code", force, lambda: _stored(select, snapshot))
+        return await self._applied("code", force, lambda: _stored(self._snapshots.select, snapshot))
 
     async def _selected(self) -> Stored | None:
         try:
@@ -177,8 +185,8 @@ class Changes:
         selected = await self._selected() if self._config.allow_code_sync else None
         return await self._resolver.resolve(layers, self._snapshots.files(selected.id) if selected else None)
 
-    async def sync_job(self, text: str, given: dict[str, Any], *, force: bool) -> bool:
-        """Take a job for the next start; returns whether the engine was restarted for it.
+    async def sync_job(self, text: str, given: dict[str, Any], *, force: bool) -> SyncTrainConfigResponse:
+        """Take a job for the next start.
 
         Keys of verl that the job names are checked first, as the engine would.
 
@@ -191,12 +199,16 @@ class Changes:
         if layers.overrides and self._resolver is not None:
             await self.resolve(layers)
 
+        new_run = False
+
         async def apply() -> None:
-            self._controller.sync_job(layers.job)
+            nonlocal new_run
+            new_run = self._controller.sync_job(layers.job)
             await self._controller.synced()
 
         async with self._one:
-            return await self._applied("configuration", force, apply)
+            restarted = await self._applied("configuration", force, apply)
+        return SyncTrainConfigResponse(success=True, restarted=restarted, new_run=new_run)
 
     # ------------------------------------------------------------------ inside
 
@@ -220,9 +232,14 @@ class Changes:
         await self._supervisor.stop()
         try:
             await apply()
-        finally:
-            # if it could not be applied, with what there was
-            await self._supervisor.start()
+        except BaseException:
+            # with what there was; the caller learns why the change failed, whatever comes of this
+            try:
+                await self._supervisor.start()
+            except Exception:
+                logger.exception("the engine was stopped for a change that failed, and does not start again")
+            raise
+        await self._supervisor.start()
         return True
 
 

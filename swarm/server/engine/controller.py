@@ -93,8 +93,8 @@ class Controller(EpisodeRequests):
 
     # ------------------------------------------------------------------ runs
 
-    def sync_job(self, job: TrainJob) -> None:
-        """Use ``job`` from the next start on; one that differs in more than ``resume`` begins a new run.
+    def sync_job(self, job: TrainJob) -> bool:
+        """Use ``job`` from the next start on; returns whether it begins a new run: it differs in more than ``resume``.
 
         Raises:
             ConflictError: the engine is not OFFLINE.
@@ -104,10 +104,11 @@ class Controller(EpisodeRequests):
                 f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
-        if self._training.sync(job):
+        if new_run := self._training.sync(job):
             self.resolved_config = self.failure = None
         self._detail = "ready to start"
         self._changed.notify()
+        return new_run
 
     def boot(self) -> TrainJob:
         """OFFLINE → BOOTING; returns the job for the engine, see :meth:`TrainingRun.start`.

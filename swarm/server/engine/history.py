@@ -1,6 +1,7 @@
 """What ran: one file for each start of the engine, ``run_dir/history/NUMBER.json``.
 
-Invariant: a file is replaced as a whole, so every one that is there can be read; only the latest are kept.
+Invariant: a file is replaced as a whole, so every one that is there can be read, by its owner
+only; only the latest are kept.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class History:
         partial = path.with_suffix(".partial")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            partial.touch(0o600)
+            partial.chmod(0o600)
             partial.write_text(record.model_dump_json())
             partial.replace(path)
         except OSError as exc:

@@ -2,7 +2,8 @@
 
 Invariant: the state changes only along the table of :mod:`swarm.states`, and each change wakes everyone who waits. What
 an ``async`` method answers is on disk, except a claim: its row is written before those of its calls and its end, which
-wait for the disk. Every change of the pool serves the waiting claims and wakes whoever waits for a batch.
+wait for the disk. While the disk fails or is late, new claims are refused. Every change of the pool serves the waiting
+claims and wakes whoever waits for a batch.
 """
 
 from __future__ import annotations
@@ -218,6 +219,7 @@ class EpisodeRequests(EngineBoard):
         Raises:
             RequestError: more episodes than the job has slots.
             ConflictError: its key was used for another claim.
+            UnavailableError: the disk refuses what is written, or is late (``journal_unavailable``).
             ClientGoneError: the caller left while it waited.
         """
         if self._pool is not None:
@@ -228,6 +230,9 @@ class EpisodeRequests(EngineBoard):
                     param="count",
                 )
             self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+        if trouble := self._journal.trouble:
+            # a claim is answered before it is on disk
+            raise UnavailableError(f"the journal {trouble}: claims are refused meanwhile", code="journal_unavailable")
         if self._journal.pending > MAX_PENDING:
             return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
         outcome = self.claims.claim(wish, wait=wait > 0)

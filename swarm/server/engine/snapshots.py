@@ -106,17 +106,16 @@ class Snapshots:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def select(self, snapshot: str | None, *, new: bool = False) -> None:
+    def check(self, snapshot: Stored) -> None:
+        """Raise :class:`ConflictError` if the files are not what was sent any more."""
+        if not self._is_whole(snapshot):
+            raise ConflictError(f"the files of {snapshot.id} were changed on the server: sync that code again")
+
+    def select(self, snapshot: str | None) -> None:
         """Let engines that start from now on import from this snapshot first, or from none; forget the oldest others.
 
-        One that is ``new`` was checked when it was added.
-
-        Raises:
-            NotFoundError: there is none of that name.
-            ConflictError: it is not what was sent any more.
+        It was just added, or passed :meth:`check`.
         """
-        if snapshot is not None and not new and not self._is_whole(self.named(snapshot)):
-            raise ConflictError(f"the files of {snapshot} were changed on the server: sync that code again")
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f"{PARTIAL}{secrets.token_hex(8)}"
         partial.write_text(snapshot or "")

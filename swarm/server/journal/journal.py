@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 #: seconds that a row may take to the disk before those who wait for it get an error
 SYNC_SECONDS = 10.0
+#: age of the oldest row that is not on disk, in seconds, from which on nothing more is granted
+LATE_SECONDS = 2.0
 
 
 class JournalStats(Model):
@@ -98,6 +100,15 @@ class Journal:
         """How many rows are not on disk yet."""
         return self._appended - self._writer.committed
 
+    @property
+    def trouble(self) -> str:
+        """Why rows may not get to the disk: it refuses them, or has had one for :data:`LATE_SECONDS`; else empty."""
+        if self._writer.error:
+            return f"cannot write: {self._writer.error}"
+        if (late := self._oldest_pending_seconds()) > LATE_SECONDS:
+            return f"has waited {late:.0f} s for the disk"
+        return ""
+
     def append(self, *rows: Row) -> None:
         """Queue ``rows`` for the disk; never waits, never raises.
 
@@ -153,12 +164,10 @@ class Journal:
     def stats(self) -> JournalStats:
         """Counts, times and the size on disk."""
         writer = self._writer
-        pending = self.pending
-        oldest = max(self._oldest, writer.pending_since)
         log = self._path.with_name(self._path.name + "-wal")
         return JournalStats(
-            pending=pending,
-            oldest_pending_seconds=time.monotonic() - oldest if pending else 0.0,
+            pending=self.pending,
+            oldest_pending_seconds=self._oldest_pending_seconds(),
             last_commit_seconds=writer.last_commit_seconds,
             commits=writer.commits,
             records=writer.committed,
@@ -185,6 +194,9 @@ class Journal:
         if not ended:
             logger.error("the disk hangs: the journal is left as it is, with all that was acknowledged")
         self._lock.release()
+
+    def _oldest_pending_seconds(self) -> float:
+        return time.monotonic() - max(self._oldest, self._writer.pending_since) if self.pending else 0.0
 
     def _hand_over(self) -> None:
         if self._gathered:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from swarm.errors import ConfigError, EngineError
 from swarm.layers import layered
@@ -50,6 +51,21 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path, model: str) -> None
     assert told["actor_rollout_ref.actor.grad_clip"] == "verl"
     assert told["actor_rollout_ref.rollout.response_length"].startswith("verl: ${")
     assert not {"???"} & set(map(str, told.values()))
+
+
+def test_environment_variables_stay_references(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s3cret")
+    overrides = {
+        "trainer.project_name": "${oc.env:MY_API_KEY}",
+        "trainer.experiment_name": "of ${trainer.project_name} and ${oc.env:NO_SUCH,null}",
+    }
+    config, _ = sources(tmp_path, {"model": model, "device": "cpu", "overrides": overrides})
+    assert "s3cret" not in json.dumps(config, default=str)
+    assert config["trainer"]["project_name"] == "${oc.env:MY_API_KEY}"
+    assert config["trainer"]["experiment_name"] == "of ${oc.env:MY_API_KEY} and ${oc.env:NO_SUCH,null}"
+    assert config["actor_rollout_ref"]["rollout"]["response_length"], "other references are resolved"
+    # the engine itself gets the value
+    assert OmegaConf.create({"key": "${oc.env:MY_API_KEY}"}).key == "s3cret"
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ class MemoryJournal:
         self.gate = asyncio.Event()
         self.gate.set()
         self.pending = 0
+        self.trouble = ""
         self.past: dict[str, Ending] = {}
 
     def recover(self) -> Recovered:

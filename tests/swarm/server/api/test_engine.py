@@ -45,7 +45,9 @@ async def sync(client: httpx.AsyncClient, text: str = dump_job(JOB)) -> httpx.Re
 
 
 async def test_sync_start_stop(client: httpx.AsyncClient) -> None:
-    assert (await sync(client)).json() == {"success": True, "error": None}
+    answer = {"success": True, "error": None, "restarted": False}
+    assert (await sync(client)).json() == answer | {"new_run": True}
+    assert (await sync(client)).json() == answer | {"new_run": False}
     started = (await client.post("/start_engine")).json()
     assert started["success"] and started["pid"] > 0
     status = ServerStatus.model_validate((await client.get("/status")).json())
@@ -61,8 +63,8 @@ async def test_sync_start_stop(client: httpx.AsyncClient) -> None:
     assert (told["success"], told["code"]) == (False, "engine_not_offline")
     assert "/stop_engine" in told["error"]
     assert (await client.post("/stop_engine")).json()["success"]
-    answer = EngineStatus.model_validate((await client.get("/get_engine_status")).json())
-    assert answer.engine_status is EngineState.OFFLINE
+    last = EngineStatus.model_validate((await client.get("/get_engine_status")).json())
+    assert last.engine_status is EngineState.OFFLINE
     assert (await client.post("/stop_engine")).json()["success"]
 
 

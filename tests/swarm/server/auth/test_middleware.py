@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from swarm.credentials import TokenFile, TokenScope
 from swarm.errors import ConfigError
 from swarm.server.app import create_app
-from swarm.server.auth import ControlRoute, check_exposure
+from swarm.server.auth import ControlRoute, Scopes, check_exposure
 from swarm.server.config import ServerConfig
 from tests.standins.vllm import listening as serving
 
@@ -89,6 +89,40 @@ async def test_paths_that_are_not_listed_need_admin(tmp_path: Path, path: str) -
         answer = await client.post(path, headers=auth(token))
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "scope_missing")
         assert (await client.post(path)).status_code == 401
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/config/resolve%0A", "/code/select%0A", "/sync_train_code%0A", "/config/1%0A"])
+async def test_a_line_break_in_a_path_opens_nothing(tmp_path: Path, path: str) -> None:
+    tokens = TokenFile(tmp_path)
+    read, admin = tokens.create("ci", ["read"]), tokens.create("boss", ["admin"])
+    async with client_of(create_app(ServerConfig(run_dir=tmp_path, allow_code_sync=True))) as client:
+        for method in ("GET", "POST"):
+            refused = await client.request(method, path, headers=auth(read))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "scope_missing")
+            assert (await client.request(method, path, headers=auth(admin))).status_code == 404
+
+
+def test_the_strictest_route_that_may_serve_a_request_decides() -> None:
+    async def endpoint() -> None:
+        """Nothing."""
+
+    scopes = Scopes(
+        [
+            ControlRoute("GET", "/runs/{number}", endpoint, "read"),
+            ControlRoute("GET", "/runs/{number}/{part:path}", endpoint, "claim"),
+            ControlRoute("GET", "/{rest:path}", endpoint, "admin"),
+            ControlRoute("POST", "/runs", endpoint, "admin"),
+            ControlRoute("GET", "/runs", endpoint, "read"),
+        ]
+    )
+    assert [scopes.needed(method, "/runs") for method in ("GET", "HEAD", "POST", "PUT")] == [
+        "read",
+        "read",
+        "admin",
+        "admin",
+    ]
+    assert scopes.needed("GET", "/runs/1") == "admin"
 
 
 @pytest.mark.anyio

@@ -303,6 +303,19 @@ async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
     assert controller.pool.information().completed_episodes == 1
 
 
+async def test_new_claims_are_refused_while_the_disk_fails() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.trouble = "cannot write: no space"
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="no space") as refused:
+            await controller.claim(ClaimWish("me"))
+        assert refused.value.code == "journal_unavailable"
+    assert controller.pool.running == 0
+    journal.trouble = ""
+    assert isinstance(await controller.claim(ClaimWish("me")), Grant)
+
+
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)

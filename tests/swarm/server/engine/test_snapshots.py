@@ -57,7 +57,7 @@ def test_the_same_code_again_is_the_same_snapshot_unless_its_files_were_changed(
     again = snapshots.add(packed(tmp_path, "1"))
     assert (again.digest, again.id > first.id) == (first.digest, True)
     with pytest.raises(ConflictError, match="were changed"):
-        snapshots.select(first.id)
+        snapshots.check(first)
 
 
 def test_only_the_latest_are_kept_and_the_selected_one(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_a_killed_server_left_is_cleaned_away(tmp_path: Path) -> None:
     snapshots.add(packed(tmp_path, "1"))
     assert not left.exists()
     with pytest.raises(NotFoundError):
-        snapshots.select(half.parent.name)
+        snapshots.named(half.parent.name)
 
 
 def test_a_selected_folder_that_is_gone_is_said(tmp_path: Path) -> None:
