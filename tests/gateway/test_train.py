@@ -49,7 +49,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
     monkeypatch.setattr("gateway.up._POLL", 0.05)
     sections: dict[str, Any] = {
-        "job": {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 4},
+        "job": {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 4, "max_staleness": 0},
         "workflow": "my_agent:solve",
         "tasks": {"train": "train.jsonl", "validation": "val.jsonl"},
         "eval": {"every_steps": 2, "samples": 2},
