@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from swarm.protocol import ResolvedJob
 from swarm.server.engine.supervisor import ENGINE_COMMAND, engine_environment
 
 _SECONDS = 60.0
+#: how long a process that was killed may take to be gone
+_KILL_SECONDS = 2.0
 
 
 class Resolver:
@@ -31,6 +35,8 @@ class Resolver:
     def __init__(self, run_dir: Path, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._run_dir = run_dir.resolve()
         self._command = (*command, "--resolve")
+        # each takes a core for seconds
+        self._one = asyncio.Lock()
 
     async def resolve(self, layers: Layered, code: Path | None) -> ResolvedJob:
         """What an engine would run.
@@ -41,7 +47,7 @@ class Resolver:
 
         Raises:
             ConfigError: a key or a value is wrong, or verl is not installed.
-            EngineError: the process failed, or took longer than a minute.
+            EngineError: the process failed, or took longer than a minute, its turn included.
         """
         question = {
             "job": layers.job.model_dump(mode="json"),
@@ -49,34 +55,43 @@ class Resolver:
             "overrides": layers.overrides,
             "run_dir": str(self._run_dir),
         }
+        environ = engine_environment("", "", self._run_dir, code)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=engine_environment("", "", self._run_dir, code),
-            )
-        except OSError as exc:
-            raise EngineError(f"the configuration cannot be resolved: {exc}") from exc
-        try:
-            async with asyncio.timeout(_SECONDS):
-                output, errors = await process.communicate(json.dumps(question).encode())
+            async with asyncio.timeout(_SECONDS), self._one:
+                output, errors, status = await _output(self._command, json.dumps(question).encode(), environ)
         except TimeoutError:
             raise EngineError(f"the configuration was not resolved within {_SECONDS:g} s") from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        except OSError as exc:
+            raise EngineError(f"the configuration cannot be resolved: {exc}") from exc
         answer = _answer(output)
         if answer is None:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+            last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {status}"]
             raise EngineError(f"the configuration cannot be resolved: {last[0]}")
         if "error" in answer:
             raise ConfigError(answer["error"], param=answer.get("param"))
         fields = {name: layers.fields.get(name, OURS) for name in type(layers.job).model_fields if name != "overrides"}
         return ResolvedJob(job=layers.job, job_sources=fields, **answer)
+
+
+async def _output(command: Sequence[str], question: bytes, environ: dict[str, str]) -> tuple[bytes, bytes, int | None]:
+    """Stdout, stderr and exit code of ``command``; if it is given up, it and all that it started are killed."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environ,
+        start_new_session=True,
+    )
+    try:
+        return *await process.communicate(question), process.returncode
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_SECONDS):
+                await process.wait()
+        raise
 
 
 def _answer(output: bytes) -> dict[str, Any] | None:
