@@ -107,9 +107,11 @@ number = int(sys.argv[2])
 print("begun", flush=True)
 while True:
     number += 1
-    snapshots.select(snapshots.add(archive(f"NUMBER = {number}")).id, new=True)
+    snapshots.select(snapshots.add(archive(f"NUMBER = {number}")).id)
     if number % 4 == 0:
-        snapshots.select(random.choice(snapshots.all()).id)
+        earlier = random.choice(snapshots.all())
+        snapshots.check(earlier)
+        snapshots.select(earlier.id)
 """
 
 
