@@ -126,8 +126,8 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
         plan: what to run.
         on_event: called with ``listening``, ``starting``, ``stopping``, ``stopped`` and the events of
             :class:`EngineWatch`, and their values.
-        work: begins in a thread once the engine is ready; its end, and not the job's, ends everything. It is told to
-            end first, and what it raises is raised here.
+        work: begins in a thread once the engine is ready; its end, and not the job's, ends everything. It stops
+            before the servers do, and what it raises is raised here.
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.

@@ -295,7 +295,7 @@ Sampled = Mapping[str, Mapping[int, int]]
 class WeightSyncs:
     """The last weight syncs over which vLLM kept its requests: they tell which weights sampled which token.
 
-    Invariant: what is not known for certain is not told.
+    Invariant: a version is given only where it is certain.
     """
 
     def __init__(self, kept: int = 64) -> None:

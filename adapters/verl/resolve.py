@@ -49,7 +49,7 @@ def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, st
         ConfigError: a key or a value is wrong.
     """
     model, device = resolve_model(job.model), resolve_device(job)
-    # a wrong key is told before the files of a hub's model are asked for
+    # refuse a wrong key before asking the hub for the model's files
     verl_config(job.model_copy(update=dict.fromkeys(_PARSERS, "none")), model, run_dir, device)
     config = verl_config(job, model, run_dir, device)
     named = {name.removeprefix("+"): value for name, value in job.overrides.items()}

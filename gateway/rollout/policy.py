@@ -11,10 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn
 
 from gateway.config.pass_through import PassRule
 from gateway.config.route import RouteSettings
+from gateway.sessions.conversation import texts_of
 from gateway.stats import DropReason
 from gateway.types import Incoming
 from swarm.errors import RequestError
@@ -107,22 +108,13 @@ def _fits(rule: PassRule, incoming: Incoming) -> bool:
     messages = incoming.call.messages
     if rule.system is not None:
         leading = itertools.takewhile(lambda message: message.get("role") in ("system", "developer"), messages)
-        if not rule.system.search("\n".join(text for message in leading for text in _texts(message))):
+        if not rule.system.search("\n".join(text for message in leading for text in texts_of(message))):
             return False
     most = rule.max_prompt_chars
     if most is None:
         return True
     # a prompt of token ids has no messages, and its length is not known
-    return bool(messages) and sum(len(text) for message in messages for text in _texts(message)) <= most
-
-
-def _texts(message: Mapping[str, Any]) -> list[str]:
-    content: object = message.get("content")
-    if isinstance(content, str):
-        return [content]
-    parts = cast("list[Any]", content) if isinstance(content, list) else []
-    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
-    return [text for text in texts if isinstance(text, str)]
+    return bool(messages) and sum(len(text) for message in messages for text in texts_of(message)) <= most
 
 
 @dataclass(frozen=True, slots=True)

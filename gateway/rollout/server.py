@@ -365,7 +365,7 @@ class Swarm:
         self._held.push_async_callback(self._http.close)
         await self._held.enter_async_context(self.client)
         await self._held.enter_async_context(self.background)
-        # what is wrong with the job is told before the first request
+        # log what is wrong with the job before the first request
         self.episodes.look()
         return self
 

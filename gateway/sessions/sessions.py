@@ -119,7 +119,7 @@ class Sessions:
         try:
             scope, agent, child = names_of(incoming, route)
         except RequestError:
-            # what is not sampled for training needs no session
+            # a request that is not sampled for training needs no session
             return
         if child:
             scope = self._memory.adopt(scope, child)

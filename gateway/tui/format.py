@@ -130,8 +130,8 @@ def short(text: str, width: int) -> str:
 
 
 def step_line(step: StepResult) -> str:
-    """``step 12  reward 0.412  success 40%  9.8 s  43 tokens/answer  2.0 calls``, without what is not known, and
-    without the calls where there is one an episode."""
+    """``step 12  reward 0.412  success 40%  9.8 s  43 tokens/answer  2.0 calls``. Unknown values are left out, and
+    the calls if each episode made one."""
     parts = [f"step {step.step:>4}"]
     if REWARD in step.metrics:
         parts.append(f"reward {step.metrics[REWARD]:.3f}")
