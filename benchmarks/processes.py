@@ -70,16 +70,21 @@ def _announcing(target: Callable[..., None], arguments: tuple[Any, ...], pipe: P
     target(*arguments, pipe.send)
 
 
-def swarm_server(run_dir: str, announce: Callable[[str], None]) -> None:
-    """A swarm server on a free port with the stand-in engine; runs until SIGTERM."""
+def swarm_server(
+    run_dir: str,
+    announce: Callable[[str], None],
+    *,
+    allow_code_sync: bool = False,
+    engine_command: tuple[str, ...] | None = ENGINE_COMMAND,
+) -> None:
+    """A swarm server on a free port, with the stand-in engine or (``None``) the real one; runs until SIGTERM."""
     from swarm.server.config import ServerConfig
     from swarm.server.run import run
 
     # the engine imports this package, from wherever the benchmark is started
     os.environ["PYTHONPATH"] = str(ROOT)
-    run(
-        ServerConfig(port=0, run_dir=Path(run_dir)), engine_command=ENGINE_COMMAND, on_ready=announce, log_level="error"
-    )
+    config = ServerConfig(port=0, run_dir=Path(run_dir), allow_code_sync=allow_code_sync)
+    run(config, engine_command=engine_command, on_ready=announce, log_level="error")
 
 
 def dict_server(announce: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import hmac
+import json
 import logging
 import os
 import secrets
@@ -92,6 +93,20 @@ def replace_private(path: Path, contents: BaseModel) -> None:
         raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
     finally:
         partial.unlink(missing_ok=True)
+
+
+def append_private(path: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line of JSON to a file that only its owner reads; it is on disk when this returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(log, json.dumps(entry, default=str).encode() + b"\n")
+        os.fsync(log)
+    finally:
+        os.close(log)
 
 
 #: Tells one state of a file from another; ``None``: there is no file.

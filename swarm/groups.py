@@ -50,13 +50,14 @@ class GroupAnswer(Model):
 
 
 class Group(Model):
-    """The answers to one task, in the order of their claims; ``route`` and ``request_id`` are a gateway's."""
+    """The answers to one task, by their claims; of a gateway's also ``route``, ``session`` and ``request_id``."""
 
     group_id: str
     task_id: str
     query: str = ""
     client: str
     route: str = ""
+    session: str = ""
     request_id: str = ""
     hook: str = ""
     step: int | None = None
@@ -116,7 +117,8 @@ class Wanted(Model):
         bounded = self.at_least is not None or self.at_most is not None
         if bounded and not any(low <= reward <= high for reward in group.rewards):
             return False
-        everything = " ".join([group.group_id, group.task_id, group.query, group.hook, *told, *texts]).lower()
+        names = [group.group_id, group.task_id, group.query, group.session, group.hook]
+        everything = " ".join([*names, *told, *texts]).lower()
         return all(word in everything for word in self.words.lower().split())
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from swarm.job import ServingMode, TrainJob
 from swarm.states import EngineState
-from swarm.types import EvalResult, Model, StepResult, WorkflowOutput
+from swarm.types import EvalResult, Model, Notes, StepResult, WorkflowOutput
 
 #: Phrases by which AgentJet's client tells why a claim failed; it searches for them in ``fail_cause``.
 SYNCING = "Engine is syncing weights"
@@ -298,11 +298,11 @@ class EpisodeRequest(WireRequest):
 
 
 class AbortEpisodeRequest(EpisodeRequest):
-    """``POST /abort_episode``. ``reason`` (cut at :data:`MAX_REASON` characters) and ``metadata`` are kept for whoever
+    """``POST /abort_episode``. ``reason`` (cut at :data:`MAX_REASON` characters) and ``notes`` are kept for whoever
     wants to know why an episode was not trained."""
 
     reason: Annotated[str, BeforeValidator(_cut)] = ""
-    metadata: dict[str, Any] = {}
+    notes: Notes | None = None
 
 
 class EpisodeEnd(WireRequest):

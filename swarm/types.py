@@ -23,6 +23,24 @@ class Task(Model):
     metadata: dict[str, Any] = {}
 
 
+class Notes(BaseModel):
+    """What a gateway notes of an episode, for people: nothing of it is trained. It may be newer than its swarm server,
+    which leaves out what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    group_id: str = Field(default="", description="of the answers that one call of the reward hook judged")
+    hook: str = Field(default="", description="where that hook comes from")
+    request_id: str = ""
+    route: str = ""
+    session: str = Field(default="", description="the name of its conversation")
+    traceparent: str = ""
+    rank: int | None = Field(default=None, ge=1, lt=2**31, description="1 for the best of the group")
+    reason: str = ""
+    delivered: bool | None = Field(default=None, description="whether the user got it")
+    task: dict[str, Any] | None = Field(default=None, description="of the group's first: main_query and metadata")
+
+
 class WorkflowOutput(Model):
     """The result of one episode: its reward, which counts relative to its group, an advantage beside that (``credit``),
     and whatever the client wants logged with it."""
@@ -33,6 +51,7 @@ class WorkflowOutput(Model):
     # factories: pydantic deep-copies a mutable default for every instance
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     log_metrics: dict[str, float] = Field(default_factory=dict[str, float])
+    notes: Notes | None = None
 
 
 class StepResult(Model):

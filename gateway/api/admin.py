@@ -1,7 +1,8 @@
 """``/admin/code``, ``/admin/config`` and ``/admin/engine``: commands for the swarm server behind a route.
 
 Invariant: only what is listed here is forwarded, for the key's own routes only, and the swarm server's audit log gets
-to know the key by its label.
+to know the key by its label. Whoever reaches a gateway without keys may be anybody on this machine, so it does not lend
+the token of its route: the caller's own counts.
 
 The swarm server's own paths work below ``/admin`` too, so that ``SwarmClient("http://gateway:8000/admin?route=NAME")``
 commands the engine through a gateway.
@@ -22,8 +23,8 @@ from gateway.api.endpoint import caller_of
 from gateway.routing.table import PlannedRoute
 from gateway.runtime import Gateway
 from gateway.types import Caller
-from swarm.errors import NotFoundError, RequestError, UnavailableError, UpstreamError
-from swarm.http.asgi import read_body
+from swarm.errors import AuthenticationError, NotFoundError, RequestError, UnavailableError, UpstreamError
+from swarm.http.asgi import bearer_bytes, read_body
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, has_proxy
 from swarm.sync import ArchiveLimits
 
@@ -120,6 +121,7 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     """The swarm server's answer.
 
     Raises:
+        AuthenticationError: it does not let a caller without a key command it.
         UnavailableError: it cannot be reached.
         UpstreamError: it does not let this gateway command it.
     """
@@ -128,7 +130,9 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     told = request.query_params.get("sender", "")
     # the swarm server keeps the first 200 characters
     query.append(("sender", f"{_name(caller)} for {told}" if told else _name(caller)))
-    headers = {"authorization": f"Bearer {token}"} if (token := route.settings.swarm_token.get_secret_value()) else {}
+    own = bearer_bytes(request.scope["headers"]).decode("latin-1")
+    token = route.settings.swarm_token.get_secret_value() if caller.key_id else own
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     body: bytes | None = None
     if request.method == "POST":
         body = bytes(await read_body(request.receive)) or None
@@ -146,6 +150,12 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     finally:
         await http.close()
     if answer.status == 401 or (answer.status == 403 and _code(answer) == "scope_missing"):
+        if not caller.key_id:
+            raise AuthenticationError(
+                "this gateway asks for no key, so it lends nobody its own token: send a token of the swarm server that "
+                "has the scope admin, or give the gateway keys (`swarm-gateway keys create NAME --admin`)",
+                code="admin_token_required",
+            )
         raise UpstreamError(
             f"the swarm server does not let this gateway command it: the swarm_token of route {route.name} needs the "
             "scope admin",

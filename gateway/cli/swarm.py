@@ -72,19 +72,20 @@ def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False)
 
 @engine.command("start")
 def engine_start(
-    job: Annotated[Path, typer.Argument(help="YAML file with the TrainJob")],
+    job: Annotated[Path | None, typer.Argument(help="YAML file with the TrainJob; default: what was synced")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     wait: Annotated[float, typer.Option(help="seconds to wait until the engine serves; 0: do not wait")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Give the job to the swarm server and start the engine."""
+    """Give the job, if one is named, to the swarm server and start the engine."""
     from gateway.cli.output import print_json
     from gateway.cli.target import job_text
     from swarm.states import EngineState
 
     with connect(url, token) as client:
-        client.sync_train_config(job_text(job, url))
+        if job is not None:
+            client.sync_train_config(job_text(job, url))
         client.start_engine(wait=False)
         current = client.wait_for_state(EngineState.ROLLING, wait_seconds=wait) if wait else client.status()
     if as_json:

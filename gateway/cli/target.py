@@ -26,7 +26,10 @@ GatewayUrl = Annotated[
 ]
 Route = Annotated[str | None, typer.Option("--route", help="route of that gateway, if it leads to several servers")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="admin token of the swarm server")]
-ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="admin key of the gateway")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar="OPENAI_API_KEY", help="admin key of the gateway; without keys, --token counts"),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: a field of the job, or verl's dotted key; wins over it")
 ]
@@ -59,7 +62,7 @@ def connect(
         raise ConfigError("give --swarm-url or --gateway-url, not both")
     base = gateway_url.rstrip("/").removesuffix("/v1")
     query = f"?{urlencode({'route': route})}" if route is not None else ""
-    return SwarmClient(f"{base}/admin{query}", token=api_key or "", policy=policy)
+    return SwarmClient(f"{base}/admin{query}", token=api_key or token or "", policy=policy)
 
 
 def parse_set(given: list[str] | None) -> dict[str, Any]:

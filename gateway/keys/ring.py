@@ -14,20 +14,22 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs
 
 from pydantic import SecretStr
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapters.dialects import MessagesDialect
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
-from swarm.credentials import Ring, digest, matching
+from swarm.credentials import Ring, append_private, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, OverloadedError, SwarmGatewayError
 from swarm.http.asgi import bearer_bytes, error_response
 
@@ -39,8 +41,11 @@ POLL_SECONDS = 1.0
 _LOOKS_PER_NOTE = 30
 _RATE_WINDOW = 60.0
 _ADMIN = "/admin"
+#: Refusals of callers without a known key that the audit log takes: others can fill no disk.
+_STRANGERS_PER_MINUTE = 60
 #: Figures of all routes.
 _OPERATORS = ("/status", "/metrics")
+_MOST_NAME = 200
 #: Paths whose errors have Anthropic's form.
 _ANTHROPIC = "/v1/messages"
 
@@ -91,6 +96,7 @@ class KeyRing:
         self._rates: dict[str, RequestRate] = {}
         self._used: dict[str, datetime] = {}
         self._complaint = ""
+        self._strangers = RequestRate()
         self.change(config)
 
     @property
@@ -174,6 +180,17 @@ class KeyRing:
                 self._complaint = exc.message
                 logger.error("cannot write when keys were last used: %s", exc.message)
 
+    async def audit(self, entry: Mapping[str, Any]) -> None:
+        """Append to the audit log, which is beside the file of keys; without one, nobody commands."""
+        if self._file is None:
+            return
+        if not entry["who"] and self._strangers.take(_STRANGERS_PER_MINUTE) > 0:
+            return
+        try:
+            await asyncio.to_thread(append_private, self._file.audit_path, entry)
+        except OSError as exc:
+            logger.error("the audit log %s cannot be written (%s): %s", self._file.audit_path, exc, entry)
+
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
         """Inside, the file is read again when it changes, and the use of its keys is written."""
@@ -205,9 +222,13 @@ class KeyMiddleware:
         if scope["type"] != "http" or scope["path"] == "/health":
             await self.app(scope, receive, send)
             return
+        who = ""
+        if scope["path"].startswith(_ADMIN):
+            send = self._audited(scope, lambda: who, send)
         try:
             # keys are compared as bytes
             holder = self._keys.holder(bearer_bytes(scope["headers"]))
+            who = holder.caller.label or holder.caller.key_id
             _check(scope["path"], holder)
             if scope["method"] == "POST":
                 self._keys.count(holder)
@@ -216,6 +237,25 @@ class KeyMiddleware:
             return
         scope.setdefault("state", {})["caller"] = holder.caller
         await self.app(scope, receive, send)
+
+    def _audited(self, scope: Scope, who: Callable[[], str], send: Send) -> Send:
+        """``send`` that first notes commands and refusals: who sent what, from where, and with which status."""
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and (scope["method"] != "GET" or message["status"] >= 400):
+                asked = parse_qs(scope["query_string"].decode("latin-1"))
+                entry = {
+                    "when": datetime.now(UTC).isoformat(),
+                    "who": who(),
+                    "from": (scope.get("client") or [""])[0],
+                    "what": f"{scope['method']} {scope['path'][:_MOST_NAME]}",
+                    "route": asked.get("route", [""])[0][:_MOST_NAME],
+                    "result": message["status"],
+                }
+                await self._keys.audit(entry)
+            await send(message)
+
+        return noting
 
     def _refusal(self, path: str, exc: SwarmGatewayError) -> Response:
         response = error_response(exc)

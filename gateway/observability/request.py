@@ -21,6 +21,7 @@ from starlette.types import Message
 
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
+from swarm.types import Notes
 
 #: ``queue``: waiting for a place. ``join``: waiting for an earlier request's response. ``claim``: for episodes.
 #: ``sample``: for the answers that the response needs. ``hook``: in reward hooks. ``submit``: until the swarm server
@@ -312,11 +313,10 @@ def trace_id() -> str:
     return trace_headers().get("traceparent", "")[3:35]
 
 
-def metadata() -> dict[str, str]:
-    """The origin of an episode, for its output: ``request_id``, ``route``, and ``traceparent`` if there is a trace."""
+def notes() -> Notes:
+    """What is noted of the request with each of its episodes."""
     record = _current.get()
     if record is None:
-        return {}
-    trace = trace_headers().get("traceparent")
-    origin = {"request_id": record.request_id, "route": record.route}
-    return origin | ({"traceparent": trace} if trace else {})
+        return Notes()
+    trace = trace_headers().get("traceparent", "")
+    return Notes(request_id=record.request_id, route=record.route, traceparent=trace)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway.observability.request import metadata, phase, span
+from gateway.observability.request import notes, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample
 from gateway.rollout.server import Training
 from gateway.rollout.submission import Why, workflow_outputs
@@ -23,7 +23,9 @@ from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submissio
 from reward_hooks.contract import malformed_calls
 from swarm.client import EpisodeGroup
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
+from swarm.protocol import MAX_NAME
 from swarm.text import sendable
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -285,18 +287,12 @@ class GroupRun:
         stats.informative += score.informative
         stats.uninformative += not score.informative
         task = self.shaped.submission.task
-        outputs = workflow_outputs(
-            score, credit, metadata() | self._origin, task, shuffled=settings.control == "shuffle"
-        )
+        delivered = [place in self._delivered for place in places]
+        outputs = workflow_outputs(score, credit, self._notes, task, delivered, shuffled=settings.control == "shuffle")
         self._give_back(self._open.difference(places), DropReason.SAMPLE)
         self._open.clear()
         self._settled = True
-        by_episode = {
-            self.episodes[place].episode_uuid: one.model_copy(
-                update={"metadata": one.metadata | {"delivered": place in self._delivered}}
-            )
-            for place, one in zip(places, outputs, strict=True)
-        }
+        by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
         # from here on only the submitter decides: :meth:`cancel` leaves a judged group alone
         return await self.swarm.submitter.submit(task.task_id, by_episode, settings.submit_timeout_seconds, stats)
 
@@ -325,12 +321,15 @@ class GroupRun:
         self._open.difference_update(going)
         failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
         details = f": {failed.code}: {failed.message}" if failed is not None else ""
-        why = Why(sendable(f"{reason}{details}"), metadata() | self._origin)
+        why = Why(sendable(f"{reason}{details}"), self._notes)
         self.swarm.episodes.abort([self.episodes[place] for place in going], why)
 
     @property
-    def _origin(self) -> dict[str, str]:
-        return {"group_id": self.shaped.group_id, "hook": self.training.hooks.source}
+    def _notes(self) -> Notes:
+        # a name may hold a lone surrogate, which JSON bodies can carry
+        session = self._session.name.encode(errors="replace").decode()[:MAX_NAME] if self._session is not None else ""
+        mine = {"group_id": self.shaped.group_id, "hook": self.training.hooks.source, "session": session}
+        return notes().model_copy(update=mine)
 
     # ------------------------------------------------------------------ inside
 

@@ -205,7 +205,7 @@ class Episodes:
     def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
         """Give the episodes back, in the background."""
         uuids = [episode.episode_uuid for episode in episodes]
-        self._background.start(self._client.abort(uuids, why.reason, why.metadata), "aborting episodes")
+        self._background.start(self._client.abort(uuids, why.reason, why.notes), "aborting episodes")
 
     def _refresh(self) -> asyncio.Task[Serving] | None:
         """The reading of the server's status that is under way; ``None`` while the last one is young enough."""

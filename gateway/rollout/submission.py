@@ -1,7 +1,7 @@
-"""Hands a group's rewards to the swarm server, with the metadata that it keeps beside them.
+"""Hands a group's rewards to the swarm server, with what it notes beside them.
 
 Invariant: a group counts as trained only after the server acknowledged it; a group that is given up is aborted and
-counted. Metadata is of bounded size, whatever a hook returns.
+counted. Notes are of bounded size, whatever a hook returns.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.observability.request import phase
@@ -21,7 +21,7 @@ from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.protocol import MAX_REASON
 from swarm.text import sendable
-from swarm.types import Task, WorkflowOutput
+from swarm.types import Notes, Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Why:
     """What is kept with aborted episodes; ``reason`` may be empty."""
 
     reason: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    notes: Notes | None = None
 
 
 NO_REASON = Why()
@@ -102,15 +102,22 @@ class Submitter:
 
 
 def workflow_outputs(
-    score: GroupScore, credit: Mapping[int, float], origin: Mapping[str, Any], task: Task, *, shuffled: bool = False
+    score: GroupScore,
+    credit: Mapping[int, float],
+    notes: Notes,
+    task: Task,
+    delivered: Sequence[bool],
+    *,
+    shuffled: bool = False,
 ) -> list[WorkflowOutput]:
     """The results of a group's episodes, in the order of ``score``.
 
     Args:
         score: the hook's.
         credit: added to the advantage of answers, by their place in ``score``.
-        origin: metadata of every output.
+        notes: of every output.
         task: kept with the first output, so that a hook can be tried on the group later.
+        delivered: whether the user got it, for each.
         shuffled: permute the rewards and credits, for a control run; rank, components and reasons stay in place.
     """
     ranks = [1 + sum([other > value + EQUAL_WITHIN for other in score.values]) for value in score.values]
@@ -121,7 +128,14 @@ def workflow_outputs(
             reward=value,
             credit=credited,
             log_metrics=_components(reward, credit.get(place)),
-            metadata={**origin, **(_task(task) if place == 0 else {}), "rank": ranks[place], **_reason(reward)},
+            notes=notes.model_copy(
+                update={
+                    "rank": ranks[place],
+                    "reason": sendable(reward.reason)[:MAX_REASON] if reward.reason else "",
+                    "delivered": delivered[place],
+                    "task": _task(task) if place == 0 else None,
+                }
+            ),
         )
         for place, ((value, credited), reward) in enumerate(zip(given, score.rewards, strict=True))
     ]
@@ -133,17 +147,13 @@ def _components(reward: Reward, credit: float | None) -> dict[str, float]:
     return kept if credit is None else {**kept, SESSION: credit}
 
 
-def _task(task: Task) -> dict[str, Any]:
-    """The task without its messages, which are in the prompt's tokens; empty if it is too long or not JSON."""
+def _task(task: Task) -> dict[str, Any] | None:
+    """The task without its messages, which are in the prompt's tokens; None if it is too long or not JSON."""
     kept = task.model_dump(include={"main_query", "metadata"})
     try:
         size = len(json.dumps(kept, allow_nan=False))
         # the client's serializer refuses more: lone surrogates and deep nesting
-        WorkflowOutput(reward=0, metadata={"task": kept}).model_dump_json()
+        Notes(task=kept).model_dump_json()
     except (TypeError, ValueError, RecursionError):  # a submit hook's metadata can hold anything
-        return {}
-    return {"task": kept} if size <= MAX_TASK else {}
-
-
-def _reason(reward: Reward) -> dict[str, str]:
-    return {"reason": sendable(reward.reason)[:MAX_REASON]} if reward.reason else {}
+        return None
+    return kept if size <= MAX_TASK else None

@@ -112,7 +112,7 @@ class Sessions:
         # of a conversation that begins without a name, until it has one
         report = self._report(scope, name) if name else SessionReport(route)
         agent = place.agent if place is not None else agent
-        return SessionLink(self, incoming, settings, hooks, scope, agent, said, place, report)
+        return SessionLink(self, incoming, settings, hooks, scope, agent, said, place, report, name)
 
     def passed(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got one answer which is not trained, and why."""
@@ -138,6 +138,7 @@ class Sessions:
             parent = None
             conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
         conversation.settings, conversation.hooks = settings, link.hooks
+        link.name = conversation.session_id
         digest, inner, answer_size = answered(link.said, message)
         body, size = _sharing(link.incoming.call.body, link.said.sizes, parent)
         turn = DeliveredTurn(
@@ -287,6 +288,7 @@ class SessionLink:
     and scored it awaits :meth:`closing` before it submits. Nothing is remembered of a request that was not answered.
 
     Attributes:
+        name: of the session; empty where a conversation without a name has no answer yet.
         ledger: of the agent that asks.
         session: the turns before this one, for ``Candidate.session``; ``None`` where a conversation begins.
     """
@@ -302,6 +304,7 @@ class SessionLink:
         said: Digests,
         place: Place | None,
         report: SessionReport,
+        name: str,
     ) -> None:
         self._sessions = sessions
         self._turn: DeliveredTurn | None = None
@@ -313,6 +316,7 @@ class SessionLink:
         self.said = said
         self.place = place
         self.report = report
+        self.name = name
         self.ledger = report.ledger(agent)
         self.ledger.requests += 1
         self.session: Session | None = None

@@ -31,7 +31,7 @@ from swarm.protocol import (
     EpisodeType,
     ServerStatus,
 )
-from swarm.types import Task, WorkflowOutput
+from swarm.types import Notes, Task, WorkflowOutput
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -193,20 +193,18 @@ class AsyncSwarmClient(Control):
         self.open_episodes.discard(outputs)
         return answer.error or ""
 
-    async def abort(
-        self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None
-    ) -> None:
+    async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """Abort episodes. Never raises: if no server answers, the call is sent again before the next claim.
 
         If the caller is cancelled, the calls go on in the background; :meth:`close` waits for them.
 
         Args:
             reason: kept with the episodes and exported as their ``drop_reason``; cut at 2000 characters.
-            metadata: kept and exported like that of an end.
+            notes: kept and exported like those of an end.
         """
         uuids = list(episode_uuids)
         self.open_episodes.discard(uuids)
-        calls = [wire.abort_call(self.client_uuid, uuid, reason, metadata) for uuid in uuids]
+        calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
         tasks = [self.in_background(self._calls.release(call)) for call in calls]
         if tasks:
             await asyncio.wait(tasks)

@@ -36,7 +36,7 @@ from swarm.client.wire import RetryPolicy
 from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import ServerStatus
-from swarm.types import Task, WorkflowOutput
+from swarm.types import Notes, Task, WorkflowOutput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -199,11 +199,11 @@ class SwarmClient:
     episode = managed(AsyncSwarmClient.episode, Episode)
     group = managed(AsyncSwarmClient.group, Group)
 
-    def abort(self, episode_uuids: Iterable[str], reason: str = "", metadata: Mapping[str, Any] | None = None) -> None:
+    def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """See :meth:`AsyncSwarmClient.abort`; does nothing once the client is closed."""
         here = self.connection
         with suppress(StateError):
-            Call(here.portal, here.client.abort(tuple(episode_uuids), reason, metadata)).result()
+            Call(here.portal, here.client.abort(tuple(episode_uuids), reason, notes)).result()
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""

@@ -31,7 +31,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.client import Answer, ConnectionBrokenError
-from swarm.types import Model, WorkflowOutput
+from swarm.types import Model, Notes, WorkflowOutput
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 AnswerT_co = TypeVar("AnswerT_co", bound=BaseModel, covariant=True)
@@ -181,12 +181,10 @@ def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[prot
 
 
 def abort_call(
-    client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
+    client_uuid: str, episode_uuid: str, reason: str = "", notes: Notes | None = None
 ) -> Call[protocol.SuccessResponse]:
-    """Abort one episode; the reason and metadata are kept with it."""
-    body = protocol.AbortEpisodeRequest(
-        client_uuid=client_uuid, episode_uuid=episode_uuid, reason=reason, metadata=dict(metadata or {})
-    )
+    """Abort one episode; the reason and notes are kept with it."""
+    body = protocol.AbortEpisodeRequest(client_uuid=client_uuid, episode_uuid=episode_uuid, reason=reason, notes=notes)
     return Call("POST", "/abort_episode", protocol.SuccessResponse, body)
 
 

@@ -6,9 +6,7 @@ Invariant: an entry is one line, appended at once and on disk before the command
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,6 +15,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from swarm.credentials import append_private
 from swarm.errors import SwarmGatewayError
 from swarm.server.auth import Caller
 
@@ -48,20 +47,15 @@ class AuditLog:
         await self._append(entry, "done")
 
     async def _append(self, entry: dict[str, Any], result: str) -> None:
-        line = json.dumps({"when": datetime.now(UTC).isoformat(), **entry, "result": result}, default=str) + "\n"
+        line = {"when": datetime.now(UTC).isoformat(), **entry, "result": result}
         try:
-            await asyncio.shield(asyncio.to_thread(self._write, line.encode()))
+            await asyncio.shield(asyncio.to_thread(self._write, line))
         except OSError as exc:
-            logger.error("the audit log %s cannot be written (%s): %s", self.path, exc, line.rstrip())
+            logger.error("the audit log %s cannot be written (%s): %s", self.path, exc, line)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(log, line)
-            os.fsync(log)
-        finally:
-            os.close(log)
+        append_private(self.path, line)
 
 
 def sender_of(request: Request) -> str:

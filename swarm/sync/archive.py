@@ -184,18 +184,18 @@ def _git(root: Path, *command: str) -> list[str]:
 
 def _files(
     root: Path, tracked: list[str], left_out: dict[str, str], limits: ArchiveLimits
-) -> list[tuple[str, Path, int]]:
+) -> list[tuple[str, str, int]]:
     """Name in the archive, path and size of each file to pack; adds the others to ``left_out``."""
-    inside = root.resolve()
-    contents = {inside / name for name in tracked}
-    found: list[tuple[str, Path, int]] = []
+    inside = os.path.realpath(root)
+    contents = {f"{inside}/{name}" for name in tracked}
+    folders: dict[str, str] = {}
+    found: list[tuple[str, str, int]] = []
     for name in tracked:
-        path = root / name
+        path = f"{root}/{name}"
         try:
-            resolved = path.resolve(strict=True)
-            status = resolved.stat()
-        except (OSError, RuntimeError) as exc:  # RuntimeError: a loop of links
-            if path.is_symlink():
+            resolved, status = _resolved(path, folders)
+        except OSError as exc:
+            if os.path.islink(path):
                 left_out[name] = "it is a link to nothing"
             elif not isinstance(exc, (FileNotFoundError, NotADirectoryError)):
                 raise ConfigError(f"code to sync: cannot read {path}: {exc}") from exc
@@ -212,6 +212,22 @@ def _files(
         else:
             found.append((name, resolved, status.st_size))
     return found
+
+
+def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
+    """``path`` without links, and what is there; ``folders`` keeps resolved folders, which most files share.
+
+    Raises:
+        OSError: there is nothing, or a loop of links.
+    """
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        resolved = os.path.realpath(path, strict=True)
+        return resolved, os.stat(resolved)
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder, strict=True)
+    return os.path.join(folders[folder], name), status
 
 
 def left_out_lines(left_out: Mapping[str, str], most: int = 10) -> dict[str, str]:
@@ -231,7 +247,7 @@ def _log(root: Path, left_out: dict[str, str]) -> None:
         logger.log(level, "code to sync: left out of %s, because %s: %s", root, reason, names)
 
 
-def _check_size(root: Path, found: list[tuple[str, Path, int]], limits: ArchiveLimits) -> None:
+def _check_size(root: Path, found: list[tuple[str, str, int]], limits: ArchiveLimits) -> None:
     total = sum(size for _, _, size in found)
     if len(found) > limits.max_files:
         raise _too_large(root, found, f"there are {len(found)} files, at most {limits.max_files} are accepted")
@@ -239,7 +255,7 @@ def _check_size(root: Path, found: list[tuple[str, Path, int]], limits: ArchiveL
         raise _too_large(root, found, f"they have {total} bytes, at most {limits.max_total_bytes} are accepted")
 
 
-def _too_large(root: Path, found: list[tuple[str, Path, int]], why: str) -> ConfigError:
+def _too_large(root: Path, found: list[tuple[str, str, int]], why: str) -> ConfigError:
     largest = sorted(found, key=lambda one: one[2], reverse=True)[:3]
     names = ", ".join(f"{name} ({size} bytes)" for name, _, size in largest)
     return ConfigError(
@@ -248,16 +264,18 @@ def _too_large(root: Path, found: list[tuple[str, Path, int]], why: str) -> Conf
     )
 
 
-def _read(path: Path, limits: ArchiveLimits) -> tuple[bytes, bool]:
+def _read(path: str, limits: ArchiveLimits) -> tuple[bytes, bool]:
     try:
-        with path.open("rb") as reader:
-            executable = bool(os.fstat(reader.fileno()).st_mode & stat.S_IXUSR)
-            content = reader.read(limits.max_file_bytes + 1)
+        with open(path, "rb", buffering=0) as reader:
+            status = os.fstat(reader.fileno())
+            content = reader.read(status.st_size + 1)
+            if len(content) > status.st_size:
+                content += reader.read(limits.max_file_bytes)
     except OSError as exc:
         raise ConfigError(f"code to sync: cannot read {path}: {exc.strerror}") from exc
     if len(content) > limits.max_file_bytes:
         raise ConfigError(f"code to sync: {path} grew while it was packed")
-    return content, executable
+    return content, bool(status.st_mode & stat.S_IXUSR)
 
 
 def _write(writer: zipfile.ZipFile, name: str, content: bytes, executable: bool, limits: ArchiveLimits) -> None:

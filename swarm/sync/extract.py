@@ -1,27 +1,22 @@
 """``check_and_extract``: unpack an untrusted archive, or refuse it with the name of the entry at fault.
 
-Invariant: nothing is written outside the target or before all entries are checked; a folder that appears in the target
-is complete.
+Invariant: nothing is written outside the folder or before all entries are checked; a folder that was not filled whole
+is removed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 
 from swarm.sync.limits import MAX_NAME_BYTES, MIB, ArchiveLimits, check_name, refusal
-from swarm.sync.manifest import BYTECODE, digest_of, fingerprint
-
-#: Begins the names of folders that are not complete yet, or no longer.
-PARTIAL = ".partial-"
+from swarm.sync.manifest import BYTECODE, fingerprint
 
 # the record at the end of every zip: signature, two disk numbers, entries here, entries, size, start, comment length
 _END = struct.Struct("<4s4H2LH")
@@ -29,33 +24,31 @@ _ZIP64_LOCATOR, _ZIP64_LOCATOR_SIZE = b"PK\x06\x07", 20
 #: The most bytes of an entry in the central directory: its head, its name, and additions of tools.
 _DIRECTORY_BYTES = 46 + MAX_NAME_BYTES + 256
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
-_CHUNK = 256 * 1024
 
 
-def check_and_extract(archive: bytes, target: Path, limits: ArchiveLimits | None = None) -> Path:
-    """Extract ``archive`` into ``target/DIGEST``, see :func:`swarm.sync.manifest.digest_of`.
+def check_and_extract(archive: bytes, folder: Path, limits: ArchiveLimits | None = None) -> dict[str, str]:
+    """Extract ``archive`` into ``folder``, which is made for it; return the manifest of its files.
 
-    An earlier folder of that name is replaced. Of a file's mode only the owner's executable bit is kept. Bytecode is
-    left out: that of another Python would be imported in place of its source.
+    Of a file's mode only the owner's executable bit is kept. Bytecode is left out: that of another Python would be
+    imported in place of its source.
 
     Raises:
         RequestError: with code ``bad_archive``: not a plain zip, or an entry that may be dangerous: an absolute path or
             one that leads out of the folder, a link, a device, encrypted, a duplicate, or over the limits.
-        OSError: the target cannot be written.
+        OSError: the folder is there already, or cannot be written.
     """
     limits = limits or ArchiveLimits()
     _check_frame(archive, limits)
-    target.mkdir(parents=True, exist_ok=True)
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as reader:
             entries = reader.infolist()
             _check_entries(entries, len(archive), limits)
-            partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target))
+            folder.mkdir(parents=True)
             try:
-                name = _extract(reader, entries, partial)
-                return _publish(partial, target / name)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                return _extract(reader, entries, str(folder))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as exc:
         raise refusal(f"it is not a readable zip: {exc}") from exc
 
@@ -134,55 +127,45 @@ def _check_size(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
     return ""
 
 
-def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path) -> str:
-    """Write all files below ``into``; return their digest."""
+def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: str) -> dict[str, str]:
+    """Write all files below ``into``; return their manifest."""
     manifest: dict[str, str] = {}
-    made: set[Path] = set()
+    made: set[str] = set()
     for entry in sorted(entries, key=lambda one: one.orig_filename):
         name = entry.orig_filename
         if BYTECODE in name.split("/"):
             continue
-        path = into / name
         executable = bool((entry.external_attr >> 16) & stat.S_IXUSR)
         try:
-            if (folder := path if _is_folder(entry) else path.parent) not in made:
-                folder.mkdir(parents=True, exist_ok=True)
+            if (folder := name.rpartition("/")[0]) not in made:
+                os.makedirs(f"{into}/{folder}", exist_ok=True)
                 made.add(folder)
             if _is_folder(entry):
                 continue
-            manifest[name] = fingerprint(_write(reader, entry, path, executable), executable)
+            content = _content(reader, entry)
+            _write(f"{into}/{name}", content, executable)
+            manifest[name] = fingerprint(content, executable)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as exc:
             raise refusal(f"its contents are damaged: {exc}", name) from exc
         except FileExistsError:
             raise refusal("its name differs from another entry's only in ways that this system ignores", name) from None
     if not manifest:
         raise refusal("there are no files in it")
-    return digest_of(manifest)
+    return manifest
 
 
-def _write(reader: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, executable: bool) -> bytes:
-    """Write one file; return its contents."""
-    parts: list[bytes] = []
-    written = 0
+def _content(reader: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    with reader.open(entry) as source:
+        # with a number, so that no more is unpacked than the size in the directory, which was checked
+        content = source.read(entry.file_size + 1)
+    if len(content) != entry.file_size:
+        raise zipfile.BadZipFile(f"{len(content)} bytes instead of {entry.file_size}")
+    return content
+
+
+def _write(path: str, content: bytes, executable: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if executable else 0o644)
-    with os.fdopen(descriptor, "wb") as writer, reader.open(entry) as source:
-        while chunk := source.read(_CHUNK):
-            parts.append(chunk)
-            writer.write(chunk)
-            written += len(chunk)
-            # zipfile stops at the size in the directory, which was checked, and does not report the rest
-            if written > entry.file_size:
-                raise zipfile.BadZipFile("longer than it says")
-    if written != entry.file_size:
-        raise zipfile.BadZipFile("shorter than it says")
-    return b"".join(parts)
-
-
-def _publish(partial: Path, final: Path) -> Path:
-    partial.chmod(0o755)
-    replaced = partial.with_name(partial.name + "-old")
-    with contextlib.suppress(FileNotFoundError):
-        final.rename(replaced)
-    partial.rename(final)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return final
+    with open(descriptor, "wb", buffering=0) as writer:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[writer.write(rest) :]

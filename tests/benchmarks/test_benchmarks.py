@@ -106,4 +106,6 @@ def test_code() -> None:
     done = run("code", "--files", "120")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["files"] == 120 and report["seconds"].keys() == {"pack", "sync", "again"}
+    for name in ("sync", "again", "line", "restart", "rollback"):
+        assert report[name]["seconds"] > 0 and report[name]["command_cpu"] > 0, name
+    assert report["restart"]["beside_boot"] == pytest.approx(report["restart"]["seconds"] - report["boot"], abs=0.002)

@@ -196,7 +196,7 @@ class EpisodeRoutes:
         """Give an episode up; always succeeds."""
         self._check_client(request, wanted)
         try:
-            note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.metadata)
+            note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.notes)
         except NotFoundError as exc:
             # the caller wants to be rid of it: an error would only make it try again
             note = exc.message

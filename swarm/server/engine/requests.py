@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState, check_engine
 from swarm.tokens import WeightSyncs
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -265,13 +266,11 @@ class EpisodeRequests(EngineBoard):
             self.pool_changed()
             await self.synced()
 
-    async def abort(
-        self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
-    ) -> str:
+    async def abort(self, client_uuid: str, episode_uuid: str, reason: str = "", notes: Notes | None = None) -> str:
         """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
         if self._pool is None:
             return ""
-        note = self._pool.abort(client_uuid, episode_uuid, reason, metadata)
+        note = self._pool.abort(client_uuid, episode_uuid, reason, notes)
         self.pool_changed()
         await self.synced()
         return note

@@ -75,23 +75,32 @@ class Resolver:
 
 async def _output(command: Sequence[str], question: bytes, environ: dict[str, str]) -> tuple[bytes, bytes, int | None]:
     """Stdout, stderr and exit code of ``command``; if it is given up, it and all that it started are killed."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environ,
-        start_new_session=True,
+    # a task of its own: a cancelled spawn would leave what the process has started by then
+    spawning = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environ,
+            start_new_session=True,
+        )
     )
     try:
+        process = await asyncio.shield(spawning)
         return *await process.communicate(question), process.returncode
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
+        spawning.add_done_callback(_kill)
+        with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(_KILL_SECONDS):
-                await process.wait()
+                await (await asyncio.shield(spawning)).wait()
         raise
+
+
+def _kill(spawning: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    if not spawning.cancelled() and spawning.exception() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(spawning.result().pid, signal.SIGKILL)
 
 
 def _answer(output: bytes) -> dict[str, Any] | None:

@@ -22,12 +22,13 @@ from swarm.errors import ConflictError, NotFoundError
 from swarm.link.code import ABOUT
 from swarm.protocol import CodeSnapshot
 from swarm.sync import ArchiveLimits, check_and_extract
-from swarm.sync.extract import PARTIAL
 from swarm.sync.manifest import digest_of, manifest_of
 from swarm.types import Model
 
 #: snapshots that stay beside the selected one
 KEPT = 10
+#: begins the names of folders that are not complete yet, or no longer
+PARTIAL = ".partial-"
 #: in the folder of a snapshot: its files
 FILES = "files"
 _NAME = re.compile(r"\d{8}_\d{6}_\d{6}-[0-9a-f]{16}")
@@ -81,24 +82,23 @@ class Snapshots:
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._folder))
         try:
-            extracted = check_and_extract(archive, partial, self.limits)
-            manifest, now = manifest_of(extracted), datetime.now(UTC)
+            files = check_and_extract(archive, partial / FILES, self.limits)
+            digest, now = digest_of(files), datetime.now(UTC)
+            with contextlib.suppress(FileNotFoundError):
+                if (old := self.selected()) is not None and old.digest == digest and self._is_whole(old):
+                    return old
             sent = sent or Sent()
             about = CodeSnapshot(
-                id=f"{now:%Y%m%d_%H%M%S_%f}-{extracted.name[:16]}",
-                digest=extracted.name,
+                id=f"{now:%Y%m%d_%H%M%S_%f}-{digest[:16]}",
+                digest=digest,
                 created=now.timestamp(),
                 sender=sent.sender,
                 revision=sent.revision,
                 message=sent.message,
-                files=len(manifest),
-                bytes=sum((extracted / name).stat().st_size for name in manifest),
+                files=len(files),
+                bytes=sum((partial / FILES / name).stat().st_size for name in files),
             )
-            new = Stored(about=about, files=manifest)
-            with contextlib.suppress(FileNotFoundError):
-                if (old := self.selected()) is not None and old.digest == new.digest and self._is_whole(old):
-                    return old
-            extracted.rename(partial / FILES)
+            new = Stored(about=about, files=files)
             (partial / ABOUT).write_text(new.model_dump_json())
             partial.chmod(0o755)
             partial.rename(self._folder / new.id)

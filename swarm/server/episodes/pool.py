@@ -36,6 +36,7 @@ from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, Quarant
 from swarm.states import EngineState, EpisodeEvent, next_episode
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.tracker.timelines import count_tokens
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -291,19 +292,17 @@ class EpisodePool:
         endings = {name: self._endings.get(name) for name in episode_uuids}
         return {name: ending.tokens for name, ending in endings.items() if ending is not None}
 
-    def abort(
-        self, client_uuid: str, episode_uuid: str, reason: str = "", metadata: Mapping[str, Any] | None = None
-    ) -> str:
+    def abort(self, client_uuid: str, episode_uuid: str, reason: str = "", notes: Notes | None = None) -> str:
         """Give an episode up; returns a note when there was nothing left to give up.
 
         Args:
-            reason: the client's own; it and ``metadata`` are only stored.
+            reason: the client's own; it and ``notes`` are only stored.
 
         Raises:
             NotFoundError: it is another client's.
         """
         if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
-            self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, drop_reason=reason, metadata=metadata or {})
+            self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, drop_reason=reason, notes=notes)
             return ""
         ending = self._endings.get(episode_uuid)
         if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):

@@ -9,13 +9,14 @@ import hashlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from swarm.groups import Group, GroupAnswer, JudgedGroups, SampledText, StepRewards, Wanted, histogram
-from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
+from swarm.server.journal.codec import clean, finish_reason_of, notes_of, unpack_trajectory
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.tokens import Trajectory
+from swarm.types import Notes
 
 #: Latest ends that are looked through, groups in one answer, and steps with a histogram.
 MAX_ENDS, MAX_GROUPS, MAX_STEPS = 5_000, 200, 20
@@ -67,53 +68,43 @@ def judged_groups(
 
 
 def _group_id(row: tuple[Any, ...], said: dict[str, Any]) -> str:
-    given = _metadata(said).get("group_id")
-    if isinstance(given, str) and given:
+    if given := notes_of(said).group_id:
         return clean(given)
     _, run_id, _, _, task_id, *_, batch_id, _, _, _ = row
     return hashlib.sha256(f"{run_id}\n{batch_id}\n{task_id}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _metadata(said: dict[str, Any]) -> dict[str, Any]:
-    metadata: Any = said.get("metadata")
-    return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
-
-
-def _text(value: object) -> str:
-    return clean(value) if isinstance(value, str) else ""
-
-
 def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
-    told = [_metadata(row[6]) for row in episodes]
+    told = [notes_of(row[6]) for row in episodes]
     first = told[0]
-    task: Any = next((one["task"] for one in told if isinstance(one.get("task"), dict)), {})
+    query = next((one.task.get("main_query") for one in told if one.task), "")
     return Group(
         group_id=group_id,
         task_id=episodes[0][4] or "",
-        query=_text(task.get("main_query")),
+        query=clean(query) if isinstance(query, str) else "",
         client=episodes[0][3],
-        route=_text(first.get("route")),
-        request_id=_text(first.get("request_id")),
-        hook=_text(first.get("hook")),
+        route=clean(first.route),
+        session=clean(first.session),
+        request_id=clean(first.request_id),
+        hook=clean(first.hook),
         step=next((row[10] for row in episodes if row[10] is not None), None),
         ended_at=max(row[11] for row in episodes),
-        answers=[_answer(row, metadata) for row, metadata in zip(episodes, told, strict=True)],
+        answers=[_answer(row, notes) for row, notes in zip(episodes, told, strict=True)],
     )
 
 
-def _answer(row: tuple[Any, ...], metadata: dict[str, Any]) -> GroupAnswer:
+def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
     uuid, _, state, _, _, reward, said, dropped, quarantined, _, _, ended_at, _ = row
-    delivered = metadata.get("delivered")
     return GroupAnswer(
         episode_uuid=uuid,
         state=str(_NAMES.get(state, state)),
         why=quarantined or dropped or "",
         reward=reward,
-        rank=rank if type(rank := metadata.get("rank")) is int else None,
+        rank=notes.rank,
         is_success=said.get("is_success"),
         components=said.get("log_metrics") or {},
-        reason=_text(metadata.get("reason")),
-        delivered=delivered if isinstance(delivered, bool) else None,
+        reason=clean(notes.reason),
+        delivered=notes.delivered,
         ended_at=ended_at,
     )
 

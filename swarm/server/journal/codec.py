@@ -6,7 +6,7 @@ Invariant: exact: each array is stored as its raw bytes, after one byte that nam
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgpack
@@ -15,6 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory, VersionRuns
+from swarm.types import Notes
 
 _JSON = json.JSONEncoder(default=str)
 
@@ -135,6 +136,11 @@ def pack_json(value: Any) -> str:
         RecursionError: it is nested some thousand levels deep.
     """
     return _JSON.encode(value)
+
+
+def notes_of(output: Mapping[str, Any]) -> Notes:
+    """What was noted beside a result, as it was stored."""
+    return Notes.model_validate(output.get("notes") or {})
 
 
 def clean(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, cast
 from msgspec import structs
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import clean, finish_reason_of, unpack_counts, unpack_trajectory
+from swarm.server.journal.codec import clean, finish_reason_of, notes_of, unpack_counts, unpack_trajectory
 from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
@@ -199,7 +199,7 @@ def _row(
     trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
     timelines = [] if trajectory is None else trajectory.timelines
     said: dict[str, Any] = {} if output is None else json.loads(output)
-    metadata: dict[str, Any] = said.get("metadata") or {}
+    notes = notes_of(said)
     return {
         "episode_uuid": episode_uuid,
         "run_id": run_id,
@@ -208,14 +208,14 @@ def _row(
         "client_uuid": client_uuid,
         "group_uuid": group_uuid,
         "task_id": task_id or "",
-        "group_id": _text(metadata.get("group_id")),
-        "hook": _text(metadata.get("hook")),
-        "request_id": _text(metadata.get("request_id")),
-        "trace_id": _trace_id(metadata.get("traceparent")),
+        "group_id": clean(notes.group_id),
+        "hook": clean(notes.hook),
+        "request_id": clean(notes.request_id),
+        "trace_id": _trace_id(notes.traceparent),
         "reward": reward,
-        "rank": rank if type(rank := metadata.get("rank")) is int and 0 < rank < 1 << 31 else None,
+        "rank": notes.rank,
         "components": said.get("log_metrics") or {},
-        "reason": _text(metadata.get("reason")),
+        "reason": clean(notes.reason),
         "output": None if output is None else said,
         "how": how,
         "drop_reason": drop_reason,
@@ -233,14 +233,9 @@ def _row(
     }
 
 
-def _text(value: object) -> str:
-    """What a client may have written where a text is meant."""
-    return clean(value) if isinstance(value, str) else ""
-
-
-def _trace_id(traceparent: object) -> str:
+def _trace_id(traceparent: str) -> str:
     """Of the trace of the request that the episode was for: https://www.w3.org/TR/trace-context/#traceparent-header."""
-    found = _TRACEPARENT.match(traceparent) if isinstance(traceparent, str) else None
+    found = _TRACEPARENT.match(traceparent)
     return found[1] if found else ""
 
 

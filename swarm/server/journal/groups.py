@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 import yaml
 
 from swarm.errors import ConfigError
+from swarm.server.journal.codec import notes_of
 from swarm.server.journal.schema import reading
 
 Row = Mapping[str, Any]
@@ -115,9 +116,7 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
 
 def _task_of(row: Row) -> Mapping[str, Any]:
     """What the gateway told of the task, see :mod:`gateway.rollout.submission`."""
-    said = cast("dict[str, Any]", row["output"] or {}).get("metadata")
-    told: Any = cast("dict[str, Any]", said).get("task") if isinstance(said, dict) else None
-    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    return notes_of(cast("dict[str, Any]", row["output"] or {})).task or {}
 
 
 def _line(group: _Group) -> dict[str, Any]:

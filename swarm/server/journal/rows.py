@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from swarm.protocol import EpisodeType
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, TokenCounts, TrainBatch, Trajectory
-from swarm.types import StepResult, WorkflowOutput
+from swarm.types import Notes, StepResult, WorkflowOutput
 
 #: How an episode ended: with its client's result, because its client gave up, by its idle timeout, by its wall-clock
 #: cap, or with the engine's phase (a batch left without it, or a run began that does not continue the one before).
@@ -85,7 +85,7 @@ class EndRow(_Row, frozen=True, gc=False):
     """The end of a claimed episode, and the state that it is in now.
 
     ``trajectory`` is set if it waits for a batch; otherwise ``drop_reason`` says why a train episode that ended with a
-    result does not. For an aborted one, ``drop_reason`` and ``metadata`` are the client's own. ``kept_call`` names the
+    result does not. For an aborted one, ``drop_reason`` and ``notes`` are the client's own. ``kept_call`` names the
     call whose tokens are the trajectory's; all other calls of the episode are deleted.
     """
 
@@ -99,7 +99,7 @@ class EndRow(_Row, frozen=True, gc=False):
     drop_reason: str = ""
     end_key: str = ""
     trajectory: Trajectory | None = None
-    metadata: Mapping[str, Any] = {}
+    notes: Notes | None = None
     kept_call: str = ""
     tokens: TokenCounts = TokenCounts()
 

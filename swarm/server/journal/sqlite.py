@@ -99,7 +99,7 @@ def _output(row: EndRow) -> str | None:
     try:
         if row.output is not None:
             return pack_json(row.output.model_dump())
-        return pack_json({"reward": None, "metadata": dict(row.metadata)}) if row.metadata else None
+        return pack_json({"reward": None, "notes": row.notes.model_dump()}) if row.notes else None
     except (RecursionError, ValueError):
         # the writer must not stop at it: the reward is in a column of its own
         reward = None if row.output is None else row.output.reward

@@ -96,9 +96,52 @@ async def test_the_route_says_which_server(server: str, nobody: str, tmp_path: P
 
 
 async def test_a_gateway_that_may_not_command_says_what_it_lacks(server: str, tmp_path: Path) -> None:
-    reader = TokenFile(tmp_path / "run").create("reader", ["read"])
+    reader, admin = TokenFile(tmp_path / "run").create("reader", ["read"]), key(tmp_path, admin=True)
     for token in ("wrong", reader):
-        async with gateway_before(server, tmp_path, swarm_token=token) as http:
-            answer = await http.post("/admin/engine/stop")
+        async with gateway_before(server, tmp_path, keys_file=tmp_path / "keys.json", swarm_token=token) as http:
+            answer = await http.post("/admin/engine/stop", headers=admin)
             assert (answer.status_code, answer.json()["error"]["code"]) == (502, "gateway_is_no_admin")
             assert "scope admin" in answer.json()["error"]["message"]
+
+
+async def test_a_gateway_without_keys_lends_nobody_its_token(server: str, tmp_path: Path) -> None:
+    async with gateway_before(server, tmp_path, swarm_token="secret") as http:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            for method, path in (("POST", "/admin/code"), ("POST", "/admin/engine/stop"), ("GET", "/admin/engine")):
+                answer = await http.request(method, path, headers=headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "admin_token_required"), path
+                assert "keys create" in answer.json()["error"]["message"]
+        own = {"authorization": "Bearer secret"}
+        assert (await http.post("/admin/engine/stop", headers=own)).json()["success"]
+    [entry] = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
+    assert (entry["who"], entry["result"]) == ("SWARM_TOKEN", "done")
+
+
+async def test_who_commanded_and_who_was_refused_is_beside_the_keys(server: str, tmp_path: Path) -> None:
+    hooks = str(write_hooks(tmp_path / "hooks"))
+    routes = [
+        {"name": name, "swarm_url": server, "swarm_token": "secret", "hooks": hooks} for name in ("mine", "other")
+    ]
+    admin, app = key(tmp_path, admin=True, routes=["mine"]), key(tmp_path)
+    async with gateway_before(server, tmp_path, keys_file=tmp_path / "keys.json", routes=routes) as http:
+        asked = [
+            ("POST", "/admin/engine/stop?route=mine", admin, 200),
+            ("GET", "/admin/code", admin, 200),
+            ("POST", "/admin/engine/stop?route=other", admin, 404),
+            ("GET", "/admin/code", app, 403),
+            *[("POST", "/admin/code", {"authorization": "Bearer wrong"}, 401)] * 100,
+        ]
+        for method, path, headers, status in asked:
+            assert (await http.request(method, path, headers=headers)).status_code == status, path
+    log = tmp_path / "keys.json.audit.jsonl"
+    assert log.stat().st_mode & 0o077 == 0
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    name = "key {'admin': True, 'routes': ['mine']}"
+    assert [(one["who"], one["what"], one["route"], one["result"]) for one in entries[:4]] == [
+        (name, "POST /admin/engine/stop", "mine", 200),
+        (name, "POST /admin/engine/stop", "other", 404),
+        ("key {}", "GET /admin/code", "", 403),
+        ("", "POST /admin/code", "", 401),
+    ]
+    assert len(entries) == 3 + 60, "strangers fill no disk"
+    assert all(one["from"] == "127.0.0.1" and one["when"] for one in entries) and "wrong" not in log.read_text()

@@ -16,13 +16,13 @@ from swarm.errors import ConfigError
 from swarm.groups import BINS, histogram
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
-from swarm.types import WorkflowOutput
+from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, dropped, ended, refused, stepped, taken
 
 
-def said(group: str, rank: int, reward: float, **metadata: Any) -> WorkflowOutput:
-    kept = {"group_id": group, "rank": rank, "hook": "rules", "request_id": f"req-{group}", **metadata}
-    return WorkflowOutput(reward=reward, metadata=kept, log_metrics={"short": reward / 2})
+def said(group: str, rank: int, reward: float, **more: Any) -> WorkflowOutput:
+    notes = Notes(group_id=group, rank=rank, hook="rules", request_id=f"req-{group}", session=f"chat-{group}", **more)
+    return WorkflowOutput(reward=reward, notes=notes, log_metrics={"short": reward / 2})
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_the_latest_groups_and_what_became_of_them(run_dir: Path) -> None:
     told = json.loads(groups(run_dir, "list", "--json"))
     by_task = {one["task_id"]: one for one in told["groups"]}
     assert by_task["a"]["fate"] == "trained" and by_task["a"]["step"] == 7 and by_task["a"]["route"] == "math"
-    assert by_task["b"]["fate"] == "waiting"
+    assert by_task["b"]["fate"] == "waiting" and by_task["b"]["session"] == "chat-bbbb"
     # an episode without tokens has no place in its group
     assert by_task["c"]["fate"] == "dropped: too old"
     assert [one["client"] for one in told["groups"] if one["task_id"] == "own task"] == ["c"]
@@ -80,7 +80,8 @@ def test_the_latest_groups_and_what_became_of_them(run_dir: Path) -> None:
     [rewards] = told["rewards"]
     assert (rewards["step"], rewards["low"], rewards["high"], sum(rewards["counts"])) == (7, 0.0, 1.0, 2)
     text = groups(run_dir, "list")
-    assert "What is a monad?" in text and "dropped: too old" in text and "aaaa" in text
+    assert "What is a monad?" in text and "dropped: too old" in text and "aaaa" in text and "chat-aaaa" in text
+    assert "session chat-aaaa" in groups(run_dir, "show", "aaaa")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,7 @@ def test_the_latest_groups_and_what_became_of_them(run_dir: Path) -> None:
         (["--route", "math"], ["aaaa"]),
         (["--reason", "too old"], ["cccc"]),
         (["--reason", "brief"], ["aaaa"]),
+        (["--find", "chat-bbbb"], ["bbbb"]),
         (["--at-least", "0.9", "--at-most", "0.95"], ["cccc"]),
         (["--limit", "1", "--route", "math"], ["aaaa"]),
     ],

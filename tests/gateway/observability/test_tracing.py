@@ -9,6 +9,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig
+from gateway.sessions.sessions import plain_id
 from swarm.errors import ConfigError
 from tests.gateway.conftest import OpenGateway, ask
 from tests.gateway.observability.conftest import Exported
@@ -21,7 +22,7 @@ TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 
 
 def origin(swarm: Swarm) -> list[dict[str, Any]]:
-    return [end["workflow_output"]["metadata"] for group in swarm.ends for end in group["ends"]]
+    return [end["workflow_output"]["notes"] for group in swarm.ends for end in group["ends"]]
 
 
 async def test_without_tracing_the_users_trace_goes_to_the_episode(swarm: Swarm, open_gateway: OpenGateway) -> None:
@@ -32,12 +33,21 @@ async def test_without_tracing_the_users_trace_goes_to_the_episode(swarm: Swarm,
     assert swarm.traceparents == [TRACEPARENT]
 
 
+async def test_session_route_and_what_was_delivered_go_to_the_episode(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    async with open_gateway() as http:
+        await ask(http, {"x-swarm-session": "chat-1"})
+        nameless = (await ask(http)).json()["id"]
+    assert [one["session"] for one in origin(swarm)] == ["chat-1"] * 4 + [plain_id(nameless)] * 4
+    assert {one["route"] for one in origin(swarm)} == {"default"}
+    assert [one["delivered"] for one in origin(swarm)].count(True) == 2
+
+
 @pytest.mark.parametrize("given", ["nonsense", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01", "é"])
 async def test_what_is_no_trace_goes_nowhere(swarm: Swarm, open_gateway: OpenGateway, given: str) -> None:
     async with open_gateway() as http:
         answer = await ask(http, {"traceparent": given.encode("latin-1")})
     assert answer.status_code == 200
-    assert all("traceparent" not in one for one in origin(swarm)) and swarm.traceparents == [""]
+    assert all(one["traceparent"] == "" for one in origin(swarm)) and swarm.traceparents == [""]
 
 
 async def test_the_spans_of_a_request_are_one_trace(

@@ -25,6 +25,7 @@ class Talk:
     """A conversation that notes what it is told."""
 
     session = None
+    name = ""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from gateway.rollout.submission import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_T
 from reward_hooks.contract import GroupScore, Reward
 from swarm.client.wire import end_key
 from swarm.protocol import MAX_REASON
-from swarm.types import Task
+from swarm.types import Notes, Task, WorkflowOutput
 
 TASK = Task(task_id="t", main_query="why?", metadata={"answer": "42"})
 KEPT = {"main_query": "why?", "metadata": {"answer": "42"}}
@@ -21,26 +22,44 @@ def score(*values: float) -> GroupScore:
     )
 
 
+def outputs(
+    given: GroupScore,
+    credit: Mapping[int, float] | None = None,
+    *,
+    notes: Notes | None = None,
+    task: Task = TASK,
+    delivered: Sequence[bool] | None = None,
+    shuffled: bool = False,
+) -> list[WorkflowOutput]:
+    delivered = delivered or [False] * len(given.rewards)
+    return workflow_outputs(given, credit or {}, notes or Notes(), task, delivered, shuffled=shuffled)
+
+
+def ranks(told: Sequence[WorkflowOutput]) -> list[int | None]:
+    return [one.notes and one.notes.rank for one in told]
+
+
 def test_each_answer_has_its_rank_components_and_reason() -> None:
-    told = workflow_outputs(score(0.5, 2.0, 0.5, -1.0), {}, {"group_id": "g", "hook": "mine"}, TASK)
+    told = outputs(
+        score(0.5, 2.0, 0.5, -1.0), notes=Notes(group_id="g", hook="mine"), delivered=[False, True, False, False]
+    )
     assert [one.reward for one in told] == [0.5, 2.0, 0.5, -1.0]
-    assert told[0].metadata.pop("task") == KEPT
-    assert [one.metadata for one in told] == [
-        {"group_id": "g", "hook": "mine", "rank": rank, "reason": f"it is {value}"}
-        for rank, value in ((2, 0.5), (1, 2.0), (2, 0.5), (4, -1.0))
+    assert [one.notes for one in told] == [
+        Notes(group_id="g", hook="mine", rank=rank, reason=f"it is {value}", delivered=rank == 1, task=task)
+        for rank, value, task in ((2, 0.5, KEPT), (1, 2.0, None), (2, 0.5, None), (4, -1.0, None))
     ]
     assert [one.log_metrics for one in told] == [{"n": 0.5}, {"n": 2.0}, {"n": 0.5}, {"n": -1.0}]
 
 
 def test_what_no_advantage_can_come_of_is_a_tie() -> None:
-    assert [one.metadata["rank"] for one in workflow_outputs(score(1.0, 1.0 + 1e-12), {}, {}, TASK)] == [1, 1]
+    assert ranks(outputs(score(1.0, 1.0 + 1e-12))) == [1, 1]
 
 
 def test_what_the_session_earned_is_beside_the_reward_and_of_one_answer_alone() -> None:
-    first, second = workflow_outputs(score(1.0, 1.5), {0: 1.0}, {}, TASK)
-    assert (first.reward, first.credit, first.metadata["rank"]) == (1.0, 1.0, 2)
+    first, second = outputs(score(1.0, 1.5), {0: 1.0})
+    assert (first.reward, first.credit, *ranks([first])) == (1.0, 1.0, 2)
     assert first.log_metrics == {"n": 1.0, "session": 1.0}
-    assert (second.reward, second.credit, second.metadata["rank"]) == (1.5, 0.0, 1)
+    assert (second.reward, second.credit, *ranks([second])) == (1.5, 0.0, 1)
     assert second.log_metrics == {"n": 1.5}
 
 
@@ -49,25 +68,25 @@ def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: 
         return values[::-1]
 
     monkeypatch.setattr(random, "sample", backwards)
-    told = workflow_outputs(score(1.0, 2.0, 3.0), {2: 0.5}, {}, TASK, shuffled=True)
+    told = outputs(score(1.0, 2.0, 3.0), {2: 0.5}, shuffled=True)
     assert [one.reward for one in told] == [3.0, 2.0, 1.0]
     assert [one.credit for one in told] == [0.5, 0.0, 0.0]
-    assert [one.metadata["rank"] for one in told] == [3, 2, 1]
+    assert ranks(told) == [3, 2, 1]
     assert [one.log_metrics["n"] for one in told] == [1.0, 2.0, 3.0]
 
 
 def test_what_a_hook_says_at_length_is_cut() -> None:
     components = {f"{number} {'x' * 1000}": 1.0 for number in range(1000)}
     loud = GroupScore(rewards=[Reward(value=1.0, components=components, reason="y" * 100_000)])
-    [told] = workflow_outputs(loud, {}, {}, TASK)
-    assert told.metadata["reason"] == "y" * MAX_REASON
+    [told] = outputs(loud)
+    assert told.notes is not None and told.notes.reason == "y" * MAX_REASON
     assert len(told.log_metrics) == MAX_COMPONENTS
     assert all(len(name) == MAX_COMPONENT_NAME for name in told.log_metrics)
 
 
 def test_a_reward_without_a_reason_has_none() -> None:
-    [told] = workflow_outputs(GroupScore(rewards=[Reward(value=1.0)]), {}, {}, TASK)
-    assert told.metadata == {"rank": 1, "task": KEPT}
+    [told] = outputs(GroupScore(rewards=[Reward(value=1.0)]))
+    assert told.notes == Notes(rank=1, delivered=False, task=KEPT)
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -90,14 +109,15 @@ def nested(depth: int) -> dict[str, Any]:
     ids=["long", "odd", "NaN", "surrogate", "deep", "too deep for Python"],
 )
 def test_a_task_that_is_long_or_no_json_is_not_kept(metadata: dict[str, Any]) -> None:
-    told = workflow_outputs(score(1.0, 2.0), {}, {}, TASK.model_copy(update={"metadata": metadata}))
-    assert not any("task" in one.metadata for one in told)
+    told = outputs(score(1.0, 2.0), task=TASK.model_copy(update={"metadata": metadata}))
+    assert all(one.notes is not None and one.notes.task is None for one in told)
     end_key("t", {str(place): one for place, one in enumerate(told)})
 
 
 def test_what_a_hook_says_can_be_sent() -> None:
     odd = GroupScore(rewards=[Reward(value=1.0, components={"\ud800": 1.0}, reason="half \ud800" * MAX_REASON)])
-    [told] = workflow_outputs(odd, {}, {}, TASK)
-    assert told.metadata["reason"].startswith("half \\ud800half") and len(told.metadata["reason"]) == MAX_REASON
+    [told] = outputs(odd)
+    assert told.notes is not None
+    assert told.notes.reason.startswith("half \\ud800half") and len(told.notes.reason) == MAX_REASON
     assert told.log_metrics == {"\\ud800": 1.0}
     end_key("t", {"e": told})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from swarm.errors import RequestError
 from swarm.sync import ArchiveLimits, build_archive, check_and_extract
 from swarm.sync.limits import MIB, check_name
+from swarm.sync.manifest import digest_of, manifest_of
 from tests.swarm.sync.making import tracked
 
 LIMITS = ArchiveLimits(max_files=20, max_file_bytes=4 * MIB, max_total_bytes=8 * MIB, max_archive_bytes=MIB)
@@ -51,7 +53,7 @@ def refused(archive: bytes, tmp_path: Path, limits: ArchiveLimits = LIMITS) -> R
     with pytest.raises(RequestError) as caught:
         check_and_extract(archive, target, limits)
     assert caught.value.code == "bad_archive"
-    assert everything(tmp_path) in ([], ["outer", "outer/target"]), "it left something behind"
+    assert everything(tmp_path) in ([], ["outer"]), "it left something behind"
     return caught.value
 
 
@@ -214,45 +216,49 @@ def test_what_other_tools_build_is_taken(tmp_path: Path) -> None:
     (code / "ünï.txt").write_text("é")
     (code / "pkg/mod.py").chmod(0o755)
     made = Path(shutil.make_archive(str(tmp_path / "made"), "zip", code))
-    there = check_and_extract(made.read_bytes(), tmp_path / "target")
+    there = tmp_path / "there"
+    manifest = check_and_extract(made.read_bytes(), there)
     assert everything(there) == ["pkg", "pkg/mod.py", "ünï.txt"]
     assert [os.access(there / name, os.X_OK) for name in ("pkg/mod.py", "ünï.txt")] == [True, False]
-    assert check_and_extract(build_archive(tracked(code)).content, tmp_path / "target") == there, (
-        "equal files, one name"
-    )
+    assert check_and_extract(build_archive(tracked(code)).content, tmp_path / "again") == manifest
 
 
 def test_the_mode_gives_nothing_but_execution(tmp_path: Path) -> None:
-    there = check_and_extract(packed(("run.sh", b"#!"), mode=stat.S_IFREG | 0o6777), tmp_path)
-    assert stat.S_IMODE((there / "run.sh").stat().st_mode) & ~0o755 == 0
+    check_and_extract(packed(("run.sh", b"#!"), mode=stat.S_IFREG | 0o6777), tmp_path / "there")
+    assert stat.S_IMODE((tmp_path / "there/run.sh").stat().st_mode) & ~0o755 == 0
 
 
-def test_the_name_tells_the_contents(tmp_path: Path) -> None:
-    def name(*entries: tuple[str, bytes], mode: int = 0) -> str:
-        return check_and_extract(packed(*entries, mode=mode), tmp_path).name
+def test_the_digest_tells_the_contents(tmp_path: Path) -> None:
+    numbers = itertools.count()
 
-    first = name(("a", b"1"), ("b", b"2"))
-    assert name(("b", b"2"), ("a", b"1")) == first
+    def digest(*entries: tuple[str, bytes], mode: int = 0) -> str:
+        return digest_of(check_and_extract(packed(*entries, mode=mode), tmp_path / str(next(numbers))))
+
+    first = digest(("a", b"1"), ("b", b"2"))
+    assert digest(("b", b"2"), ("a", b"1")) == first
     others = [
-        name(("a", b"2"), ("b", b"1")),
-        name(("a", b"12"), ("b", b"")),
-        name(("ab", b"12")),
-        name(("a", b"1"), ("b", b"2"), mode=stat.S_IFREG | 0o755),
+        digest(("a", b"2"), ("b", b"1")),
+        digest(("a", b"12"), ("b", b"")),
+        digest(("ab", b"12")),
+        digest(("a", b"1"), ("b", b"2"), mode=stat.S_IFREG | 0o755),
     ]
     assert len({first, *others}) == 5
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({first, *others})
 
 
 def test_a_failure_while_writing_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = check_and_extract(packed(("a.py", b"1")), tmp_path)
+    there = tmp_path / "there"
+    check_and_extract(packed(("a.py", b"1")), there)
+    with pytest.raises(FileExistsError):
+        check_and_extract(packed(("a.py", b"2")), there)
+    assert (there / "a.py").read_bytes() == b"1"
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("swarm.sync.extract._write", full)
     with pytest.raises(OSError, match="No space"):
-        check_and_extract(packed(("a.py", b"2")), tmp_path)
-    assert everything(tmp_path) == [good.name, f"{good.name}/a.py"]
+        check_and_extract(packed(("a.py", b"2")), tmp_path / "new")
+    assert everything(tmp_path) == ["there", "there/a.py"]
 
 
 NAMES = st.text(st.sampled_from("ab./\\:\0é\ud800 ~*"), max_size=12) | st.text(max_size=6)
@@ -279,13 +285,13 @@ def test_damaged_bytes_are_refused_or_harmless(tmp_path_factory: pytest.TempPath
     root = tmp_path_factory.mktemp("fuzz")
     target = root / "outer/target"
     try:
-        there = check_and_extract(bytes(damaged[: len(damaged) - cut]), target, LIMITS)
+        manifest = check_and_extract(bytes(damaged[: len(damaged) - cut]), target, LIMITS)
     except RequestError as exc:
         assert exc.code == "bad_archive"
-        assert everything(root) in ([], ["outer", "outer/target"])
+        assert everything(root) in ([], ["outer"])
     else:
-        assert there.parent == target
-        assert {path.name for path in target.iterdir()} == {there.name}
+        assert manifest_of(target) == manifest
+        assert [path.name for path in (root / "outer").iterdir()] == ["target"]
         assert [path.name for path in root.iterdir()] == ["outer"]
 
 
@@ -311,7 +317,8 @@ def test_what_is_packed_here_comes_out_there(tmp_path_factory: pytest.TempPathFa
         written[name] = content
     if not written:
         return
-    there = check_and_extract(build_archive(tracked(code)).content, root / "target")
+    there = root / "there"
+    check_and_extract(build_archive(tracked(code)).content, there)
     assert {
         path.relative_to(there).as_posix(): path.read_bytes() for path in there.rglob("*") if path.is_file()
     } == written

@@ -14,7 +14,7 @@ from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
 from swarm.tokens import Timeline, TokenCounts, Trajectory, as_lists
-from swarm.types import WorkflowOutput
+from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, dropped, ended, over, refused, stepped, taken, trajectory
 
 
@@ -73,6 +73,7 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "is_success": None,
         "metadata": {"answer": "yes"},
         "log_metrics": {},
+        "notes": None,
     }
     assert row == {
         "episode_uuid": "trained",
@@ -177,13 +178,13 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
 def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     origin = {"request_id": "req_1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    said = {"rank": 2, "reason": "short \ud800", "hook": "mine", "group_id": "g1", "other": [1], **origin}
-    odd = {"rank": "first", "reason": 5, "hook": None, "group_id": {}, "request_id": [], "traceparent": "00-x-y-z"}
+    said = Notes(rank=2, reason="short \ud800", hook="mine", group_id="g1", **origin)
+    odd = Notes(traceparent="00-x-y-z")
 
     async def fill() -> None:
         journal = Journal.open(tmp_path / "journal.db")
-        for name, metadata in (("a", said), ("b", odd), ("c", {"rank": 1 << 70}), ("d", {"rank": True})):
-            output = WorkflowOutput(reward=1.0, metadata=metadata, log_metrics={"length": 0.5})
+        for name, notes in (("a", said), ("b", odd), ("c", None)):
+            output = WorkflowOutput(reward=1.0, metadata={"other": [1]}, notes=notes, log_metrics={"length": 0.5})
             journal.append(claimed(name), replace(ended(name), output=output))
         await journal.close()
 
@@ -200,17 +201,16 @@ def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path)
     }
     nothing = {**dict.fromkeys(told, ""), "rank": None}
     for rows in (lines(tmp_path / "x.jsonl"), pq.read_table(tmp_path / "x.parquet").to_pylist()):
-        assert [{name: row[name] for name in told} for row in rows] == [told, nothing, nothing, nothing]
+        assert [{name: row[name] for name in told} for row in rows] == [told, nothing, nothing]
         assert all(dict(row["components"]) == {"length": 0.5} for row in rows)
-    assert lines(tmp_path / "x.jsonl")[0]["output"]["metadata"] == said
+    assert lines(tmp_path / "x.jsonl")[0]["output"]["metadata"] == {"other": [1]}
 
 
 def test_what_its_client_gave_up_for_a_reason_was_dropped(tmp_path: Path) -> None:
     async def fill() -> None:
         journal = Journal.open(tmp_path / "journal.db")
         journal.append(claimed("failed"), claimed("left"), claimed("late"))
-        metadata = {"hook": "mine", "group_id": "g1"}
-        journal.append(over("failed", "aborted", drop_reason="no reward", metadata=metadata))
+        journal.append(over("failed", "aborted", drop_reason="no reward", notes=Notes(hook="mine", group_id="g1")))
         journal.append(over("left", "aborted"), over("late", "idle"))
         await journal.close()
 

@@ -15,7 +15,7 @@ from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Row, RunRow
 from swarm.tokens import ModelCall, Trajectory
 from swarm.tracker.timelines import merge_calls
-from swarm.types import WorkflowOutput
+from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import claimed, ended, over
 
 JOB = "model: tiny\n"
@@ -26,9 +26,7 @@ def decode(ids: list[int], *, special: bool) -> str:
     return " ".join(f"<{one}>" if one == 0 else f"t{one}" for one in ids if special or one)
 
 
-def episode(
-    name: str, tokens: Sequence[int], task_id: str = "t", reward: float = 1.0, **metadata: Any
-) -> tuple[Row, ...]:
+def episode(name: str, tokens: Sequence[int], task_id: str = "t", reward: float = 1.0, **notes: Any) -> tuple[Row, ...]:
     """One answer of so many tokens, as the data plane and its client record it."""
     call = ModelCall(
         call_id=name,
@@ -41,7 +39,7 @@ def episode(
     )
     timelines = merge_calls([call])
     trajectory = Trajectory(episode_uuid=name, task_id=task_id, reward=reward, timelines=timelines, num_calls=1)
-    output = WorkflowOutput(reward=reward, metadata=metadata)
+    output = WorkflowOutput(reward=reward, notes=Notes(**notes))
     return (
         claimed(name),
         CallRow(name, call),
@@ -92,7 +90,7 @@ def test_of_other_clients_a_task_is_a_group_and_its_rewards_the_order(tmp_path: 
 
 
 def test_what_is_no_single_answer_is_left_out_and_counted(tmp_path: Path) -> None:
-    given_up = over("x", "aborted", drop_reason="no reward", metadata={"group_id": "g1"})
+    given_up = over("x", "aborted", drop_reason="no reward", notes=Notes(group_id="g1"))
     report, [group] = groups(
         tmp_path,
         *episode("a", [1], group_id="g1", rank=1),

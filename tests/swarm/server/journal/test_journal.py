@@ -19,6 +19,7 @@ from swarm.http.serve import loop_factory
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Ending
 from swarm.tokens import TrainBatch, TrainGroup
+from swarm.types import Notes
 from tests.swarm.server.journal.build import call, claimed, dropped, ended, over, refused, taken
 
 pytestmark = pytest.mark.anyio
@@ -234,11 +235,11 @@ async def test_what_follows_a_transaction_that_was_given_up_is_given_up_too(
     await again.close()
 
 
-async def test_metadata_that_is_nested_too_deeply_is_left_out(journal: Journal) -> None:
+async def test_notes_that_are_nested_too_deeply_are_left_out(journal: Journal) -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"deeper": deep}
-    journal.append(claimed("a"), over("a", "aborted", metadata=deep))
+    journal.append(claimed("a"), over("a", "aborted", notes=Notes.model_construct(task=deep)))
     await journal.synced()
     assert not journal.stats().error
 

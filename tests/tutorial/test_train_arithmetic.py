@@ -1,0 +1,58 @@
+"""The tutorial of ``train``: its tasks, its reward, and a control that differs in nothing but the rewards."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.train import TrainFile
+from swarm.importer import SourceFolder
+from swarm.job import TrainJob
+from tests.tutorial.readmes import TUTORIALS
+
+FOLDER = TUTORIALS / "train_arithmetic"
+
+
+@pytest.fixture(scope="module")
+def arithmetic() -> ModuleType:
+    return SourceFolder(FOLDER).module("arithmetic")
+
+
+def test_no_sum_is_both_trained_and_tried(arithmetic: ModuleType) -> None:
+    trained, tried = ({one.task_id for one in tasks()} for tasks in (arithmetic.sums, arithmetic.held_out))
+    assert tried and trained and not tried & trained
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "success"),
+    [
+        ("7", 1.0, True),
+        (" 7\n", 1.0, True),
+        ("3 + 4 = 7", 0.5, True),
+        ("8", 0.15, False),
+        ("7 or 8", 0.15, False),
+        ("seven", 0.0, False),
+        ("", 0.0, False),
+        (None, 0.0, False),
+    ],
+)
+def test_the_right_number_alone_is_worth_most(
+    arithmetic: ModuleType, answer: str | None, reward: float, success: bool
+) -> None:
+    choice = SimpleNamespace(message=SimpleNamespace(content=answer))
+    completions = SimpleNamespace(create=lambda **_: SimpleNamespace(choices=[choice]))
+    client: Any = SimpleNamespace(chat=SimpleNamespace(completions=completions))
+    output = arithmetic.solve(arithmetic.task((3, 4)), client)
+    assert (output.reward, output.is_success) == (pytest.approx(reward), success)
+
+
+def test_the_control_is_the_same_run_but_for_the_rewards() -> None:
+    run, control = (yaml.safe_load((FOLDER / name).read_text()) for name in ("train.yaml", "control.yaml"))
+    for one in (run, control):
+        TrainJob.model_validate(TrainFile.model_validate(one).job)
+    assert (run.pop("control", "none"), control.pop("control")) == ("none", "shuffle")
+    assert run.pop("swarm") != control.pop("swarm")
+    assert run == control
