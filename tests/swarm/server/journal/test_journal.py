@@ -256,7 +256,7 @@ async def test_a_record_that_cannot_be_written_is_an_error_that_is_told(
     with pytest.raises(UnavailableError, match="can not serialize"):
         await journal.synced()
     assert "TypeError" in journal.stats().error
-    assert journal.pending == 2
+    assert journal.stats().pending == 2
 
 
 def test_a_damaged_file_is_named(path: Path) -> None:
