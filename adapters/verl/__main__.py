@@ -1,11 +1,17 @@
-"""``python -m adapters.verl JOB.yaml``: the engine's driver, or one line that says the engine is not installed."""
+"""``python -m adapters.verl JOB.yaml``: the engine's driver, or one line that says the engine is not installed.
+
+``--resolve`` tells verl's configuration for the job on stdin instead, without the imports of the driver.
+"""
 
 import os
 import platform
 import sys
 
 try:
-    from adapters.verl.driver import main
+    if sys.argv[1:] == ["--resolve"]:
+        from adapters.verl.resolve import main
+    else:
+        from adapters.verl.driver import main
 except ModuleNotFoundError as exc:
     if os.environ.get("SWARM_CODE"):
         sys.exit(

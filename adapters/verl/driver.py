@@ -45,14 +45,8 @@ EXIT_GRACE = 20.0
 def main() -> None:
     """Entry point; exit code 0 when the run ended on purpose, 2 for a wrong configuration, else 1."""
     parser = argparse.ArgumentParser(prog="python -m adapters.verl", description=__doc__.splitlines()[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("job", type=Path, nargs="?", help="TrainJob as YAML")
-    what.add_argument("--resolve", action="store_true", help="tell verl's configuration for the job on stdin, as JSON")
+    parser.add_argument("job", type=Path, help="TrainJob as YAML")
     arguments = parser.parse_args()
-    if arguments.resolve:
-        from adapters.verl.resolve import main as resolve
-
-        sys.exit(resolve())
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
     run = _Run(run_dir)
     try:

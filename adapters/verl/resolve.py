@@ -24,7 +24,7 @@ from swarm.layers import LAYERS, OURS, VERL
 _PARSERS = ("tool_call_parser", "reasoning_parser")
 
 
-def main() -> int:
+def main() -> None:
     """Answer the question on stdin (see :class:`swarm.server.engine.resolving.Resolver`) on stdout, as JSON."""
     asked = json.load(sys.stdin)
     try:
@@ -33,7 +33,6 @@ def main() -> int:
     except ConfigError as exc:
         answer = {"error": exc.message, "param": exc.param}
     print(json.dumps(answer, default=str), flush=True)
-    return 0
 
 
 def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, str], run_dir: Path) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Invariant: on every operating system, a name that passes :func:`check_name` is a
 
 from __future__ import annotations
 
+import re
+
 from pydantic import Field
 
 from swarm.errors import RequestError
@@ -13,6 +15,7 @@ from swarm.types import Model
 MIB = 1024 * 1024
 MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES, _MAX_PARTS = 255, 32
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ArchiveLimits(Model):
@@ -39,7 +42,7 @@ def check_name(name: str) -> str:
         return "its name is an absolute path"
     if "\\" in name or ":" in name:
         return "its name has a backslash or a colon, which mean folders and drives on some systems"
-    if any(ord(char) < 32 or ord(char) == 127 for char in name):
+    if _CONTROL.search(name):
         return "its name has control characters"
     if ".." in parts:
         return "its name leads out of the folder ('..')"

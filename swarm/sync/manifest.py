@@ -41,7 +41,7 @@ def manifest_of(folder: Path, names: Iterable[str] | None = None) -> dict[str, s
     found: dict[str, str] = {}
     for name in _files(folder) if names is None else names:
         try:
-            with (folder / name).open("rb") as reader:
+            with open(f"{folder}/{name}", "rb", buffering=0) as reader:
                 executable = bool(os.fstat(reader.fileno()).st_mode & stat.S_IXUSR)
                 found[name] = fingerprint(reader.read(), executable)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -275,7 +275,9 @@ def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:
     known = {*top_level(folder), *sys.stdlib_module_names}
     for name in sorted(names):
         if name.endswith(".py"):
-            for plain, source in _IMPORT.findall((folder / name).read_bytes()):
+            with open(f"{folder}/{name}", "rb", buffering=0) as reader:
+                text = reader.read()
+            for plain, source in _IMPORT.findall(text):
                 module = (plain or source).decode()
                 # a script imports its neighbours, too
                 if module not in known and not _beside(folder / name, module):

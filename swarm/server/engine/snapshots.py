@@ -96,7 +96,7 @@ class Snapshots:
                 revision=sent.revision,
                 message=sent.message,
                 files=len(files),
-                bytes=sum((partial / FILES / name).stat().st_size for name in files),
+                bytes=sum(os.stat(f"{partial}/{FILES}/{name}").st_size for name in files),
             )
             new = Stored(about=about, files=files)
             (partial / ABOUT).write_text(new.model_dump_json())
