@@ -55,7 +55,7 @@ CAUSES = {
     "k": "leaves the conversation to its user: there is nothing to resume",
     "p": "has no way to show the model a picture",
     "a": "is the program of the row above, whose tests these are",
-    "n": "not tried",
+    "n": "was not tried with it",
 }
 _LIBRARY = {"resume": "k"}
 #: The letters of the cells that no test claims.
