@@ -44,7 +44,7 @@ test-engine: $(READY)
 # opt-in: other people's clients, each in an environment of its own under .client-envs (needs uv, npm and Node 20)
 test-clients: $(READY)
 	$(BIN)/python -m tests.clients.environments
-	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
+	$(BIN)/python -m pytest -m clients tests/clients tests/tutorial $(ARGS)
 
 # opt-in: two Ray nodes on this machine, one of which is killed; about 12 GB
 test-cluster: $(READY)

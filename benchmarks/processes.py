@@ -1,22 +1,25 @@
-"""The servers under measurement, each in a process of its own, as ``swarm-gateway swarm start`` runs one.
-
-The one difference to the command line: the engine is the stand-in of :mod:`benchmarks.engine`.
+"""The servers under measurement, each in a process of its own: as ``swarm-gateway swarm start`` runs one, but with the
+stand-in of :mod:`benchmarks.engine`, or all that ``swarm-gateway up`` starts, with the real engine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +31,7 @@ from swarm.job import TrainJob, dump_job
 ROOT = Path(__file__).parent.parent
 ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.engine")
 _START_SECONDS = 180
+_BOOT_SECONDS, _STOP_SECONDS = 900.0, 180.0
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,58 @@ async def start_engine(server: Running, job: TrainJob) -> None:
     connection.close()
     if status["engine"]["engine_status"] != "ENGINE.ROLLING":
         raise RuntimeError(f"the engine does not roll: {status['engine']} {status['last_lines']}")
+
+
+@contextlib.contextmanager
+def up(folder: Path, job: Mapping[str, Any], gateway: Mapping[str, Any], *hooks: str) -> Generator[dict[str, str]]:
+    """``swarm-gateway up`` with the real verl and vLLM on a CPU, from when it is ready to the end of the block.
+
+    Args:
+        folder: a new one, for its files; ``up.log`` is what it says.
+        job, gateway: the sections of its configuration; the model is served as ``policy``.
+        hooks: sources of the hook files, each named by the function that it begins with.
+
+    Yields:
+        The addresses of its servers, by name.
+    """
+    folder.mkdir(parents=True)
+    for source in hooks:
+        name = source.partition("def ")[2].partition("(")[0]
+        (folder / f"{name}.py").write_text(source)
+    sections = {
+        "job": {"served_model_name": "policy", "device": "cpu", **job},
+        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": _BOOT_SECONDS},
+        "gateway": {"port": 0, "hooks": ".", "routes": [{"name": "policy"}], **gateway},
+    }
+    path, log = folder / "up.yaml", folder / "up.log"
+    path.write_text(yaml.safe_dump(sections))
+    with log.open("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", "up", str(path), "--json"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield _ready(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
+    deadline = time.monotonic() + _BOOT_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        events = [
+            json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")
+        ]
+        if any(event["event"] == "ready" for event in events):
+            return {event["name"]: event["url"] for event in events if event["event"] == "listening"}
+        time.sleep(0.5)
+    raise RuntimeError(f"`up` is not ready; the end of its output: {log.read_text()[-2000:]}")

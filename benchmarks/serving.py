@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,24 +29,20 @@ from typing import Any, get_args
 
 import httpx
 import numpy as np
-import yaml
 
+from benchmarks.processes import up
 from swarm.job import ServingMode
 
-ROOT = Path(__file__).parent.parent
 MODES: tuple[ServingMode, ...] = get_args(ServingMode)
 GROUPS, ANSWERS = 4, 4
-BOOT_SECONDS, STEP_SECONDS, STOP_SECONDS, ANSWER_SECONDS = 900.0, 900.0, 180.0, 600.0
+STEP_SECONDS, ANSWER_SECONDS = 900.0, 600.0
 #: the reward is only there to differ
 HOOKS = """
-from reward_hooks import Hooks, Reward
+from reward_hooks import Reward
 
 
 def on_compute_relative_reward(task, candidates, context):
     return [Reward(value=sum(map(str.isalpha, one.text)) / max(1, len(one.text))) for one in candidates]
-
-
-hooks = Hooks(reward=on_compute_relative_reward, source=__name__)
 """
 
 
@@ -157,13 +152,9 @@ async def _watch(http: httpx.AsyncClient, server: str, arm: Arm, steps: int, beg
 
 @contextmanager
 def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generator[dict[str, str]]:
-    """``swarm-gateway up`` from when it is ready to the end of the block; the addresses of its servers."""
-    folder.mkdir(parents=True)
-    (folder / "letters.py").write_text(HOOKS)
+    """:func:`benchmarks.processes.up` under one mode."""
     job = {
         "model": str(options.model),
-        "served_model_name": "policy",
-        "device": "cpu",
         "batch_size": GROUPS,
         "num_repeat": ANSWERS,
         "max_prompt_length": 256,
@@ -171,48 +162,8 @@ def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generat
         "lr": 1e-6,
         "serving": mode,
     }
-    sections = {
-        "job": job,
-        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": BOOT_SECONDS},
-        "gateway": {
-            "port": 0,
-            "hooks": "letters:hooks",
-            "claim_wait_seconds": ANSWER_SECONDS,
-            "routes": [{"name": "policy"}],
-        },
-    }
-    path = folder / "up.yaml"
-    path.write_text(yaml.safe_dump(sections))
-    with (folder / "up.log").open("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "up", str(path), "--json"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield _ready(process, folder / "up.log")
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
-    deadline = time.monotonic() + BOOT_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        events = [
-            json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")
-        ]
-        if any(event["event"] == "ready" for event in events):
-            return {event["name"]: event["url"] for event in events if event["event"] == "listening"}
-        time.sleep(0.5)
-    raise RuntimeError(f"`up` is not ready; the end of its output: {log.read_text()[-2000:]}")
+    with up(folder, job, {"claim_wait_seconds": ANSWER_SECONDS}, HOOKS) as urls:
+        yield urls
 
 
 # ---------------------------------------------------------------------- report

@@ -36,6 +36,23 @@ class Kinds(Counter[str]):
 
 
 @dataclass
+class Accounted:
+    """What the swarm server counted in the episodes that it took, over all of their timelines.
+
+    Attributes:
+        tokens: sums of the numbers of :class:`swarm.protocol.EpisodeTokens`, by their names there.
+        why: tokens that are dropped, by the server's reason.
+    """
+
+    tokens: Counter[str] = field(default_factory=Counter[str])
+    why: Counter[str] = field(default_factory=Kinds)
+
+    def __add__(self, other: Accounted) -> Accounted:
+        """Both together."""
+        return Accounted(self.tokens + other.tokens, self.why + other.why)
+
+
+@dataclass
 class Stats:
     """Mutable counters; touched from one event loop only.
 
@@ -43,7 +60,7 @@ class Stats:
     nothing. ``passed`` are requests that were answered once by a rule of ``pass_through``, by its name, or because the
     submit hook said so. ``hook_failures`` are hook calls without a result, by error code. Tokens are completion
     tokens of groups: of delivered answers, and of the others. ``malformed_calls`` are tool calls in any answer of a
-    group whose arguments are no JSON object.
+    group whose arguments are no JSON object. ``accounted`` is what the swarm server counted.
     """
 
     requests: int = 0
@@ -55,6 +72,7 @@ class Stats:
     delivered_tokens: int = 0
     wasted_tokens: int = 0
     malformed_calls: int = 0
+    accounted: Accounted = field(default_factory=Accounted)
     passed: Counter[str] = field(default_factory=Kinds)
     hook_failures: Counter[str] = field(default_factory=Kinds)
     fallbacks: Counter[str] = field(default_factory=Kinds)
@@ -77,6 +95,7 @@ class Stats:
             },
             "tokens": {"delivered": self.delivered_tokens, "wasted": self.wasted_tokens},
             "malformed_calls": self.malformed_calls,
+            "accounted": {"tokens": dict(self.accounted.tokens), "why": dict(self.accounted.why)},
             "passed_through": dict(self.passed),
             "hook_failures": dict(self.hook_failures),
             "fallbacks": dict(self.fallbacks),

@@ -16,9 +16,9 @@ from typing import Any, cast
 from gateway.observability.request import notes, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample
 from gateway.rollout.server import Training
-from gateway.rollout.submission import Why, workflow_outputs
+from gateway.rollout.submission import Why, add_up, workflow_outputs
 from gateway.sessions.sessions import SessionLink
-from gateway.stats import DropReason
+from gateway.stats import Accounted, DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
 from reward_hooks.contract import malformed_calls
 from swarm.client import EpisodeGroup
@@ -94,6 +94,7 @@ class GroupRun:
         self._cancelled: DropReason | None = None
         self._settled = False
         self._delivered: frozenset[int] = frozenset()
+        self._accounted = Accounted()
         if session is not None:
             session.ledger.under_way += 1
 
@@ -265,6 +266,7 @@ class GroupRun:
                 sum(int(usage.get(name) or 0) for usage in usages) for name in ("completion_tokens", "prompt_tokens")
             )
             self._session.ledger.add(reason, len(usages), sampled, masked)
+            add_up(self._session.ledger.accounted, self._accounted)
 
     def _outcome(self, settling: asyncio.Task[DropReason | None]) -> DropReason | None:
         """Why the group, which has ended, was not trained."""
@@ -294,7 +296,9 @@ class GroupRun:
         self._settled = True
         by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
         # from here on only the submitter decides: :meth:`cancel` leaves a judged group alone
-        return await self.swarm.submitter.submit(task.task_id, by_episode, settings.submit_timeout_seconds, stats)
+        return await self.swarm.submitter.submit(
+            task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
+        )
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
         for place, sample in self.samples.items():

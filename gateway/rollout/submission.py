@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.observability.request import phase
-from gateway.stats import DropReason, Stats
+from gateway.stats import Accounted, DropReason, Stats
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError, UnavailableError
@@ -52,7 +52,7 @@ class Submitter:
         self._client = client
 
     async def submit(
-        self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats
+        self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats, account: Accounted
     ) -> DropReason | None:
         """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
 
@@ -61,6 +61,7 @@ class Submitter:
             outputs: by episode uuid.
             seconds: the deadline.
             stats: counts the outcome.
+            account: counts what the server says of the tokens.
 
         Returns:
             ``None`` when acknowledged, else why not; then the episodes are aborted.
@@ -68,7 +69,7 @@ class Submitter:
         with phase("submit") as submitting:
             try:
                 async with asyncio.timeout(seconds):
-                    reason = await self._offer(task_id, outputs)
+                    reason = await self._offer(task_id, outputs, account)
             except TimeoutError:
                 logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
                 reason = DropReason.SUBMIT_TIMEOUT
@@ -77,6 +78,7 @@ class Submitter:
                 reason = DropReason.REFUSED
             if submitting is not None:
                 submitting.set("gateway.drop_reason", reason or "")
+        add_up(stats.accounted, account)
         if reason is None:
             stats.trained += 1
         else:
@@ -84,14 +86,19 @@ class Submitter:
             await self._client.abort(outputs, reason.value)
         return reason
 
-    async def _offer(self, task_id: str, outputs: Mapping[str, WorkflowOutput]) -> DropReason | None:
+    async def _offer(
+        self, task_id: str, outputs: Mapping[str, WorkflowOutput], account: Accounted
+    ) -> DropReason | None:
         pause = _RETRY_FIRST
         while True:
             try:
-                note = await self._client.end_group(task_id, outputs)
-                if note:
-                    logger.warning("group %s is accepted but not trained: %s", task_id, note)
-                return DropReason.QUARANTINED if note else None
+                ended = await self._client.account_group(task_id, outputs)
+                for told in ended.tokens.values():
+                    account.tokens.update(told.model_dump(exclude={"why"}))
+                    account.why.update({told.why: told.dropped} if told.dropped else {})
+                if ended.error:
+                    logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
+                return DropReason.QUARANTINED if ended.error else None
             except UnavailableError as exc:
                 logger.warning("group %s: %s; offering it again", task_id, exc)
             except SwarmGatewayError as exc:
@@ -99,6 +106,12 @@ class Submitter:
                 return DropReason.REFUSED
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _RETRY_MOST)
+
+
+def add_up(total: Accounted, account: Accounted) -> None:
+    """Count ``account`` in ``total`` too."""
+    total.tokens.update(account.tokens)
+    total.why.update(account.why)
 
 
 def workflow_outputs(

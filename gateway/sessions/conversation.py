@@ -19,7 +19,7 @@ import orjson
 
 from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
-from gateway.stats import DropReason
+from gateway.stats import Accounted, DropReason
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
 from swarm.errors import RequestError
@@ -62,6 +62,7 @@ class Ledger:
         under_way: groups whose fate is not decided.
         trained: answers that the swarm server has on disk with their rewards.
         dropped: the others, by why.
+        accounted: what the swarm server itself counted in the episodes that it took.
     """
 
     requests: int = 0
@@ -69,6 +70,7 @@ class Ledger:
     under_way: int = 0
     trained: Fate = field(default_factory=Fate)
     dropped: dict[str, Fate] = field(default_factory=dict[str, Fate])
+    accounted: Accounted = field(default_factory=Accounted)
 
     def add(self, reason: DropReason | None, answers: int, sampled: int, masked: int) -> None:
         """The fate of a group is decided; ``reason``: why it is not trained, if it is not."""

@@ -1,8 +1,9 @@
 """Open groups: scored and not yet submitted, because feedback or the end of a session may still count.
 
 Invariant: an open group keeps nobody waiting. It holds its episodes, so it is closed early when a claim finds none
-free, when too many are open (half of the job's slots), when the batch goes to its step (a weight sync waits for running
-episodes, and deletes them), and at shutdown.
+free, when too many are open (half of the job's slots), when a weight sync would cost it its training, and at shutdown.
+Where episodes run between steps only, each sync does: it waits for running episodes, and deletes them. Else the
+``max_staleness``th does: after one more the answers would be too old to be trained.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Closing:
 
 
 class Hold:
-    """How long one group stays open; ``until`` is on the event loop's clock."""
+    """How long one group stays open; ``until`` is on the event loop's clock. ``began`` is the number of weight syncs
+    until then, as far as it is known."""
 
     def __init__(self) -> None:
         self.why = ""
+        self.began: int | None = None
         self._until = float("-inf")
         self._changed = asyncio.Event()
 
@@ -87,6 +90,7 @@ class OpenGroups:
         self._watch: asyncio.Task[None] | None = None
         self._rolling = True
         self._limit: int | None = None
+        self._syncs: int | None = None
         self._over = False
         self.closed: Counter[str] = Counter()
 
@@ -96,6 +100,7 @@ class OpenGroups:
     async def keep(self, hold: Hold) -> None:
         """Return when the group of ``hold`` is to be submitted."""
         self._held[hold] = None
+        hold.began = self._syncs
         try:
             if self._over:
                 hold.release("shutdown")
@@ -129,13 +134,20 @@ class OpenGroups:
             hold.release(why)
 
     async def _observe(self, status: ServerStatus) -> None:
-        self._rolling = status.engine.engine_status is EngineState.ROLLING
-        if (job := status.job) is not None:
-            self._limit = max(1, job.slots // job.num_repeat // 2)
-        if self._rolling:
-            self._trim()
-        else:
+        state, always, job = status.engine.engine_status, status.serving == "always", status.job
+        self._rolling = state is EngineState.ROLLING or (always and state is EngineState.WEIGHT_SYNCING)
+        self._syncs = status.weight_syncs
+        if not self._rolling:
             self._release_oldest(len(self._held), "sync")
+        if job is None:
+            return
+        self._limit = max(1, job.slots // job.num_repeat // 2)
+        for hold in self._held:
+            if hold.began is None:
+                hold.began = self._syncs
+            elif always and job.max_staleness is not None and self._syncs - hold.began >= job.max_staleness:
+                hold.release("sync")
+        self._trim()
 
     async def _follow(self) -> None:
         while True:
@@ -151,4 +163,5 @@ class OpenGroups:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        self._syncs = None
         self._rolling = True

@@ -52,6 +52,13 @@ class Tokens(_Part):
     wasted: int = 0
 
 
+class Accounted(_Part):
+    """What the swarm server counted in the episodes that it took: sums by name, and dropped tokens by why."""
+
+    tokens: dict[str, int] = {}
+    why: dict[str, int] = {}
+
+
 class Counts(_Part):
     """Counts since the gateway's start, of all requests or of a route's."""
 
@@ -59,6 +66,7 @@ class Counts(_Part):
     in_flight: int = 0
     groups: Groups
     tokens: Tokens = Tokens()
+    accounted: Accounted = Accounted()
     passed_through: dict[str, int] = {}
     hook_failures: dict[str, int] = {}
     fallbacks: dict[str, int] = {}

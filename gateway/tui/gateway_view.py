@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gateway.tui.client import Counts, GatewayStatus, RouteStatus, SwarmStatus
+from gateway.tui.client import Accounted, Counts, GatewayStatus, RouteStatus, SwarmStatus
 from gateway.tui.format import (
     BAD,
     GOOD,
@@ -48,6 +48,8 @@ _SWARMS: Columns[SwarmStatus] = {
     ">open groups": lambda swarm: str(swarm.open_groups),
     ">behind": lambda swarm: str(swarm.background),
 }
+
+_ACCOUNTED = ("sampled", "timelines", "trained", "repeated", "dropped", "masked", "calls", "kept", "lost", "edited")
 
 
 def view(status: GatewayStatus, per_second: float) -> View:
@@ -109,6 +111,8 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
             label="tokens",
         ),
     ]
+    if any(status.accounted.tokens.values()):
+        lines.append(_accounted(status.accounted))
     if status.engine_failure is not None:
         failure = status.engine_failure
         reason = f"{short(failure.reason, 200)} ({failure.count} in a row without a step)"
@@ -117,6 +121,22 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
     behind = f"{status.background} pieces of work behind answers"
     lines.append(Line(behind + (f", {short(str(sessions), 20)} sessions" if sessions else ""), label="behind"))
     return lines
+
+
+def _accounted(accounted: Accounted) -> Line:
+    """What the swarm server counted, over all timelines."""
+    told, why = {name: number(count) for name, count in accounted.tokens.items()}, accounted.why
+    named = {name: told.get(name, UNKNOWN) for name in _ACCOUNTED}
+    reasons = f" ({', '.join(short(reason, 60) for reason in list(why)[:3])})" if why else ""
+    return Line(
+        "{sampled} sampled in {timelines} rows: {trained} trained, {repeated} repeated, {dropped} dropped".format(
+            **named
+        )
+        + reasons
+        + "; {masked} masked; of {calls} calls {kept} kept, {lost} lost, {edited} edited".format(**named),
+        WARNING if why else "",
+        "server",
+    )
 
 
 def _informative(counts: Counts) -> str:

@@ -181,6 +181,10 @@ class AsyncSwarmClient(Control):
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
         like :meth:`end_episode`."""
+        return (await self.account_group(task, outputs)).error or ""
+
+    async def account_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> EndedResponse:
+        """:meth:`end_group`; returns also what became of each episode's tokens."""
         task_id = _task_id_of(task)
         fields = {
             "client_uuid": self.client_uuid,
@@ -191,7 +195,7 @@ class AsyncSwarmClient(Control):
         body = wire.checked(EndGroupRequest, fields)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         self.open_episodes.discard(outputs)
-        return answer.error or ""
+        return answer
 
     async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """Abort episodes. Never raises: if no server answers, the call is sent again before the next claim.

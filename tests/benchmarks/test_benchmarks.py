@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import credit
 from benchmarks.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -109,3 +110,15 @@ def test_code() -> None:
     for name in ("sync", "again", "line", "restart", "rollback"):
         assert report[name]["seconds"] > 0 and report[name]["command_cpu"] > 0, name
     assert report["restart"]["beside_boot"] == pytest.approx(report["restart"]["seconds"] - report["boot"], abs=0.002)
+
+
+def test_credit_tells_what_each_arm_has_learned() -> None:
+    arms = [
+        credit.Arm("session", seed, right=[0.4] * 4 + [last] * 2, credited=12)
+        for seed, last in enumerate((0.8, 0.9, 0.7))
+    ]
+    told = credit.summary(arms)
+    assert told["first"] == {"mean": 0.4, "low": 0.4, "high": 0.4}
+    # Student's t of two degrees of freedom: 4.303 * 0.1 / sqrt(3)
+    assert told["last"] == {"mean": 0.8, "low": 0.552, "high": 1.048}
+    assert (told["seeds"], told["credited"]) == (3, 36)

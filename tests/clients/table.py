@@ -48,6 +48,49 @@ ROWS: dict[str, Environment] = {
     "openai (Node)": env.NODE,
     "`llm`": env.LLM,
 }
+#: Why no test makes a cell true, by the letter that stands in it.
+CAUSES = {
+    "s": "always streams",
+    "w": "never streams",
+    "k": "leaves the conversation to its user: there is nothing to resume",
+    "p": "has no way to show the model a picture",
+    "a": "is the program of the row above, whose tests these are",
+    "n": "was not tried with it",
+}
+_LIBRARY = {"resume": "k"}
+#: The letters of the cells that no test claims.
+UNCLAIMED: dict[str, dict[str, str]] = {
+    "Claude Code": {"plain": "s"},
+    "Codex CLI": {"plain": "s"},
+    "Codex CLI, `openai_base_url` alone": {
+        "plain": "s",
+        **dict.fromkeys(("tools", "parallel tools", "image", "interruption"), "a"),
+    },
+    "opencode, chat": {"plain": "s"},
+    "opencode, Responses": {"plain": "s"},
+    "opencode, Messages": {"plain": "s"},
+    "Qwen Code": {"plain": "s", "image": "n"},
+    "mini-swe-agent": {"streamed": "w", "resume": "k", "image": "p"},
+    "AI SDK, chat": _LIBRARY,
+    "AI SDK, openai-compatible": _LIBRARY,
+    "AI SDK, Responses": _LIBRARY,
+    "AI SDK, Anthropic": _LIBRARY,
+    "pydantic-ai, chat": _LIBRARY,
+    "pydantic-ai, Responses": _LIBRARY,
+    "pydantic-ai, Anthropic": _LIBRARY,
+    "langgraph": _LIBRARY,
+    "LangChain": {**_LIBRARY, "second turn": "n", "image": "n", "interruption": "n"},
+    "litellm, `openai/`": _LIBRARY,
+    "litellm, `anthropic/`": _LIBRARY,
+    "instructor": {**_LIBRARY, "second turn": "n", "image": "n"},
+    "dspy": {**_LIBRARY, "streamed": "n", "image": "n"},
+    "smolagents": {**_LIBRARY, "image": "n"},
+    "llama-index": _LIBRARY,
+    "haystack": _LIBRARY,
+    "openai-agents": {**_LIBRARY, "image": "n", "interruption": "n"},
+    "openai (Node)": {**_LIBRARY, "image": "n", "interruption": "n"},
+    "`llm`": {"image": "n", "interruption": "n"},
+}
 MODULES = ("test_agents", "test_applications", "test_frameworks")
 
 RAN = Path(__file__).with_name("ran.json")
@@ -96,10 +139,13 @@ def rendered(ran: Ran) -> str:
     """The table in Markdown."""
     lines = [f"| client | version | {' | '.join(CELLS)} |", f"|---|---|{'---|' * len(CELLS)}"]
     for name, row in ran.items():
+        empty = UNCLAIMED[name]
         first = row["requirement"].split()[0].removeprefix("@").replace("==", "@")
         version = first.rpartition("@")[2]
-        lines.append(f"| {name} | {version} | {' | '.join('✓' if one in row['cells'] else '' for one in CELLS)} |")
-    return "\n".join(lines) + "\n"
+        cells = ["✓" if one in row["cells"] else empty.get(one, "") for one in CELLS]
+        lines.append(f"| {name} | {version} | {' | '.join(cells)} |")
+    causes = "; ".join(f"**{letter}** {cause}" for letter, cause in CAUSES.items())
+    return "\n".join([*lines, "", f"The client {causes}."]) + "\n"
 
 
 def claimed() -> dict[str, set[str]]:

@@ -17,6 +17,9 @@ def test_the_page_has_the_cells_that_passed_at_these_versions() -> None:
 
 def test_every_row_and_cell_is_some_tests() -> None:
     claimed = table.claimed()
-    assert set(claimed) == set(table.ROWS)
+    assert set(claimed) == set(table.ROWS) == set(table.UNCLAIMED)
+    for name, causes in table.UNCLAIMED.items():
+        assert claimed[name].isdisjoint(causes) and claimed[name] | set(causes) == set(table.CELLS), name
+        assert set(causes.values()) <= set(table.CAUSES)
     for name, row in json.loads(table.RAN.read_text()).items():
         assert set(row["cells"]) <= claimed[name], name

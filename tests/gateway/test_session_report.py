@@ -43,16 +43,19 @@ async def test_a_session_says_what_became_of_its_tokens(swarm: Swarm, open_gatew
         await swarm.until(lambda: not swarm.open_episodes)
         on = await told(http)
         sampled = on["agents"][""]["trained"]["sampled"]
+        # the stand-in for the swarm server counts none; tests/gateway/test_with_swarm_server.py has the real one
+        untold = {"accounted": {"tokens": {}, "why": {}}}
         each = {"answers": GROUP, "sampled": sampled, "masked": on["agents"][""]["trained"]["masked"]}
         assert sampled >= GROUP and each["masked"] >= GROUP
         assert on["agents"] == {
-            "": {"requests": 1, "passed": {}, "under_way": 0, "trained": each, "dropped": {}},
+            "": {"requests": 1, "passed": {}, "under_way": 0, "trained": each, "dropped": {}, **untold},
             "sub": {
                 "requests": 2,
                 "passed": {},
                 "under_way": 0,
                 "trained": each,
                 "dropped": {"reward_hook_failed": each},
+                **untold,
             },
         }
         totals = (await http.get("/status")).json()["tokens"]

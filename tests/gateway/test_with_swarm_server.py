@@ -118,6 +118,21 @@ async def test_the_outcome_of_a_session_reaches_the_trainers_batch(rig: server.R
     assert sorted(sorted(group) for group in credits) == [[0.0, 1.0]] * tasks
 
 
+async def test_a_session_says_what_the_swarm_server_counted(rig: server.Rig, gateway: Http) -> None:
+    named = {"x-swarm-session": "s"}
+    assert (await gateway.post(CHAT, json=BODY, headers=named)).headers["x-swarm-trained"] == "true"
+    rig.vllm.script.append(plain([1, 2], token_ids=[1]))
+    assert (await gateway.post(CHAT, json=BODY, headers=named)).headers["x-swarm-drop-reason"] == "quarantined"
+    [on] = (await gateway.get("/v1/sessions/s")).json()["on"]
+    [ledger] = on["agents"].values()
+    told, why = ledger["accounted"]["tokens"], ledger["accounted"]["why"]
+    assert told["trained"] == ledger["trained"]["sampled"] > 0
+    assert told["sampled"] == told["trained"] + told["repeated"] + told["dropped"]
+    assert sum(why.values()) == told["dropped"]
+    assert (told["timelines"], told["prompts"]) == (server.JOB.num_repeat, ledger["trained"]["masked"])
+    assert (await gateway.get("/status")).json()["accounted"]["tokens"]["trained"] == told["trained"]
+
+
 async def test_a_session_counts_what_is_answered_once_and_untrained(rig: server.Rig, gateway: Http) -> None:
     named = {"x-swarm-session": "s"}
     assert (await gateway.post(CHAT, json=BODY, headers={**named, "x-swarm-train": "false"})).status_code == 200

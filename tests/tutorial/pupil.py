@@ -16,18 +16,26 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from swarm.importer import SourceFolder
 from swarm.job import TrainJob, parse_job
 from swarm.tokens import Timeline, TrainBatch
 from tests.standins.engine import Engine
-from tests.standins.vllm import ScriptedVllm, chat_answer, entries, listening, plain_choice
+from tests.standins.models import text_of
+from tests.standins.vllm import ScriptedVllm, chat_answer, entries, listening, plain_choice, spoken
 
 #: starts the engine; the server appends the path of the job
 COMMAND = (sys.executable, "-P", __file__)
 TUTORIALS = Path(__file__).parents[2] / "tutorial"
 GLOSSARY = SourceFolder(TUTORIALS / "opencode_build_translation_agent").module("make_sentences").GLOSSARY
+#: of the coding tutorial: the repaired module by what the agent is asked
+REPAIRS = {
+    row["prompt"]: row for row in SourceFolder(TUTORIALS / "opencode_build_coding_agent").module("make_repairs").rows()
+}
+#: what agents call the tool that runs a command, and its argument
+_SHELLS = {"Bash": "command", "bash": "command", "exec_command": "cmd"}
+_DONE = "Done."
 _PIECE = re.compile(r"<\w+>|\s*\w+|\s*[^\w\s]|\s+")
 
 
@@ -46,7 +54,7 @@ class Pupil:
         prompt = "".join(f"<{one['role']}>{_text(one)}" for one in body["messages"]) + "<assistant>"
         with self._lock:
             choices = [self._choice(index, body) for index in range(body.get("n") or 1)]
-            return JSONResponse(chat_answer(choices, prompt=self._tokens(prompt)))
+            return spoken(chat_answer(choices, prompt=self._tokens(prompt)), bool(body.get("stream")))
 
     def _choice(self, index: int, body: dict[str, Any]) -> dict[str, Any]:
         # a conversation goes on as it began
@@ -57,7 +65,7 @@ class Pupil:
         text = message["content"] or json.dumps(message["tool_calls"])
         tokens = self._tokens(text)
         self._kinds[text] = self._good[tuple(tokens)] = good
-        finish = "tool_calls" if message["tool_calls"] else "stop" if good else "length"
+        finish = "tool_calls" if message["tool_calls"] else "stop" if good or text == _DONE else "length"
         return plain_choice(tokens, finish, index, message=message, logprobs=entries(tokens, _PIECE.findall(text)))
 
     def _tokens(self, text: str) -> list[int]:
@@ -68,7 +76,7 @@ class Pupil:
             kinds: dict[bool, list[float]] = {True: [], False: []}
             for one in group.trajectories:
                 with self._lock:
-                    kinds[self._good[_first_answer(one.timelines[0])]].append(one.reward)
+                    kinds[self._good[_first_answer(one.timelines[0])]].append(one.reward + one.credit)
             if all(kinds.values()):
                 better = fmean(kinds[True]) > fmean(kinds[False])
                 with self._lock:
@@ -82,12 +90,15 @@ def _first_answer(timeline: Timeline) -> tuple[int, ...]:
 
 
 def _text(message: dict[str, Any]) -> str:
-    return message.get("content") or json.dumps(message.get("tool_calls"))
+    return text_of(message) or json.dumps(message.get("tool_calls"))
 
 
 def _message(body: dict[str, Any], good: bool) -> dict[str, Any]:
     last = _text(body["messages"][-1])
+    shell = next((name for tool in body.get("tools") or [] if (name := tool["function"]["name"]) in _SHELLS), "")
     message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
+    if shell:
+        return message | _repair(body, shell, good)
     if body["messages"][-1]["role"] == "tool":
         return message | {"content": f"The calculator says {last}."}
     if body.get("tools"):
@@ -97,6 +108,18 @@ def _message(body: dict[str, Any], good: bool) -> dict[str, Any]:
         call = {"id": "call_0", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
         return message | {"tool_calls": [call]}
     return message | {"content": _answers([_text(one) for one in body["messages"]])[0 if good else 1]}
+
+
+def _repair(body: dict[str, Any], shell: str, good: bool) -> dict[str, Any]:
+    """What a coding agent is told: to write the repaired module, or only to look at it; then that it is done."""
+    asked = "".join(_text(one) for one in body["messages"] if one["role"] == "user")
+    row = next((row for order, row in REPAIRS.items() if order in asked), None)
+    if row is None or any(one["role"] == "assistant" for one in body["messages"]):
+        return {"content": _DONE}
+    module = f"{row['task_id']}.py"
+    command = f"cat > {module} <<'END'\n{row['right']}END" if good else f"cat {module}"
+    arguments = json.dumps({_SHELLS[shell]: command, "description": "Repair it"})
+    return {"tool_calls": [{"id": "call_0", "type": "function", "function": {"name": shell, "arguments": arguments}}]}
 
 
 def _answers(texts: list[str]) -> tuple[str, str]:

@@ -17,7 +17,8 @@ def test_every_tutorial_has_the_same_shape(name: str) -> None:
     folder = TUTORIALS / f"opencode_build_{name}"
     text = (folder / "readme.md").read_text()
     steps = commands(text)
-    assert steps[0][-3:] == ["models", "pull", "smollm2-135m"]
+    if any("smollm2-135m" in one.read_text() for one in folder.glob("*.yaml")):
+        assert steps[0][-3:] == ["models", "pull", "smollm2-135m"]
     assert any("--quick" in one for one in steps)
     assert "**Data" in text and "What " in text and "| file |" in text
     assert unknown_options(name) == []

@@ -22,21 +22,28 @@ _QUICK_STEPS = 2
 
 @dataclass(frozen=True)
 class Address:
-    """Where users send their requests: the gateway, and the model to ask for."""
+    """Where users send their requests: the gateway, and the model to ask for; ``options`` is the whole command line."""
 
     base_url: str
     model: str
+    options: argparse.Namespace
 
 
-def main(sender: Callable[[Address], AbstractAsyncContextManager[Sender]], data: Path, target: str) -> int:
+def main(
+    sender: Callable[[Address], AbstractAsyncContextManager[Sender]],
+    data: Path,
+    target: str,
+    more: argparse.ArgumentParser | None = None,
+) -> int:
     """Let users send ``data``; returns the exit code.
 
     Args:
         sender: makes what sends one prompt: through the app's code or its command line, or as HTTP.
         data: the default of ``--data``.
         target: what the report calls the thing that was asked.
+        more: has options of the tutorial's own.
     """
-    arguments = _parsed(data)
+    arguments = _parsed(data, more)
 
     async def run(show: Callable[[Progress], None]) -> Report:
         config = make_config(
@@ -52,7 +59,7 @@ def main(sender: Callable[[Address], AbstractAsyncContextManager[Sender]], data:
         )
         # the next poll of the server is the retry
         swarm = AsyncSwarmClient(arguments.swarm_url, policy=RetryPolicy(attempts=1))
-        async with swarm, sender(Address(arguments.base_url, arguments.model)) as users:
+        async with swarm, sender(Address(arguments.base_url, arguments.model, arguments)) as users:
             return await replay(config, users, swarm, show)
 
     try:
@@ -69,8 +76,9 @@ def main(sender: Callable[[Address], AbstractAsyncContextManager[Sender]], data:
     return 1 if report.failed and not report.answered else 0
 
 
-def _parsed(data: Path) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Users who ask what is in a file, and the rewards by step.")
+def _parsed(data: Path, more: argparse.ArgumentParser | None) -> argparse.Namespace:
+    described = "Users who ask what is in a file, and the rewards by step."
+    parser = argparse.ArgumentParser(description=described, parents=[more] if more else [])
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1", help="the gateway")
     parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the swarm server")

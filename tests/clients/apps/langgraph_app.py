@@ -24,8 +24,8 @@ def weather(city: str) -> str:
     return f"{city} is sunny"
 
 
-def agent_of(url: str, tools: list):
-    model = ChatOpenAI(base_url=url, api_key="any", model="tiny", streaming=True)
+def agent_of(url: str, tools: list, streaming: bool = True):
+    model = ChatOpenAI(base_url=url, api_key="any", model="tiny", streaming=streaming)
     bound = model.bind_tools(tools) if tools else model
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [bound.invoke(state["messages"])]})
@@ -47,7 +47,7 @@ def main(url: str, wait: str | None = None) -> None:
     if wait is not None:
         said(talker, f"WAIT {wait}", "0")
         return
-    plain = said(talker, "Hello", "1")
+    plain = said(agent_of(url, [], streaming=False), "Hello", "1")
     config = {"configurable": {"thread_id": "2"}}
     stream = talker.stream({"messages": [HumanMessage("Hello")]}, config, stream_mode="messages")
     pieces = [message.text for message, _ in stream if isinstance(message, AIMessageChunk) and message.text]

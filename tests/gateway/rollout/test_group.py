@@ -9,7 +9,7 @@ import pytest
 from gateway.rollout import group
 from gateway.rollout.policy import Policy
 from gateway.rollout.server import Swarm
-from gateway.stats import DropReason, Stats
+from gateway.stats import Accounted, DropReason, Stats
 from reward_hooks import Candidate, HookContext, Reward
 from swarm.types import Task, WorkflowOutput
 from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, at_rest
@@ -61,7 +61,7 @@ async def test_what_cannot_be_sent_is_given_back_and_counted(rig: server.Rig, ca
     async with Swarm(str(rig.client.base_url), "") as swarm:
         group = await swarm.client.claim_group(JOB.num_repeat, 5.0)
         outputs = {one: WorkflowOutput(reward=1.0, metadata={"odd": "\ud800"}) for one in group.episode_uuids}
-        assert await swarm.submitter.submit("t", outputs, 30.0, stats) is DropReason.REFUSED
+        assert await swarm.submitter.submit("t", outputs, 30.0, stats, Accounted()) is DropReason.REFUSED
         assert (stats.trained, dict(stats.dropped)) == (0, {"submission_refused": 1})
         assert rig.controller.pool.information().running_episodes == 0
     assert "PydanticSerializationError" in caplog.text

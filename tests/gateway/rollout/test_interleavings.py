@@ -24,7 +24,7 @@ from gateway.rollout.policy import Policy
 from gateway.rollout.sampling import EpisodeLostError, Sample
 from gateway.rollout.server import Serving, Training
 from gateway.rollout.submission import Why
-from gateway.stats import Stats
+from gateway.stats import Accounted, Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
 from swarm.client import EpisodeEndpoint, EpisodeGroup
@@ -122,7 +122,9 @@ class World:
             raise HookError("cannot tell")
         return [call * 1000.0 + index for index in range(len(candidates))]
 
-    async def submit(self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats) -> None:
+    async def submit(
+        self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats, account: Accounted
+    ) -> None:
         await asyncio.sleep(0)
         self.ends.update(list(outputs))
         self.submitted.append({name: output.reward for name, output in outputs.items()})  # pyright: ignore

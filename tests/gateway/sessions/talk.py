@@ -15,7 +15,7 @@ from gateway.sessions.open_groups import OpenGroups
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.types import Caller, Incoming
 from reward_hooks import HookContext, HookRunner, Hooks, Session
-from swarm.job import TrainJob
+from swarm.job import ServingMode, TrainJob
 from swarm.protocol import EngineStatus, ServerStatus
 from swarm.states import EngineState
 
@@ -41,11 +41,14 @@ class StatusOfNobody:
     def __init__(self, groups: int = 8) -> None:
         self.state = EngineState.ROLLING
         self.job = TrainJob(model="tiny", num_repeat=2, batch_size=groups)
+        self.serving: ServingMode = "between_steps"
+        self.syncs = 0
         self._observers: list[Callable[[ServerStatus], Awaitable[None]]] = []
         self.watched = 0
 
     def _status(self) -> ServerStatus:
-        return ServerStatus(engine=EngineStatus(engine_status=self.state), job=self.job)
+        engine = EngineStatus(engine_status=self.state)
+        return ServerStatus(engine=engine, job=self.job, serving=self.serving, weight_syncs=self.syncs)
 
     @asynccontextmanager
     async def watching_status(
@@ -60,6 +63,7 @@ class StatusOfNobody:
 
     async def enter(self, state: EngineState) -> None:
         self.state = state
+        self.syncs += state is EngineState.WEIGHT_SYNCING
         for observer in list(self._observers):
             await observer(self._status())
 

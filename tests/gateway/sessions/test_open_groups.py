@@ -105,6 +105,26 @@ async def test_a_batch_that_is_complete_waits_for_no_open_group(bench: Bench, st
     await bench.until(lambda: len(bench.groups) == 1 and bench.status.watched == 3)
 
 
+@pytest.mark.parametrize(("staleness", "syncs"), [(1, 1), (3, 3), (None, 50)])
+async def test_where_episodes_outlive_a_sync_so_do_open_groups(bench: Bench, staleness: int | None, syncs: int) -> None:
+    bench.status.serving = "always"
+    bench.status.job = bench.status.job.model_copy(update={"max_staleness": staleness})
+    bench.open()
+    await bench.until(lambda: bench.holds[0].began == 0)
+    for _ in range(syncs - 1):
+        await bench.status.enter(EngineState.WEIGHT_SYNCING)
+        await bench.status.enter(EngineState.ROLLING)
+    bench.open()
+    await bench.until(lambda: len(bench.groups) == 2)
+    await bench.status.enter(EngineState.WEIGHT_SYNCING)
+    if staleness is not None:
+        await bench.until(lambda: 0 in bench.closed)
+    # the second has seen one sync
+    assert [bool(hold.why) for hold in bench.holds] == [staleness is not None, staleness == 1]
+    await bench.status.enter(EngineState.OFFLINE)
+    await bench.until(lambda: len(bench.closed) == 2)
+
+
 async def test_the_engine_is_watched_only_while_groups_are_open(bench: Bench) -> None:
     assert bench.status.watched == 0
     hold = bench.open()

@@ -143,6 +143,7 @@ async def test_a_gateway_reports_every_field_that_is_read(open_gateway: OpenGate
         (status, raw),
         (status.groups, raw["groups"]),
         (status.tokens, raw["tokens"]),
+        (status.accounted, raw["accounted"]),
         (status.routes["default"], route),
         (status.routes["default"].load, route["load"]),
         (status.swarms[0], swarm),
