@@ -69,13 +69,16 @@ def cpu_environment(run_dir: Path, serving: ServingMode) -> dict[str, str]:
     Raises:
         ConfigError: no vLLM for CPUs is installed.
     """
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    # while a step is computed beside vLLM, half for each: threads that wait for one another at every operation lose more
+    # than they gain where two processes have as many of them as there are cores
+    threads = max(1, cores // 2) if serving == "always" else cores
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "adapters.verl.cpu_platform",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         # trainer and vLLM share all cores; vLLM would pin its threads and leave one core out
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(cores),
+        "OMP_NUM_THREADS": str(threads),
     }
     if serving == "always":
         # threads that spin while they wait for work take the cores from the other process: with the default, a token

@@ -265,12 +265,12 @@ class MeteredJournal:
         self._meters = meters
 
     @property
-    def pending(self) -> int:
-        return self._journal.pending
+    def error(self) -> str:
+        return self._journal.error
 
     @property
-    def trouble(self) -> str:
-        return self._journal.trouble
+    def behind(self) -> bool:
+        return self._journal.behind
 
     def recover(self) -> Recovered:
         recovered = self._journal.recover()

@@ -41,8 +41,6 @@ from swarm.tokens import WeightSyncs
 
 logger = logging.getLogger(__name__)
 
-#: rows that wait for the disk, beyond which claims are refused; running episodes may still end
-MAX_PENDING = 20_000
 #: seconds between two looks at the clock, at the least
 _SHORTEST_PAUSE = 0.02
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
@@ -219,7 +217,7 @@ class EpisodeRequests(EngineBoard):
         Raises:
             RequestError: more episodes than the job has slots.
             ConflictError: its key was used for another claim.
-            UnavailableError: the disk refuses what is written, or is late (``journal_unavailable``).
+            UnavailableError: the disk refuses what is written, or hangs (``journal_unavailable``).
             ClientGoneError: the caller left while it waited.
         """
         if self._pool is not None:
@@ -230,11 +228,13 @@ class EpisodeRequests(EngineBoard):
                     param="count",
                 )
             self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
-        if trouble := self._journal.trouble:
-            # a claim is answered before it is on disk
-            raise UnavailableError(f"the journal {trouble}: claims are refused meanwhile", code="journal_unavailable")
-        if self._journal.pending > MAX_PENDING:
-            return f"The journal is behind by {self._journal.pending} records: the disk is too slow, or fails"
+        if error := self._journal.error:
+            raise UnavailableError(
+                f"the journal cannot write: {error}; claims are refused meanwhile", code="journal_unavailable"
+            )
+        if self._journal.behind:
+            # a claim is answered before it is on disk: without this, claims would outrun the disk
+            await self._journal.synced()
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()
         if isinstance(outcome, WaitingClaim):

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 #: seconds that a row may take to the disk before those who wait for it get an error
 SYNC_SECONDS = 10.0
-#: age of the oldest row that is not on disk, in seconds, from which on nothing more is granted
-LATE_SECONDS = 2.0
+#: age of the oldest row that is not on disk, in seconds, from which on the disk sets the pace of claims
+BEHIND_SECONDS = 0.05
 
 
 class JournalStats(Model):
@@ -96,18 +96,19 @@ class Journal:
             raise unreadable(self._path, exc) from exc
 
     @property
-    def pending(self) -> int:
-        """How many rows are not on disk yet."""
-        return self._appended - self._writer.committed
+    def error(self) -> str:
+        """Why the disk refuses what is pending; else empty."""
+        return self._writer.error
 
     @property
-    def trouble(self) -> str:
-        """Why rows may not get to the disk: it refuses them, or has had one for :data:`LATE_SECONDS`; else empty."""
-        if self._writer.error:
-            return f"cannot write: {self._writer.error}"
-        if (late := self._oldest_pending_seconds()) > LATE_SECONDS:
-            return f"has waited {late:.0f} s for the disk"
-        return ""
+    def behind(self) -> bool:
+        """Whether a row has waited for the disk for more than :data:`BEHIND_SECONDS`."""
+        return self._oldest_pending_seconds() > BEHIND_SECONDS
+
+    @property
+    def _pending(self) -> int:
+        """How many rows are not on disk yet."""
+        return self._appended - self._writer.committed
 
     def append(self, *rows: Row) -> None:
         """Queue ``rows`` for the disk; never waits, never raises.
@@ -115,7 +116,7 @@ class Journal:
         The writer gets what one turn of the event loop appends at once, as one transaction: a crash finds all of it on
         disk, or nothing. Besides, a writer woken by each row would compete for the interpreter's lock.
         """
-        if not self.pending:
+        if not self._pending:
             self._oldest = time.monotonic()
         self._appended += len(rows)
         if not self._gathered:
@@ -166,7 +167,7 @@ class Journal:
         writer = self._writer
         log = self._path.with_name(self._path.name + "-wal")
         return JournalStats(
-            pending=self.pending,
+            pending=self._pending,
             oldest_pending_seconds=self._oldest_pending_seconds(),
             last_commit_seconds=writer.last_commit_seconds,
             commits=writer.commits,
@@ -189,14 +190,14 @@ class Journal:
         self._let_go(math.inf, "before the server ended")
         if self._deadline is not None:
             self._deadline.cancel()
-        if self.pending:
-            logger.error("%d journal records could not be written: %s", self.pending, self._writer.error)
+        if self._pending:
+            logger.error("%d journal records could not be written: %s", self._pending, self._writer.error)
         if not ended:
             logger.error("the disk hangs: the journal is left as it is, with all that was acknowledged")
         self._lock.release()
 
     def _oldest_pending_seconds(self) -> float:
-        return time.monotonic() - max(self._oldest, self._writer.pending_since) if self.pending else 0.0
+        return time.monotonic() - max(self._oldest, self._writer.pending_since) if self._pending else 0.0
 
     def _hand_over(self) -> None:
         if self._gathered:

@@ -26,8 +26,8 @@ class MemoryJournal:
         self.failing = False
         self.gate = asyncio.Event()
         self.gate.set()
-        self.pending = 0
-        self.trouble = ""
+        self.error = ""
+        self.behind = False
         self.past: dict[str, Ending] = {}
 
     def recover(self) -> Recovered:

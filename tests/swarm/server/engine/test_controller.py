@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+import anyio
 import pytest
 
 from swarm.errors import ConflictError, RequestError, UnavailableError
@@ -13,7 +14,6 @@ from swarm.link.messages import RolloutReady
 from swarm.protocol import NO_EPISODES, SYNCING
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.engine.requests import MAX_PENDING
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.rows import (
     BatchRow,
@@ -111,9 +111,6 @@ async def test_why_a_claim_fails() -> None:
     controller.progress("loading the model", "shard 1/2")
     assert "loading the model: shard 1/2" in await refusal(controller)
     controller.rollout_ready(ready())
-    journal.pending = MAX_PENDING + 1
-    assert "journal is behind" in await refusal(controller)
-    journal.pending = 0
     claims = await claim(controller, 4)
     assert await refusal(controller, wait=0.01) == NO_EPISODES
     feed = asyncio.create_task(controller.next_batch())
@@ -306,14 +303,29 @@ async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
 async def test_new_claims_are_refused_while_the_disk_fails() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
-    journal.trouble = "cannot write: no space"
+    journal.error = "no space"
     for _ in range(2):
         with pytest.raises(UnavailableError, match="no space") as refused:
             await controller.claim(ClaimWish("me"))
         assert refused.value.code == "journal_unavailable"
     assert controller.pool.running == 0
-    journal.trouble = ""
+    journal.error = ""
     assert isinstance(await controller.claim(ClaimWish("me")), Grant)
+
+
+async def test_claims_keep_the_pace_of_a_slow_disk() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.behind = True
+    journal.gate.clear()
+    claiming = asyncio.create_task(controller.claim(ClaimWish("me")))
+    await anyio.wait_all_tasks_blocked()
+    assert not claiming.done() and controller.pool.running == 0
+    journal.gate.set()
+    assert isinstance(await claiming, Grant)
+    journal.failing = True
+    with pytest.raises(UnavailableError, match="disk is full"):
+        await controller.claim(ClaimWish("me"))
 
 
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
