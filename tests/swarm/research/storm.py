@@ -85,8 +85,9 @@ def study_at(folder: Path, urls: list[str], **changes: Any) -> Path:
     return made
 
 
-def ran(folder: Path, kills: int, draw: random.Random, longest: float) -> int:
-    """Run the study to its end, with so many kills on the way; how many there were."""
+def ran(folder: Path, kills: int, draw: random.Random, most: int) -> int:
+    """Run the study to its end, with so many kills on the way, each up to ``most`` events and a second after the one
+    before; how many there were."""
     killed = 0
     deadline = time.monotonic() + SECONDS
     log = folder.with_suffix(".log")
@@ -96,8 +97,9 @@ def ran(folder: Path, kills: int, draw: random.Random, longest: float) -> int:
             process = subprocess.Popen([*CLI, verb, str(folder)], stdout=output, stderr=output, env=environment(folder))
         try:
             if killed < kills:
+                _until(process, folder / "ledger.jsonl", draw.randint(1, most), deadline)
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(draw.uniform(0.7, longest))
+                    process.wait(draw.uniform(0.0, 1.0))
                 process.kill()
             code = process.wait(deadline - time.monotonic())
         finally:
@@ -108,6 +110,19 @@ def ran(folder: Path, kills: int, draw: random.Random, longest: float) -> int:
             return killed
         killed += 1
     raise AssertionError(f"the study is not over after {SECONDS:g} s\n{log.read_text()}")
+
+
+def _until(process: subprocess.Popen[bytes], ledger: Path, events: int, deadline: float) -> None:
+    """Until the ledger has so many new events, or the process has ended."""
+    before = _events(ledger)
+    while _events(ledger) < before + events and time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            return
+
+
+def _events(ledger: Path) -> int:
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 
 def steps_of(folders: list[Path], project: str) -> Counter[tuple[str, int]]:
@@ -132,7 +147,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--experiments", type=int, default=len(LRS))
     parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--longest", type=float, default=6.0, help="seconds between two kills")
+    parser.add_argument("--most", type=int, default=9, help="events between two kills")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     # the last one is the best
@@ -145,7 +160,7 @@ def main() -> None:
         for name, kills in (("calm", 0), ("killed", arguments.kills)):
             began = time.monotonic()
             folder = study_at(top / name, urls, proposer=grid)
-            killed = ran(folder, kills, random.Random(arguments.seed), arguments.longest)
+            killed = ran(folder, kills, random.Random(arguments.seed), arguments.most)
             state = states[name] = read(folder)
             check(state, steps_of(folders, f"study-{state.study}"))
             print(f"{name}: {killed} kills, {len(state.experiments)} experiments, {len(state.runs)} runs", end=", ")
@@ -153,7 +168,7 @@ def main() -> None:
             print(f"{attempts} attempts, {time.monotonic() - began:.0f} s: {state.finished}", flush=True)
         assert verdicts(states["calm"]) == verdicts(states["killed"]), [verdicts(one) for one in states.values()]
         folder = study_at(top / "shuffled", urls, proposer=grid, control="shuffle")
-        ran(folder, 0, random.Random(0), arguments.longest)
+        ran(folder, 0, random.Random(0), arguments.most)
         found = verdicts(read(folder))
         print(f"shuffled: {read(folder).finished}")
         assert "kept" not in found.values()

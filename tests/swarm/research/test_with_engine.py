@@ -25,7 +25,7 @@ def test_it_survives_kills_and_leaves_nothing_running(tmp_path: Path) -> None:
             # no gain is large enough to be confirmed
             decision={"min_effect": 10.0},
         )
-        assert ran(folder, 2, random.Random(1), 3.0) == 2
+        assert ran(folder, 2, random.Random(1), 4) == 2
         state = read(folder)
         check(state, steps_of([tmp_path / "server"], f"study-{state.study}"))
         base, e1 = state.runs["base"], state.runs["e1"]
