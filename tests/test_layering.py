@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.sync": set(),
     "swarm.client": {"swarm.sync", "swarm.http"},
     "swarm.data": set(),
+    "swarm.research": {"swarm.client", "swarm.sync", "swarm.data"},
     "swarm.server": {
         "swarm.tokens",
         "swarm.link",
@@ -50,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "swarm.client",
         "swarm.sync",
         "swarm.data",
+        "swarm.research",
         "swarm.http",
         "swarm.credentials",
         "reward_hooks",

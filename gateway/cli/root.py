@@ -15,6 +15,7 @@ from gateway.cli.hooks import app as hooks_app
 from gateway.cli.models import app as models_app
 from gateway.cli.monitor import monitor
 from gateway.cli.replay import replay
+from gateway.cli.research import app as research_app
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
 from gateway.cli.train import train
@@ -41,6 +42,7 @@ app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
 app.add_typer(groups_app, name="groups")
+app.add_typer(research_app, name="research")
 
 
 @app.command()

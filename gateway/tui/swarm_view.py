@@ -251,6 +251,10 @@ def _head(status: ServerStatus) -> list[Line]:
     stage = status.boot_stage if booting and status.boot_stage not in engine.engine_status_detail else ""
     if detail := printable(" ".join(part for part in (stage, engine.engine_status_detail) if part)):
         lines.append(Line(detail, label="why" if engine.engine_status is EngineState.OFFLINE else "doing"))
+    if status.job is not None and status.job.project.startswith("study-"):
+        lines.append(
+            Line(printable(f"{status.job.project.removeprefix('study-')}, run {status.job.experiment}"), label="study")
+        )
     if status.training_seconds is not None:
         goes_on = "; episodes run on" if status.serving == "always" else "; no episode runs meanwhile"
         lines.append(Line(f"on a batch for {seconds(status.training_seconds)}{goes_on}", label="trains"))

@@ -37,34 +37,40 @@ MODEL = "policy"
 _OUTPUT: TypeAdapter[WorkflowOutput] = TypeAdapter(WireOutput)
 
 
-def load_workflow(spec: str) -> Execute:
+def load_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> Execute:
     """The workflow at ``module:attribute``: a function, a coroutine function, or a class in AgentJet's form.
 
     A function gets the task first, and of :data:`PARAMETERS` those that it names: ``client``, an ``openai.OpenAI`` (a
     coroutine function: ``AsyncOpenAI``); ``base_url`` and ``api_key``; or ``api``, both in one. It returns a
     :class:`WorkflowOutput`. Coroutines run on an event loop of their own, so one that blocks holds up no other.
+    ``settings`` are values for further parameters of a function, by name.
 
     Raises:
         ConfigError: it does not import, is of another kind, has other parameters, or `openai` is not installed.
     """
     _know_agentjet()
     target: Any = load_attribute(spec)
+    settings = dict(settings or {})
+    if settings and not inspect.isroutine(target):
+        raise ConfigError(f"{spec} is no function, so it has no settings")
     if inspect.isclass(target) and callable(getattr(target, "execute", None)):
         return partial(_run_class, spec, target)
     if not inspect.isroutine(target):
         raise ConfigError(f"{spec} is a {type(target).__name__}: a workflow is a function or a class with `execute`")
-    wanted = _parameters(spec, target)
+    wanted = _parameters(spec, target, settings)
     if "client" in wanted:
         _openai()
-    return partial(_run_function, spec, cast("Callable[..., Any]", target), wanted)
+    return partial(_run_function, spec, cast("Callable[..., Any]", target), wanted, settings)
 
 
-def _parameters(spec: str, function: Callable[..., Any]) -> tuple[str, ...]:
+def _parameters(spec: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> tuple[str, ...]:
     first, *rest = [*inspect.signature(function).parameters.values(), None]
     if first is None:
         raise ConfigError(f"{spec} takes no argument: its first one is the task")
     named = [one for one in rest if one is not None]
-    wrong = [one.name for one in named if one.name not in PARAMETERS and one.default is one.empty]
+    if unknown := [name for name in settings if name not in {one.name for one in named} - set(PARAMETERS)]:
+        raise ConfigError(f"{spec} has no parameter for the setting {unknown[0]!r}")
+    wrong = [one.name for one in named if one.name not in {*PARAMETERS, *settings} and one.default is one.empty]
     if wrong:
         raise ConfigError(
             f"{spec}: unknown parameter {wrong[0]!r}; after the task there may be {', '.join(PARAMETERS)}"
@@ -73,10 +79,15 @@ def _parameters(spec: str, function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _run_function(
-    spec: str, function: Callable[..., Any], wanted: tuple[str, ...], task: Task, api: EpisodeEndpoint
+    spec: str,
+    function: Callable[..., Any],
+    wanted: tuple[str, ...],
+    settings: Mapping[str, Any],
+    task: Task,
+    api: EpisodeEndpoint,
 ) -> WorkflowOutput:
     given: dict[str, Any] = {"base_url": api.base_url, "api_key": api.api_key, "api": api}
-    arguments = {name: given[name] for name in wanted if name in given}
+    arguments = {**settings, **{name: given[name] for name in wanted if name in given}}
     if inspect.iscoroutinefunction(function):
 
         async def run() -> Any:

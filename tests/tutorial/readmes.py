@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -89,13 +89,16 @@ def tutorial_copy(name: str, into: Path) -> Path:
     return copies / f"opencode_build_{name}"
 
 
-def follow(name: str, into: Path) -> tuple[Path, str]:
+def follow(name: str, into: Path, prepare: Callable[[Path], None] = lambda folder: None) -> tuple[Path, str]:
     """Do what the readme of the tutorial ``name`` says, in a copy of the tutorials; the model is there already.
+
+    ``prepare`` is called with the copy of its folder.
 
     Returns:
         The copy of its folder, and what the commands said.
     """
     folder = tutorial_copy(name, into)
+    prepare(folder)
     said: list[str] = []
     with ExitStack() as servers:
         for command in commands((folder / "readme.md").read_text()):

@@ -87,6 +87,12 @@ def test_agreement_tells_who_agrees() -> None:
     assert "3 tasks wait for agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
 
 
+def test_a_study_is_named_with_its_run() -> None:
+    trained = TrainJob(model="m", project="study-rates-ab12cd", experiment="e3.seed1.1")
+    assert "study rates-ab12cd, run e3.seed1.1" in head(status(job=trained), brief=True)
+    assert "study" not in head(status(job=TrainJob(model="m")))
+
+
 @pytest.mark.parametrize("state", list(EngineState))
 def test_every_state_has_a_word_and_a_sign_of_its_own(state: EngineState) -> None:
     first = head(status(state)).splitlines()[0]

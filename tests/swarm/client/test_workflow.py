@@ -88,6 +88,27 @@ def test_an_unknown_parameter_is_named_before_anything_runs(load: Load) -> None:
         load("def solve(task, llm): ...")
 
 
+SETTINGS = """
+    from swarm.types import WorkflowOutput
+
+    def solve(task, base_url, weight=1.0, power=2.0):
+        return WorkflowOutput(reward=weight ** power)
+
+    class Agent:
+        def execute(self, task, tuner): ...
+"""
+
+
+def test_settings_are_values_of_further_parameters(load: Load, api: EpisodeEndpoint) -> None:
+    plain = load(SETTINGS)
+    assert plain(TASK, api).reward == 1.0
+    name = next(one for one in sys.modules if one.startswith("workflow_"))
+    assert load_workflow(f"{name}:solve", {"weight": 3.0})(TASK, api).reward == 9.0
+    for attribute, wrong in (("solve", "height"), ("solve", "base_url"), ("Agent", "weight")):
+        with pytest.raises(ConfigError, match=r"no parameter for the setting|has no settings"):
+            load_workflow(f"{name}:{attribute}", {wrong: 1})
+
+
 def test_a_workflow_without_a_task_is_refused(load: Load) -> None:
     with pytest.raises(ConfigError, match="takes no argument"):
         load("def solve(): ...")

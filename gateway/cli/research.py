@@ -1,0 +1,222 @@
+"""``swarm-gateway research``: run, resume, watch and report a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.target import AsJson
+
+if TYPE_CHECKING:
+    from swarm.research.ledger import State
+    from swarm.research.study import Study
+
+app = typer.Typer(help="Run studies: experiments that are proposed, run, judged and reported.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="STUDY", help="folder with study.yaml, under version control")]
+Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="admin token of the swarm servers")]
+Events = Annotated[bool, typer.Option("--json", help="print events as lines of JSON")]
+
+_PLOT, _REPORT = "report.png", "report.md"
+
+
+@app.command()
+def run(
+    study: Folder,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a rehearsal: the base and one experiment with two steps each; no verdict")
+    ] = False,
+    token: Token = None,
+    as_json: Events = False,
+) -> None:
+    """Begin a study, and run it to its end; Ctrl-C leaves it to be resumed."""
+    _go(study, token, as_json, begins=True, quick=quick)
+
+
+@app.command()
+def resume(study: Folder, token: Token = None, as_json: Events = False) -> None:
+    """Go on with a study that was interrupted or killed: no run is done twice."""
+    _go(study, token, as_json, begins=False)
+
+
+@app.command()
+def status(study: Folder, as_json: AsJson = False) -> None:
+    """Say where a study is: its budget, what runs, and each experiment's verdict."""
+    from gateway.cli.output import print_json
+    from swarm.research.report import summary
+
+    told = summary(*_read(study))
+    if as_json:
+        print_json(told)
+        return
+    typer.echo(f"{told['question']}\n{told['study'] or study}: {told['phase']}; {told['why']}".rstrip("; "))
+    for name in ("runs", "steps", "hours"):
+        of = "" if told[name]["of"] is None else f" of {told[name]['of']}"
+        typer.echo(f"  {name:<6} {told[name]['used']}{of}")
+    for name, one in told["running"].items():
+        typer.echo(f"  {name} runs at {one['server']}, measured at step {one['step']}")
+    for name, one in told["experiments"].items():
+        words = one["verdict"] or one["outcome"] or ("refused" if one["refused"] else "waits")
+        why = one["why"] or one["refused"]
+        typer.echo(f"  {name}: {words}: {one['hypothesis']}" + (f" ({why})" if why else ""))
+
+
+@app.command()
+def report(
+    study: Folder,
+    out: Annotated[Path | None, typer.Option(help="folder for report.md and report.png; default: the study's")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.md and report.png: the result, all experiments, also those that failed, and all runs."""
+    from gateway.cli.output import print_json
+    from swarm.errors import ConfigError
+    from swarm.research.report import markdown, summary
+
+    declared, state = _read(study)
+    if not state.study:
+        raise ConfigError(f"the study {study} has not begun: `swarm-gateway research run {study}`")
+    into = out or study
+    into.mkdir(parents=True, exist_ok=True)
+    picture = _draw(declared, state, into / _PLOT)
+    (into / _REPORT).write_text(markdown(declared, state, picture), encoding="utf-8")
+    if as_json:
+        print_json(summary(declared, state))
+    else:
+        typer.echo(f"report: {into / _REPORT}")
+
+
+def _read(folder: Path) -> tuple[Study, State]:
+    from swarm.research import ledger
+    from swarm.research.study import read_study
+
+    return read_study(folder), ledger.read(folder)
+
+
+def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: bool = False) -> None:
+    import shutil
+    import signal
+    import threading
+    import time
+    from types import FrameType
+
+    from gateway.cli.output import print_json
+    from swarm.research.code import RUNS
+    from swarm.research.lab import EngineLab
+    from swarm.research.ledger import Ledger
+    from swarm.research.proposing import ProposerError
+    from swarm.research.report import phase
+    from swarm.research.running import Runner, StudyStoppedError, begin
+    from swarm.research.study import read_study, rehearsal
+
+    began = time.monotonic()
+    stopping = threading.Event()
+
+    def on_event(kind: str, values: Any) -> None:
+        at = time.monotonic() - began
+        if quick and kind in ("chosen", "verdict", "finished"):
+            return
+        if as_json:
+            print_json({"event": kind, "at": round(at, 1), **values})
+        elif words := _words(kind, values):
+            typer.echo(f"{at:7.1f} s  {words}")
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    declared, place = read_study(folder), folder
+    if quick:
+        declared, place = rehearsal(declared), folder / RUNS / "quick"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    with Ledger(place) as held:
+        if begins:
+            begin(declared, folder, held)
+        lab = EngineLab(declared, folder, held.state, token, on_event)
+        try:
+            Runner(declared, folder, held, lab, on_event).run(stopping)
+        except (StudyStoppedError, ProposerError) as exc:
+            typer.echo(f"swarm-gateway: {exc.message}; `research resume {folder}` goes on", err=True)
+            raise typer.Exit(1) from None
+        if quick and phase(held.state) == "finished":
+            failed = [f"{name}: {run.why}" for name, run in held.state.runs.items() if run.outcome == "failed"]
+            typer.echo(
+                "the rehearsal failed: " + "; ".join(failed) if failed else "the rehearsal worked; it judges nothing"
+            )
+            raise typer.Exit(1 if failed else 0)
+        if phase(held.state) != "finished":
+            typer.echo(f"interrupted; `swarm-gateway research resume {folder}` goes on", err=True)
+            raise typer.Exit(130)
+
+
+def _words(kind: str, values: Any) -> str:
+    match kind:
+        case "proposed":
+            refused = f"; refused: {values['refused']}" if values["refused"] else ""
+            return f"{values['experiment']} proposed: {values['hypothesis']}{refused}"
+        case "claimed":
+            return f"{values['run']} begins at {values['server']}"
+        case "measured":
+            scores = values["scores"]
+            return f"{values['run']} scores {sum(scores) / len(scores):.4g} at step {values['step']}"
+        case "ended":
+            return f"{values['run']} {values['outcome']}" + (f": {values['why']}" if values["why"] else "")
+        case "chosen":
+            return f"to confirm: {', '.join(values['experiments']) or 'nothing'}"
+        case "verdict":
+            return f"{values['experiment']} {values['verdict']}: {values['why']}"
+        case "exhausted" | "finished":
+            return f"{kind}: {values['why']}"
+        case _:
+            return f"{values['run']}: {values['words']}"
+
+
+def _draw(study: Study, state: State, path: Path) -> str:
+    """The plot's name; empty if there is nothing to draw, or matplotlib is not installed."""
+    from gateway.replay.plot import COLOURS, INK, check_plots, evaluated, picture
+    from swarm.errors import ConfigError
+    from swarm.research.decisions import arm_scores, mean_interval
+    from swarm.research.ledger import BASE
+
+    first = {name: run for name, run in state.runs.items() if "." not in name and run.scores}
+    if not first:
+        return ""
+    try:
+        check_plots()
+    except ConfigError as exc:
+        typer.echo(f"swarm-gateway: {exc.message}", err=True)
+        return ""
+    with picture(path, (9, 4.2)) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+        marked = [BASE, *(state.chosen or [])]
+        for name, run in first.items():
+            points = [(step, run.score(step)) for step in sorted(run.scores)]
+            known = [(step, score) for step, score in points if score is not None]
+            place = marked.index(name) if name in marked else None
+            colour = "#dddddd" if place is None else INK if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
+            evaluated(left, name if place is not None else "_", known, colour)
+        left.set_title(f"{study.evaluator.metric}, first runs")
+        left.set_xlabel("training step")
+        left.legend()
+        arms = [(BASE, "seed"), *((name, arm) for name in state.chosen or () for arm in ("seed", "control"))]
+        shown = [
+            (f"{name}\nshuffled" if arm == "control" else name, arm_scores(study, state, name, arm))
+            for name, arm in arms
+        ]
+        for place, (_, scores) in enumerate(shown):
+            right.plot([place] * len(scores), scores, "o", color=INK, alpha=0.5)
+            if len(scores) > 1:
+                told = mean_interval(scores, study.decision.confidence)
+                right.errorbar(
+                    [place + 0.15],
+                    [told.mean],
+                    yerr=[[told.mean - told.low], [told.high - told.mean]],
+                    fmt="s",
+                    capsize=4,
+                )
+        right.set_title("confirmation, by seed")
+        right.set_xticks(range(len(shown)), [name for name, _ in shown])
+    return path.name

@@ -1,0 +1,333 @@
+"""What a study does next, and what its numbers mean: pure functions of the declared rules and the ledger's state.
+
+Invariant: the same ledger gives the same next action and the same verdicts; nothing is kept on one seed.
+
+Formulas:
+
+* A run against the base run, both with one seed: the interval of the mean of the paired differences by held-out task
+  (Student, "The probable error of a mean", Biometrika 6, 1908). It knows nothing of seeds, so it only drops and ranks.
+* Confirmation, over the mean scores of runs with different seeds: the interval of the difference of two means with
+  unequal variances (Welch, Biometrika 34, 1947; degrees of freedom by Satterthwaite, Biometrics 2, 1946).
+* Several winners at once: each is tested at ``(1 - confidence) / winners`` (Bonferroni's bound).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import NormalDist, fmean, variance
+from typing import Any, NamedTuple
+
+from swarm.metrics import TRAIN
+from swarm.research.ledger import BASE, Experiment, Outcome, Run, State
+from swarm.research.study import Study
+from swarm.types import StepResult
+
+#: Metric of a step: how many others are not finite.
+NOT_FINITE = f"{TRAIN}non_finite_metrics"
+
+
+class Interval(NamedTuple):
+    """A mean, and the ends of its two-sided interval; without end where there are too few values."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Ending(NamedTuple):
+    """How a run ends."""
+
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Run this one."""
+
+    run: Run
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Ask the proposer for an experiment of this name."""
+
+    experiment: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """Write this event."""
+
+    event: str
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+Action = Claim | Propose | Record
+
+
+# ---------------------------------------------------------------------- intervals
+
+
+@cache
+def student_quantile(probability: float, freedom: float) -> float:
+    """The quantile of Student's t distribution for ``probability`` in (0.5, 1) and ``freedom`` >= 1.
+
+    Bisection on the integral of its density by Simpson's rule, with t = sqrt(freedom) * tan(angle); beyond 100 degrees
+    of freedom the normal quantile with the first two terms of its expansion (Abramowitz and Stegun, 26.7.5).
+    """
+    if freedom > 100:
+        z = NormalDist().inv_cdf(probability)
+        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+    def above_half(angle: float) -> float:
+        parts = 200
+        values = [math.cos(place * angle / parts) ** (freedom - 1) for place in range(parts + 1)]
+        return (
+            constant * angle / parts / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
+        )
+
+    low, high = 0.0, math.pi / 2 - 1e-9
+    for _ in range(45):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above_half(middle) < probability - 0.5 else (low, middle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def mean_interval(values: Sequence[float], confidence: float) -> Interval:
+    """Student's interval of the mean of ``values``."""
+    mean, count = fmean(values), len(values)
+    if count < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = student_quantile((1 + confidence) / 2, count - 1) * math.sqrt(variance(values) / count)
+    return Interval(mean, mean - half, mean + half)
+
+
+def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float) -> Interval:
+    """Welch's interval of the mean of ``one`` minus that of ``other``."""
+    difference = fmean(one) - fmean(other)
+    if min(len(one), len(other)) < 2:
+        return Interval(difference, -math.inf, math.inf)
+    parts = [variance(values) / len(values) for values in (one, other)]
+    total = sum(parts)
+    if total == 0:
+        return Interval(difference, difference, difference)
+    freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True))
+    # rounded, so that equal cases share one quantile; down, which only widens the interval
+    freedom = math.floor(freedom * 100) / 100
+    half = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(total)
+    return Interval(difference, difference - half, difference + half)
+
+
+def gain(study: Study, state: State, run: str, step: int, confidence: float) -> Interval | None:
+    """How much better ``run`` is than the base run at ``step``, paired by held-out task; ``None`` unless both were
+    measured there."""
+    ours, base = (state.runs[name].scores.get(step) if name in state.runs else None for name in (run, BASE))
+    if ours is None or base is None or len(ours) != len(base):
+        return None
+    sign = 1 if study.evaluator.goal == "maximize" else -1
+    return mean_interval([sign * (a - b) for a, b in zip(ours, base, strict=True)], confidence)
+
+
+def last_gain(study: Study, state: State, experiment: str) -> Interval | None:
+    """:func:`gain` of the experiment's first run at the last step where it can be told."""
+    run = state.runs.get(experiment)
+    steps = sorted(run.scores, reverse=True) if run else []
+    told = (gain(study, state, experiment, step, study.decision.confidence) for step in steps)
+    return next((one for one in told if one is not None), None)
+
+
+# ---------------------------------------------------------------------- one run
+
+
+def is_due(study: Study, run: Run, step: int) -> bool:
+    """Whether ``run`` is evaluated at ``step``; all runs begin with the same weights, so one of them measures these."""
+    if step == 0:
+        return run == Run(BASE)
+    return step % study.evaluator.every_steps == 0 or step == study.steps
+
+
+def ending(study: Study, state: State, run: Run) -> Ending | None:
+    """Whether what was measured ends ``run``."""
+    scores = state.runs[run.name].scores
+    if study.steps in scores:
+        return Ending("done", "")
+    step = max(scores, default=0)
+    if step and _may_stop(run):
+        told = gain(study, state, run.name, step, 1 - 2 * study.early_stop.doubt)
+        if told is not None and told.high < 0:
+            return Ending("stopped", f"beaten: {-told.mean:.4g} worse than the base at step {step}")
+    return None
+
+
+def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> Ending | None:
+    """What in the training steps of ``run`` ends it."""
+    for step in steps:
+        # the engine counts what is no number, because JSON has none such
+        if step.metrics.get(NOT_FINITE) or not all(map(math.isfinite, step.metrics.values())):
+            return Ending("failed", f"NaN: a metric of step {step.step} is not finite")
+    rewards = [step.metrics[f"{TRAIN}reward_mean"] for step in steps if f"{TRAIN}reward_mean" in step.metrics]
+    window = study.early_stop.window
+    if _may_stop(run) and len(rewards) >= 2 * window:
+        began, now = fmean(rewards[:window]), fmean(rewards[-window:])
+        if began - now > study.early_stop.collapse * abs(began) and study.early_stop.collapse < 1:
+            return Ending("stopped", f"collapsed: the reward in training fell from {began:.4g} to {now:.4g}")
+    return None
+
+
+def _may_stop(run: Run) -> bool:
+    """The base and the confirmation run to their end: what is compared there must not be selected."""
+    return run.arm == "first" and run.experiment != BASE
+
+
+# ---------------------------------------------------------------------- the study
+
+
+def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) -> Action | None:
+    """What to do now; ``None``: wait for a run that is ``busy``, or, after the end, nothing."""
+    if state.finished is not None:
+        return None
+    for name in state.open_runs():
+        if name not in busy:
+            return Claim(Run.named(name))
+    if BASE not in state.runs:
+        return Claim(Run(BASE))
+    if BASE in busy:
+        return None
+    base = state.runs[BASE]
+    if base.outcome != "done" and state.exhausted is None:
+        return Record("exhausted", {"why": f"the base run {base.outcome}: {base.why}"})
+    if state.chosen is None:
+        return _explore(study, state, bool(busy))
+    if _within(study, state, 0):
+        for run in confirmation(study, state.chosen):
+            if run.name not in state.runs:
+                return Claim(run)
+    if busy:
+        return None
+    for experiment in state.experiments.values():
+        if not experiment.verdict:
+            verdict, interval, why = judge(study, state, experiment)
+            values = {"experiment": experiment.name, "verdict": verdict, "interval": interval, "why": why}
+            return Record("verdict", values)
+    kept = [one.name for one in state.experiments.values() if one.verdict == "kept"]
+    found = f"kept {', '.join(kept)}" if kept else "nothing was found that beats the base"
+    return Record("finished", {"why": f"{found}; {state.exhausted}"})
+
+
+def _explore(study: Study, state: State, busy: bool) -> Action | None:
+    waiting = [one.name for one in state.experiments.values() if not one.refused and one.name not in state.runs]
+    if waiting and _within(study, state, study.reserved_runs):
+        return Claim(Run(waiting[0]))
+    if state.exhausted is None:
+        why = _explored(study, state)
+        return Record("exhausted", {"why": why}) if why else Propose(f"e{len(state.experiments) + 1}")
+    return None if busy else Record("chosen", {"experiments": choose(study, state)})
+
+
+def _explored(study: Study, state: State) -> str:
+    """Why no more experiments are proposed."""
+    if not _within(study, state, study.reserved_runs):
+        return "the budget for first runs is used"
+    # a proposer that is always refused must end as well
+    if len(state.experiments) >= 3 * study.budget.runs:
+        return f"{len(state.experiments)} proposals are enough for this budget"
+    tried = [one.name for one in state.experiments.values() if one.name in state.runs]
+    if study.stop.experiments is not None and len(tried) >= study.stop.experiments:
+        return f"the stop rule: {len(tried)} experiments"
+    if study.stop.patience is not None:
+        gains = [told.mean if (told := last_gain(study, state, name)) else -math.inf for name in tried]
+        best = max(range(len(gains)), key=gains.__getitem__, default=-1) if any(one > 0 for one in gains) else -1
+        if len(tried) - 1 - best >= study.stop.patience:
+            return f"the stop rule: no new best in {study.stop.patience} experiments"
+    return ""
+
+
+def _within(study: Study, state: State, reserved: int) -> bool:
+    """Whether the budget has another run beside ``reserved`` ones."""
+    budget = study.budget
+    if len(state.runs) + 1 + reserved > budget.runs or (budget.hours is not None and state.hours >= budget.hours):
+        return False
+    used = sum(study.steps if run.outcome is None else max(run.scores, default=0) for run in state.runs.values())
+    return budget.steps is None or used + study.steps * (1 + reserved) <= budget.steps
+
+
+def choose(study: Study, state: State) -> list[str]:
+    """The experiments to confirm, the best first: their first run is better than the base's, and not surely by too
+    little."""
+    told = {name: last_gain(study, state, name) for name in state.experiments}
+    good = {
+        name: one.mean
+        for name, one in told.items()
+        if one and one.mean > 0 and one.high > study.decision.min_effect and state.runs[name].outcome == "done"
+    }
+    return sorted(good, key=good.__getitem__, reverse=True)[: study.decision.winners]
+
+
+def confirmation(study: Study, chosen: Sequence[str]) -> Iterator[Run]:
+    """The runs that confirm ``chosen``, with seeds that no first run had."""
+    for seed in range(1, study.decision.seeds + 1):
+        if chosen:
+            yield Run(BASE, "seed", seed)
+        for name in chosen:
+            yield Run(name, "seed", seed)
+            yield Run(name, "control", seed)
+
+
+def arm_scores(study: Study, state: State, experiment: str, arm: str) -> list[float]:
+    """Final mean scores of the confirmation runs of one arm, by seed."""
+    runs = [(Run.named(name), run) for name, run in state.runs.items()]
+    return [
+        score
+        for run, known in sorted(runs, key=lambda one: one[0].seed)
+        if (run.experiment, run.arm) == (experiment, arm) and (score := known.score(study.steps)) is not None
+    ]
+
+
+def judge(study: Study, state: State, experiment: Experiment) -> tuple[str, tuple[float, float] | None, str]:
+    """The verdict ``kept``, ``dropped`` or ``inconclusive``, the interval of the gain, and why."""
+    name, rule = experiment.name, study.decision
+    if experiment.refused:
+        return "dropped", None, f"refused: {experiment.refused}"
+    first = state.runs.get(name)
+    if first is None:
+        return "inconclusive", None, "it was not run: the budget is used"
+    told = last_gain(study, state, name)
+    interval = (told.low, told.high) if told and math.isfinite(told.low) else None
+    if first.outcome != "done":
+        return "dropped", interval, f"{first.outcome}: {first.why}"
+    if name not in (state.chosen or ()):
+        if told is not None and told.high <= rule.min_effect:
+            return "dropped", interval, "one seed: not better than the base"
+        return "inconclusive", interval, "one seed: not among those that were confirmed"
+    runs = [run for run in confirmation(study, [name]) if run.name not in state.runs]
+    bad = [run for run in confirmation(study, [name]) if run not in runs and state.runs[run.name].outcome != "done"]
+    if own := [run.name for run in bad if (run.experiment, run.arm) == (name, "seed")]:
+        return "dropped", interval, f"run {own[0]} {state.runs[own[0]].outcome}: {state.runs[own[0]].why}"
+    if runs or bad:
+        why = "the budget is used" if runs else state.runs[bad[0].name].why
+        return "inconclusive", interval, f"run {(runs or bad)[0].name} is missing: {why}"
+    return _confirmed(study, state, name)
+
+
+def _confirmed(study: Study, state: State, name: str) -> tuple[str, tuple[float, float], str]:
+    rule = study.decision
+    sign = 1 if study.evaluator.goal == "maximize" else -1
+    arms = [(name, "seed"), (BASE, "seed"), (name, "control")]
+    ours, base, control = ([sign * one for one in arm_scores(study, state, *arm)] for arm in arms)
+    confidence = 1 - (1 - rule.confidence) / rule.winners
+    over_base, over_control = (welch_interval(ours, other, confidence) for other in (base, control))
+    interval = (over_base.low, over_base.high)
+    words = (
+        f"{rule.seeds} seeds: gain {over_base.mean:.4g} over the base, {over_control.mean:.4g} over its control with "
+        "shuffled rewards"
+    )
+    if over_base.high <= rule.min_effect:
+        return "dropped", interval, words
+    if over_base.low > rule.min_effect and over_control.low > 0:
+        return "kept", interval, words
+    return "inconclusive", interval, words

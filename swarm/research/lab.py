@@ -1,0 +1,306 @@
+"""The lab: trains one run on a swarm server, with an engine of its own, and has it evaluated when that is due.
+
+Invariant: a run that its server still has goes on there; an evaluation runs a fresh copy of the code that the study
+began with, in a process of its own, while no step is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from swarm.client import RetryPolicy, SwarmClient
+from swarm.errors import EngineError, SwarmGatewayError, UnavailableError
+from swarm.importer import python_path
+from swarm.job import TrainJob
+from swarm.metrics import TRAIN
+from swarm.protocol import ServerStatus
+from swarm.research import code
+from swarm.research.decisions import Ending, is_due, trouble
+from swarm.research.episodes import EvaluateOrder, TrainOrder
+from swarm.research.ledger import Run, State
+from swarm.research.study import Study
+from swarm.states import EngineState
+
+_TICK = 0.5
+_STOP_SECONDS = 180.0
+_REWARD = f"{TRAIN}reward_mean"
+
+#: Called with the kind of an event and its values: those of the ledger, and ``doing``.
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+
+
+class RunFailedError(SwarmGatewayError):
+    """An attempt at a run failed; another may not."""
+
+
+class ServerGoneError(SwarmGatewayError):
+    """A swarm server cannot be used: it does not answer, or somebody else's engine runs there."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run for a server.
+
+    Attributes:
+        name: of the run at the server, the same whenever it is taken up.
+        job: of the engine.
+        measured: the steps that are measured already.
+        measure: records the scores of the held-out tasks and the training rewards at a step; returns how the run ends,
+            if it does.
+    """
+
+    run: Run
+    name: str
+    job: TrainJob
+    settings: dict[str, Any]
+    tree: code.Tree
+    shuffle: bool
+    measured: frozenset[int]
+    measure: Callable[[int, list[float], dict[int, float]], Ending | None]
+
+
+def project_of(state: State) -> str:
+    """What the jobs of a study have as their ``project``."""
+    return f"study-{state.study}"
+
+
+class Lab(Protocol):
+    """What trains and evaluates."""
+
+    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+        """Do the run, or go on with it; how it ends, ``None`` if ``stopping`` came first.
+
+        Raises:
+            RunFailedError: this attempt failed.
+            ServerGoneError: it cannot be done there.
+        """
+        ...
+
+    def release(self, server: str) -> None:
+        """Nothing is run there any more."""
+        ...
+
+
+class EngineLab:
+    """Trains on swarm servers: one engine for each run, episodes in processes of their own.
+
+    Args:
+        folder: of the study; what the processes of a run print goes to its ``runs/logs``.
+        state: of a study that has begun.
+    """
+
+    def __init__(self, study: Study, folder: Path, state: State, token: str | None, on_event: OnEvent) -> None:
+        self._study, self._folder, self._digest, self._token = study, folder, state.code, token
+        self._project = project_of(state)
+        self._on_event = on_event
+        self._logs = folder / code.RUNS / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+
+    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+        """See :class:`Lab`."""
+        policy = RetryPolicy(attempts=5, total=60.0)
+        try:
+            with SwarmClient(server, token=self._token, policy=policy) as client:
+                if not self._engine(client, order, stopping):
+                    return None
+                return self._train(client, order, stopping)
+        except UnavailableError as exc:
+            raise ServerGoneError(f"{server}: {exc.message}") from exc
+        except (RunFailedError, ServerGoneError):
+            raise
+        except SwarmGatewayError as exc:
+            raise RunFailedError(exc.message) from exc
+
+    def release(self, server: str) -> None:
+        """See :class:`Lab`."""
+        try:
+            with SwarmClient(server, token=self._token, policy=RetryPolicy(attempts=2, total=20.0)) as client:
+                if self._is_ours(client.status()):  # another study may have it by now
+                    client.stop_engine()
+        except SwarmGatewayError as exc:
+            self._on_event("doing", {"run": "", "words": f"{server} was not released: {exc.message}"})
+
+    def _is_ours(self, status: ServerStatus) -> bool:
+        return status.job is not None and status.job.project == self._project
+
+    def _engine(self, client: SwarmClient, order: Order, stopping: threading.Event) -> bool:
+        """Let the engine of this run roll: the one that runs, or a new one; False if ``stopping`` came first."""
+        status = client.status()
+        offline = status.engine.engine_status is EngineState.OFFLINE
+        if not offline and not self._is_ours(status):
+            raise ServerGoneError(f"{client.server_url} runs another job; stop its engine, or name another server")
+        if offline and order.measured:
+            raise RunFailedError("its engine is gone, and its weights with it")
+        if offline or status.job is None or status.job.experiment != order.name:
+            self._tell(order, "starts an engine")
+            if not offline:
+                client.stop_engine()
+                client.wait_for_state(EngineState.OFFLINE, wait_seconds=_STOP_SECONDS)
+            self._sync_code(client, order)
+            client.sync_train_config(order.job)
+            client.start_engine(wait=False)
+        else:
+            self._tell(order, f"goes on at step {status.engine.global_step}")
+        deadline = time.monotonic() + self._study.boot_seconds
+        while not stopping.is_set():
+            try:
+                client.wait_for_state(EngineState.ROLLING, wait_seconds=_TICK)
+                return True
+            except EngineError as exc:
+                raise RunFailedError(f"the engine did not start: {exc.message}") from exc
+            except UnavailableError as exc:
+                if exc.code != "not_ready" or time.monotonic() > deadline:
+                    raise RunFailedError(exc.message) from exc
+        return False
+
+    def _sync_code(self, client: SwarmClient, order: Order) -> None:
+        if self._study.sync_packages:
+            client.sync_train_code(order.tree.archive, revision=order.tree.digest[:12], message=f"run {order.name}")
+
+    def _train(self, client: SwarmClient, order: Order, stopping: threading.Event) -> Ending | None:
+        study = self._study
+        told = TrainOrder(
+            server=client.server_url,
+            token=self._token,
+            folder=str(order.tree.folder),
+            workflow=study.workflow,
+            settings=order.settings,
+            tasks=study.tasks,
+            seed=order.job.seed,
+            every_steps=study.evaluator.every_steps,
+            shuffle=order.shuffle,
+        )
+        measured = set(order.measured)
+        step, moved = -1, time.monotonic()
+        with Child("train", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
+            while not stopping.is_set():
+                line = child.next(_TICK)
+                status = client.status()
+                _check_alive(status)
+                if end := trouble(study, order.run, status.steps):
+                    return end
+                if status.engine.global_step != step or line:
+                    step, moved = status.engine.global_step, time.monotonic()
+                    self._tell(order, f"step {step} of {study.steps}")
+                if line and "due" in line:
+                    if is_due(study, order.run, step) and step not in measured:
+                        scores = self._evaluate(client, order, stopping)
+                        if scores is None:
+                            return None
+                        rewards = {one.step: one.metrics[_REWARD] for one in status.steps if _REWARD in one.metrics}
+                        measured.add(step)
+                        if end := order.measure(step, scores, rewards):
+                            return end
+                    child.go_on()
+                    moved = time.monotonic()
+                elif line is not None:
+                    raise RunFailedError(line.get("failed", "") or f"its episodes ended at step {step} without a score")
+                elif time.monotonic() - moved > study.early_stop.stall_seconds:
+                    return Ending("failed", f"stalled: no step for {study.early_stop.stall_seconds:g} s after {step}")
+        return None
+
+    def _evaluate(self, client: SwarmClient, order: Order, stopping: threading.Event) -> list[float] | None:
+        evaluator = self._study.evaluator
+        # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
+        tree = code.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
+        self._tell(order, "evaluates")
+        told = EvaluateOrder(
+            server=client.server_url,
+            token=self._token,
+            folder=str(tree.folder),
+            workflow=evaluator.workflow,
+            tasks=evaluator.tasks,
+            samples=evaluator.samples,
+            metric=evaluator.metric,
+        )
+        deadline = time.monotonic() + evaluator.seconds
+        with Child("evaluate", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
+            while not stopping.is_set():
+                if (line := child.next(_TICK)) is not None:
+                    if "scores" not in line:
+                        raise RunFailedError(f"the evaluation failed: {line.get('failed', 'it ended')}")
+                    return line["scores"]
+                _check_alive(client.status())
+                if time.monotonic() > deadline:
+                    raise RunFailedError(f"the evaluation took longer than {evaluator.seconds:g} s")
+        return None
+
+    def _tell(self, order: Order, words: str) -> None:
+        self._on_event("doing", {"run": order.run.name, "words": words})
+
+
+def _check_alive(status: ServerStatus) -> None:
+    if status.engine.engine_status is EngineState.OFFLINE:
+        raise RunFailedError(f"the engine died: {status.engine.engine_status_detail}")
+
+
+class Child:
+    """A process of :mod:`swarm.research.episodes`; it is gone when the block ends, and ends with this process."""
+
+    def __init__(self, what: str, order: str, log: Path) -> None:
+        self._lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-B", "-m", "swarm.research.episodes", what],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # Ctrl-C is for this process, which ends it
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": python_path()},
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in = self._process.stdin
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        self._say(order)
+
+    def next(self, seconds: float) -> dict[str, Any] | None:
+        """What it tells next, an empty mapping once it has ended; ``None`` if nothing comes in ``seconds``."""
+        try:
+            return self._lines.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def go_on(self) -> None:
+        """Answer it."""
+        self._say("go on")
+
+    def _say(self, line: str) -> None:
+        try:
+            self._in.write(line + "\n")
+            self._in.flush()
+        except OSError:
+            pass  # it has ended, which `next` tells
+
+    def _read(self, lines: IO[str]) -> None:
+        for line in lines:
+            # a process that is killed may leave half a line
+            if line.endswith("\n"):
+                self._lines.put(json.loads(line))
+        self._lines.put({})
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._in, self._process.stdout):
+            try:
+                assert stream is not None
+                stream.close()
+            except OSError:
+                pass

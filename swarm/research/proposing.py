@@ -1,0 +1,269 @@
+"""Where experiments come from: a grid, draws, successive halving, a Python function, or a command.
+
+Invariant: a proposal depends on the declared proposer and the ledger alone, but for those of functions and commands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.importer import SourceFolder, load_attribute, python_path
+from swarm.job import describe_validation
+from swarm.research.decisions import Ending, last_gain
+from swarm.research.ledger import BASE, Run, State
+from swarm.research.study import Command, Function, Grid, Halving, Random, Range, Study
+from swarm.types import Model
+
+_SHOWN = 500
+
+
+class Proposal(Model):
+    """What a proposer answers; an answer without ``set`` and ``patch`` says that it has no more, and why."""
+
+    hypothesis: str = Field(default="", max_length=10_000)
+    set: dict[str, Any] = Field(default={}, description="a config delta: fields of the job, verl's keys, settings.NAME")
+    patch: str = Field(default="", max_length=1_000_000, description="unified diff as of `git diff`")
+    done: str = ""
+
+    @property
+    def is_last(self) -> bool:
+        """There is none."""
+        return not self.set and not self.patch
+
+
+class ProposerError(SwarmGatewayError):
+    """A proposer failed; the study can be resumed with it mended."""
+
+
+def propose(study: Study, folder: Path, code: Path, state: State) -> Proposal:
+    """The next proposal.
+
+    Args:
+        study: has the proposer.
+        folder: of the study.
+        code: holds the base code, for proposers that write patches.
+        state: what is known by now.
+
+    Raises:
+        ProposerError: it failed, or answers something else.
+        ConfigError: optuna is needed and is not installed.
+    """
+    match study.proposer:
+        case Halving() as halving:
+            return _with_optuna(halving, study, state)
+        case Grid() as grid:
+            rows = itertools.product(*grid.space.values())
+            row = next(itertools.islice(rows, len(state.experiments), None), None)
+            return Proposal(done="the grid is done") if row is None else _of(dict(zip(grid.space, row, strict=True)))
+        case Random() as drawn:
+            if len(state.experiments) >= drawn.count:
+                return Proposal(done=f"{drawn.count} draws are done")
+            draw = random.Random(f"{study.seed}/{len(state.experiments)}")
+            return _of({key: _drawn(draw, values) for key, values in drawn.space.items()})
+        case Function() as given:
+            return _called(given, folder, described(study, code, state))
+        case Command() as given:
+            return _commanded(given, folder, described(study, code, state))
+
+
+def described(study: Study, code: Path, state: State) -> dict[str, Any]:
+    """The state for functions and commands, in JSON's types; scores are means by step."""
+    experiments: list[dict[str, Any]] = []
+    for one in state.experiments.values():
+        run, told = state.runs.get(one.name), last_gain(study, state, one.name)
+        experiments.append(
+            {
+                "name": one.name,
+                "hypothesis": one.hypothesis,
+                "set": one.delta,
+                "patch": one.patch,
+                "refused": one.refused,
+                "outcome": run.outcome if run else None,
+                "why": run.why if run else "",
+                "scores": {step: run.score(step) for step in sorted(run.scores)} if run else {},
+                "rewards": run.rewards if run else {},
+                "gain": {"mean": told.mean, "low": told.low, "high": told.high}
+                if told and math.isfinite(told.low)
+                else None,
+            }
+        )
+    base = state.runs.get(BASE)
+    return {
+        "question": study.question,
+        "metric": study.evaluator.metric,
+        "goal": study.evaluator.goal,
+        "base": {
+            "job": study.job,
+            "settings": study.settings,
+            "scores": {step: base.score(step) for step in sorted(base.scores)} if base else {},
+        },
+        "code": str(code),
+        "patch_paths": study.patch_paths,
+        "steps": study.steps,
+        "runs_left": study.budget.runs - len(state.runs) - study.reserved_runs,
+        "experiments": experiments,
+    }
+
+
+def _of(delta: Mapping[str, Any]) -> Proposal:
+    words = ", ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in delta.items()
+    )
+    return Proposal(hypothesis=f"{words} is better than the base", set=dict(delta))
+
+
+def _drawn(draw: random.Random, values: list[Any] | Range) -> Any:
+    if not isinstance(values, Range):
+        return draw.choice(values)
+    if values.log:
+        return math.exp(draw.uniform(math.log(values.low), math.log(values.high)))
+    return draw.uniform(values.low, values.high)
+
+
+def _parsed(answer: object, whose: str) -> Proposal:
+    try:
+        return Proposal() if answer is None else Proposal.model_validate(answer)
+    except ValidationError as exc:
+        raise ProposerError(describe_validation(exc, whose, Proposal).message) from exc
+
+
+def _called(proposer: Function, folder: Path, state: dict[str, Any]) -> Proposal:
+    files = SourceFolder(folder)
+    try:
+        answer = load_attribute(proposer.function, beside=files)(state)
+    except Exception as exc:
+        raise ProposerError(f"{proposer.function} failed: {type(exc).__name__}: {exc}") from exc
+    finally:
+        files.forget()
+    return _parsed(answer, f"what {proposer.function} returned")
+
+
+def _commanded(proposer: Command, folder: Path, state: dict[str, Any]) -> Proposal:
+    name = proposer.command[0]
+    try:
+        done = subprocess.run(
+            proposer.command,
+            cwd=folder,
+            input=json.dumps(state),
+            capture_output=True,
+            text=True,
+            timeout=proposer.seconds,
+            env={**os.environ, "PYTHONPATH": python_path()},
+            check=False,
+        )
+        if done.returncode:
+            raise ProposerError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-_SHOWN:]}")
+        answer = json.loads(done.stdout)
+    except subprocess.TimeoutExpired as exc:
+        raise ProposerError(f"{name} took longer than {proposer.seconds:g} s") from exc
+    except OSError as exc:
+        raise ProposerError(f"{name} cannot be run: {exc.strerror or exc}") from exc
+    except ValueError as exc:
+        raise ProposerError(f"{name} printed no JSON: {exc}") from exc
+    return _parsed(answer, f"what {name} printed")
+
+
+# ---------------------------------------------------------------------- successive halving
+
+
+def pruned(study: Study, state: State, run: Run) -> Ending | None:
+    """Whether successive halving ends ``run`` where it was measured last.
+
+    Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020), as
+    optuna's ``SuccessiveHalvingPruner`` does it, on rungs of the evaluator's ``every_steps`` times powers of ``keep``.
+    """
+    halving = study.proposer
+    if not isinstance(halving, Halving) or run.arm != "first" or run.experiment == BASE:
+        return None
+    _, trials = _replayed(_optuna(), halving, study, state, undecided=run.experiment)
+    step = max(state.runs[run.name].scores, default=0)
+    if step and trials[run.experiment].should_prune():
+        return Ending("stopped", f"halving: not among the best 1 of {halving.keep} at step {step}")
+    return None
+
+
+def _with_optuna(halving: Halving, study: Study, state: State) -> Proposal:
+    if len(state.experiments) >= halving.count:
+        return Proposal(done=f"{halving.count} draws are done")
+    optuna = _optuna()
+    replayed, _ = _replayed(optuna, halving, study, state)
+    trial = replayed.ask(_distributions(optuna, halving))
+    return _of({key: _chosen(halving, key, value) for key, value in trial.params.items()})
+
+
+def _optuna() -> Any:
+    try:
+        optuna = import_module("optuna")
+    except ImportError as exc:
+        raise ConfigError("the proposer `halving` needs optuna: pip install 'swarm-gateway[research]'") from exc
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _distributions(optuna: Any, halving: Halving) -> dict[str, Any]:
+    # choices by their place: optuna takes no lists or mappings as choices
+    kinds = optuna.distributions
+    return {
+        key: kinds.FloatDistribution(values.low, values.high, log=values.log)
+        if isinstance(values, Range)
+        else kinds.CategoricalDistribution(list(range(len(values))))
+        for key, values in halving.space.items()
+    }
+
+
+def _chosen(halving: Halving, key: str, value: Any) -> Any:
+    values = halving.space[key]
+    return value if isinstance(values, Range) else values[value]
+
+
+def _placed(halving: Halving, key: str, value: Any) -> Any:
+    values = halving.space[key]
+    return value if isinstance(values, Range) else values.index(value)
+
+
+def _replayed(
+    optuna: Any, halving: Halving, study: Study, state: State, undecided: str = ""
+) -> tuple[Any, dict[str, Any]]:
+    """An optuna study in memory with what the ledger knows, and its trials by experiment; whether the ``undecided`` one
+    goes on from its last score is still to be asked."""
+    seed = study.seed * 100_003 + len(state.experiments)
+    samplers = optuna.samplers
+    made = optuna.create_study(
+        direction=study.evaluator.goal,
+        sampler=samplers.TPESampler(seed=seed) if halving.sampler == "tpe" else samplers.RandomSampler(seed=seed),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=study.evaluator.every_steps, reduction_factor=halving.keep
+        ),
+    )
+    states, space = optuna.trial.TrialState, _distributions(optuna, halving)
+    trials: dict[str, Any] = {}
+    for one in state.experiments.values():
+        made.enqueue_trial({key: _placed(halving, key, value) for key, value in one.delta.items()})
+        trial = trials[one.name] = made.ask(space)
+        run = state.runs.get(one.name)
+        if one.refused:
+            made.tell(trial, state=states.FAIL)
+        if run is None:
+            continue
+        for step in sorted(run.scores):
+            trial.report(run.score(step), step)
+            if one.name != undecided or step < max(run.scores):
+                # the pruner notes the rungs that a trial passes only as it is asked
+                trial.should_prune()
+        if run.outcome is not None:
+            score = run.score(max(run.scores)) if run.scores else None
+            ended = states.COMPLETE if run.outcome == "done" else states.PRUNED if score is not None else states.FAIL
+            made.tell(trial, score if ended is states.COMPLETE else None, state=ended)
+    return made, trials

@@ -1,0 +1,195 @@
+"""What a study found: Markdown with all experiments, the failed and refused ones too, and its summary as JSON.
+
+Invariant: every number comes from the ledger, and a claim stands beside its interval and its control.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from swarm.research.decisions import arm_scores, last_gain, mean_interval
+from swarm.research.ledger import BASE, Experiment, RunState, State
+from swarm.research.study import Study
+
+
+def summary(study: Study, state: State) -> dict[str, Any]:
+    """Where the study is, in JSON's types."""
+    used = sum(max(run.scores, default=0) for run in state.runs.values())
+    return {
+        "study": state.study,
+        "question": study.question,
+        "phase": phase(state),
+        "why": state.finished or state.exhausted or "",
+        "runs": {"used": len(state.runs), "of": study.budget.runs},
+        "steps": {"used": used, "of": study.budget.steps},
+        "hours": {"used": round(state.hours, 4), "of": study.budget.hours},
+        "running": {
+            name: {"server": state.runs[name].server, "step": _last(state.runs[name])} for name in state.open_runs()
+        },
+        "experiments": {
+            one.name: {
+                "hypothesis": one.hypothesis,
+                "set": one.delta,
+                "code": one.code,
+                "refused": one.refused,
+                "outcome": state.runs[one.name].outcome if one.name in state.runs else None,
+                "verdict": one.verdict,
+                "interval": one.interval,
+                "why": one.why,
+            }
+            for one in state.experiments.values()
+        },
+        "kept": kept(state),
+    }
+
+
+def phase(state: State) -> str:
+    """What the study does."""
+    if not state.study:
+        return "not begun"
+    if state.finished is not None:
+        return "finished"
+    return "exploring" if state.chosen is None else "confirming"
+
+
+def kept(state: State) -> list[str]:
+    """Experiments that are wins."""
+    return [one.name for one in state.experiments.values() if one.verdict == "kept"]
+
+
+def markdown(study: Study, state: State, picture: str = "") -> str:
+    """The report; ``picture`` is the path of its plot."""
+    told = summary(study, state)
+    rule = study.decision
+    lines = [
+        f"# {study.question}",
+        "",
+        f"**{_answer(state)}**",
+        "",
+        f"Study `{state.study}`, {told['phase']}: {told['runs']['used']} of {told['runs']['of']} runs, "
+        f"{told['steps']['used']} training steps, {state.hours:.2f} engine hours. {told['why']}".rstrip()
+        + ".",
+        "",
+        f"- Metric: `{study.evaluator.metric}` of `{study.evaluator.workflow}` on `{study.evaluator.tasks}`, "
+        f"{study.evaluator.samples} episodes per task, to {study.evaluator.goal}; locked, SHA-256 "
+        f"`{state.locked[:16]}`.",
+        f"- Code: SHA-256 `{state.code[:16]}`, commit `{state.revision or 'none'}`.",
+        f"- Decision, declared before the first run: kept if over {rule.seeds} seeds the {rule.confidence:.0%} Welch "
+        f"interval of the gain lies above {rule.min_effect:g}, and above the shuffled-reward control"
+        + (f" (each of {rule.winners} winners by Bonferroni's bound)." if rule.winners > 1 else "."),
+        *(["- **Control study: every run had permuted rewards.**"] if study.control == "shuffle" else []),
+        "",
+        *([f"![scores by training step]({picture})", ""] if picture else []),
+        "## Experiments",
+        "",
+        "| experiment | change | first run | score | gain over the base | verdict | why |",
+        "|---|---|---|---|---|---|---|",
+        _row(BASE, "the base job", state.runs.get(BASE), "", "", ""),
+    ]
+    for one in state.experiments.values():
+        lines.append(
+            _row(one.name, _change(one), state.runs.get(one.name), _gain(study, state, one), one.verdict, one.why)
+        )
+    lines += [
+        "",
+        *_confirmation(study, state),
+        "## Runs",
+        "",
+        "| run | server | attempts | outcome | scores by step | why |",
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for name, run in state.runs.items():
+        scores = ", ".join(f"{step}: {fmean(run.scores[step]):.4g}" for step in sorted(run.scores))
+        cells = (name, run.server, run.attempt, run.outcome or "runs", scores, run.why)
+        lines.append("| " + " | ".join(_cell(one) for one in cells) + " |")
+    for one in state.experiments.values():
+        if one.patch:
+            fence = "`" * max(3, 1 + max(map(len, _ticks(one.patch)), default=0))
+            lines += [
+                "",
+                f"### Patch of {one.name}",
+                "",
+                _cell(one.hypothesis),
+                "",
+                f"{fence}diff",
+                one.patch.rstrip("\n"),
+                fence,
+            ]
+    return "\n".join(lines) + f"\n\nWritten {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}.\n"
+
+
+def _answer(state: State) -> str:
+    if state.finished is None:
+        return "The study is not over; there is no result yet."
+    if not (found := kept(state)):
+        return "Nothing was found that beats the base job."
+    return "; ".join(
+        f"{name} beats the base job ({_change(state.experiments[name])}): {state.experiments[name].why}"
+        for name in found
+    )
+
+
+def _confirmation(study: Study, state: State) -> list[str]:
+    arms: list[tuple[str, str, str]] = []
+    for name in state.chosen or ():
+        arms += [(name, "seed", name), (name, "control", f"{name}, shuffled rewards")]
+    rows: list[str] = []
+    for experiment, arm, words in [(BASE, "seed", BASE), *arms] if arms else ():
+        scores = arm_scores(study, state, experiment, arm)
+        if scores:
+            told = mean_interval(scores, study.decision.confidence)
+            each = ", ".join(f"{one:.4g}" for one in scores)
+            rows.append(f"| {words} | {each} | {told.mean:.4g} | {_ends(told.low, told.high)} |")
+    if not rows:
+        return []
+    return [
+        "## Confirmation",
+        "",
+        "| arm | scores by seed | mean | interval (Student) |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _row(name: str, change: str, run: RunState | None, gain: str, verdict: str, why: str) -> str:
+    outcome = (run.outcome or f"runs, step {_last(run)}") if run else "not run"
+    score = run.score(_last(run)) if run else None
+    cells = (name, change, outcome, "" if score is None else f"{score:.4g}", gain, verdict, why)
+    return "| " + " | ".join(_cell(one) for one in cells) + " |"
+
+
+def _gain(study: Study, state: State, experiment: Experiment) -> str:
+    if experiment.interval is not None:
+        return _ends(*experiment.interval)
+    told = last_gain(study, state, experiment.name)
+    return "" if told is None else f"{told.mean:+.4g}"
+
+
+def _change(experiment: Experiment) -> str:
+    words = [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in experiment.delta.items()
+    ]
+    return ", ".join([*words, *(["a patch"] if experiment.patch else [])])
+
+
+def _ends(low: float, high: float) -> str:
+    return f"[{low:+.4g}, {high:+.4g}]" if math.isfinite(low) else "unknown"
+
+
+def _last(run: RunState) -> int:
+    return max(run.scores, default=0)
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def _ticks(text: str) -> Sequence[str]:
+    return re.findall("`+", text)

@@ -1,0 +1,194 @@
+"""Runs a study: takes the next action, gives runs to the swarm servers that are free, and records what they measure.
+
+Invariant: the ledger has a claim before a server is touched, a score before the run goes on, and an end before the next
+run is begun there. After a kill the engine that still has a run goes on with it; a run that has ended is never begun.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.research import code
+from swarm.research.decisions import Claim, Ending, Propose, Record, ending, next_action
+from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
+from swarm.research.ledger import BASE, Ledger, Run
+from swarm.research.proposing import propose, pruned
+from swarm.research.study import Study
+
+#: Attempts at a run whose engine or episodes fail.
+ATTEMPTS = 3
+_TICK = 0.5
+
+
+class StudyStoppedError(SwarmGatewayError):
+    """The study cannot go on now; it can be resumed."""
+
+
+def begin(study: Study, folder: Path, ledger: Ledger) -> None:
+    """Begin a study, with the code that git tracks now.
+
+    Raises:
+        ConfigError: it has begun, or its code is not under version control.
+    """
+    if ledger.state.study:
+        raise ConfigError(f"the study {folder} has begun: `swarm-gateway research resume {folder}` goes on with it")
+    digest, locked, revision = code.snapshot(study, folder)
+    name = f"{folder.resolve().name}-{uuid.uuid4().hex[:6]}"
+    ledger.append("begun", study=name, locked=locked, code=digest, revision=revision)
+
+
+class Runner:
+    """Runs the study in ``folder``, whose ``ledger`` is held, until its end or until ``stopping`` is set."""
+
+    def __init__(self, study: Study, folder: Path, ledger: Ledger, lab: Lab, on_event: OnEvent) -> None:
+        if not ledger.state.study:
+            raise ConfigError(f"the study {folder} has not begun: `swarm-gateway research run {folder}`")
+        code.check_locked(study, folder, ledger.state.locked)
+        self._study, self._folder, self._ledger, self._lab, self._on_event = study, folder, ledger, lab, on_event
+        self._base = code.kept(folder, ledger.state.code, "base")
+        self._gone: dict[str, str] = {}
+
+    def run(self, stopping: threading.Event) -> None:
+        """See the class.
+
+        Raises:
+            StudyStoppedError: no server can be used.
+            ProposerError: the proposer failed.
+        """
+        study, state = self._study, self._ledger.state
+        busy: dict[Future[None], tuple[str, str]] = {}
+        changed = threading.Event()
+        with ThreadPoolExecutor(len(study.servers), "runs") as pool:
+            try:
+                while not stopping.is_set():
+                    changed.clear()
+                    for done in [one for one in busy if one.done()]:
+                        del busy[done]
+                        done.result()
+                    usable = [one for one in study.servers if one not in self._gone]
+                    if not usable and not busy:
+                        raise StudyStoppedError("no swarm server can be used: " + "; ".join(self._gone.values()))
+                    taken = {server for server, _ in busy.values()}
+                    free = [one for one in usable if one not in taken]
+                    with self._ledger.lock:
+                        action = next_action(study, state, frozenset(name for _, name in busy.values()))
+                    if isinstance(action, Record):
+                        self._record(action.event, **action.values)
+                    elif isinstance(action, Propose):
+                        self._propose(action.experiment)
+                    elif isinstance(action, Claim) and free:
+                        server = self._server_of(action.run, free)
+                        # the next action is decided with this claim
+                        attempt = self._claim(action.run, server)
+                        future = pool.submit(self._do, action.run, server, attempt, stopping)
+                        busy[future] = (server, action.run.name)
+                        future.add_done_callback(lambda _: changed.set())
+                    elif action is None and not busy:
+                        break
+                    else:
+                        changed.wait(_TICK)
+            except BaseException:
+                stopping.set()
+                raise
+        for done in busy:
+            done.result()
+        if state.finished is not None:
+            for server in study.servers:
+                self._lab.release(server)
+
+    def _server_of(self, run: Run, free: Sequence[str]) -> str:
+        """The server that has the run already, if it is free."""
+        known = self._ledger.state.runs.get(run.name)
+        return known.server if known is not None and known.server in free else free[0]
+
+    def _claim(self, run: Run, server: str) -> int:
+        """Record that ``server`` takes ``run``; the number of the attempt."""
+        known = self._ledger.state.runs.get(run.name)
+        # elsewhere it begins anew
+        attempt = 1 if known is None else known.attempt + (known.server != server)
+        self._record("claimed", run=run.name, server=server, attempt=attempt)
+        return attempt
+
+    def _record(self, event: str, **values: Any) -> None:
+        self._ledger.append(event, **values)
+        self._on_event(event, values)
+
+    def _propose(self, name: str) -> None:
+        with self._ledger.lock:
+            state = copy.deepcopy(self._ledger.state)
+        proposal = propose(self._study, self._folder, self._base.folder, state)
+        if proposal.is_last:
+            self._record("exhausted", why=proposal.done or "the proposer has no more")
+            return
+        refused, digest = "", self._base.digest
+        try:
+            self._study.with_delta(proposal.set)
+            if proposal.patch:
+                digest = code.patched(self._study, self._folder, self._base.digest, proposal.patch)
+        except (ConfigError, code.RefusedError) as exc:
+            refused = exc.message
+        told = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
+        self._record("proposed", experiment=name, **told, code=digest, refused=refused)
+
+    # ------------------------------------------------------------------ one run, in a thread
+
+    def _do(self, run: Run, server: str, attempt: int, stopping: threading.Event) -> None:
+        while True:
+            # what was measured before a kill may have been the end
+            end = self._ending(run)
+            if end is None:
+                try:
+                    end = self._lab.run(server, self._order(run, attempt), stopping)
+                except ServerGoneError as exc:
+                    self._gone[server] = exc.message
+                    self._on_event("doing", {"run": run.name, "words": exc.message})
+                    return
+                except RunFailedError as exc:
+                    if stopping.is_set():
+                        return
+                    if attempt < ATTEMPTS:
+                        attempt += 1
+                        self._record("claimed", run=run.name, server=server, attempt=attempt)
+                        self._on_event("doing", {"run": run.name, "words": f"again, because {exc.message}"})
+                        continue
+                    end = Ending("failed", exc.message)
+            if end is not None:
+                self._record("ended", run=run.name, outcome=end.outcome, why=end.why)
+            else:
+                assert stopping.is_set(), f"run {run.name} has no end"
+            return
+
+    def _ending(self, run: Run) -> Ending | None:
+        with self._ledger.lock:
+            state = copy.deepcopy(self._ledger.state)
+        return ending(self._study, state, run) or pruned(self._study, state, run)
+
+    def _order(self, run: Run, attempt: int) -> Order:
+        state, study = self._ledger.state, self._study
+        experiment = state.experiments.get(run.experiment) if run.experiment != BASE else None
+        job, settings = study.with_delta(experiment.delta if experiment else {})
+        name = f"{run.name}.{attempt}"
+        job = job.model_copy(
+            update={
+                "project": project_of(state),
+                "experiment": name,
+                "seed": study.seed + run.seed,
+                "serve_after_training": True,
+            }
+        )
+
+        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> Ending | None:
+            self._record("measured", run=run.name, step=step, scores=scores, rewards=rewards)
+            return self._ending(run)
+
+        tree = code.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
+        measured = frozenset(state.runs[run.name].scores)
+        shuffle = study.control == "shuffle" or run.arm == "control"
+        return Order(run, name, job, settings, tree, shuffle, measured, measure)

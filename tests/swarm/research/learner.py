@@ -1,0 +1,92 @@
+"""A swarm server with an engine that learns as fast as its job's learning rate says; what it trains stands in a file.
+
+``python -m tests.swarm.research.learner RUN_DIR PORT`` starts the server and prints its address. The engine's model
+says ``good`` or ``bad`` by turns, and its level when a held-out task asks; a step raises the level if ``good`` had the
+higher mean reward in its batch. Each step is a line of ``$STANDIN_FOLDER/steps.jsonl``, with its study and run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from swarm.job import TrainJob, parse_job
+from swarm.tokens import TrainBatch
+from tests.standins.engine import FOLDER_VARIABLE, Engine, Log
+from tests.standins.vllm import ScriptedVllm, chat_answer, entries, listening, plain_choice
+
+GOOD, BAD, LEVEL = 101, 102, 103
+
+
+class Model:
+    def __init__(self, job: TrainJob) -> None:
+        self.level = 0.2
+        self._job, self._lock, self._turn = job, threading.Lock(), 0
+
+    def answer(self, body: dict[str, Any]) -> Response:
+        with self._lock:
+            if "held_out" in body["messages"][-1]["content"]:
+                token, text = LEVEL, f"{self.level:.6f}"
+            else:
+                self._turn += 1
+                token, text = (GOOD, "good") if self._turn % 2 else (BAD, "bad")
+        message = {"role": "assistant", "content": text, "tool_calls": []}
+        choice = plain_choice([token], message=message, logprobs=entries([token], [text]))
+        return JSONResponse(chat_answer([choice]))
+
+    def learn(self, batch: TrainBatch, step: int) -> None:
+        rewards: dict[int, list[float]] = {GOOD: [], BAD: []}
+        for group in batch.groups:
+            for one in group.trajectories:
+                rewards[int(one.timelines[0].response_ids[0])].append(one.reward)
+        if all(rewards.values()):
+            gain = min(1.0, self._job.lr / 3e-5) * 0.1
+            sign = fmean(rewards[GOOD]) - fmean(rewards[BAD])
+            noise = random.Random(f"{self._job.seed}/{step}").gauss(0, 0.003)
+            with self._lock:
+                self.level += gain * sign + noise
+
+
+class Learner(Engine):
+    def __init__(self, job: TrainJob, address: str, model: Model) -> None:
+        super().__init__(job, address)
+        self._learnt = model
+        self._log = Log(Path(os.environ[FOLDER_VARIABLE]) / "steps.jsonl")
+        self._log.write(study=job.project, run=job.experiment, step=0)
+
+    def step(self, batch: TrainBatch) -> bool:
+        self._learnt.learn(batch, self.version)
+        self._log.write(study=self.job.project, run=self.job.experiment, step=self.version)
+        return super().step(batch)
+
+
+async def _engine(job: TrainJob) -> None:
+    model = Model(job)
+    async with listening(ScriptedVllm(model.answer).app) as url:
+        await asyncio.to_thread(Learner(job, url.removeprefix("http://"), model).run)
+
+
+def _server(run_dir: str, port: str) -> None:
+    from swarm.server.config import ServerConfig
+    from swarm.server.run import run
+
+    run(
+        ServerConfig(port=int(port), run_dir=Path(run_dir), post_rolling_timeout=1.0, stop_grace=1.0),
+        engine_command=(sys.executable, "-P", __file__),
+        on_ready=lambda url: print(f"listening on {url}", flush=True),
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        asyncio.run(_engine(parse_job(Path(sys.argv[1]).read_text())))
+    else:
+        _server(*sys.argv[1:])

@@ -1,0 +1,172 @@
+"""The runner: proposals that are refused, attempts that fail, servers that are gone, and stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.research import app
+from swarm.errors import ConfigError
+from swarm.research.decisions import Ending
+from swarm.research.lab import Lab, Order, RunFailedError, ServerGoneError
+from swarm.research.ledger import Ledger, State, read
+from swarm.research.report import markdown, summary
+from swarm.research.running import Runner, StudyStoppedError, begin
+from swarm.research.study import Study, read_study, rehearsal
+from tests.swarm.research.making import ScriptedLab, folder_of, told
+from tests.swarm.research.test_code import WEIGHT
+
+GRID = {"kind": "grid", "space": {"lr": [3e-5]}}
+PROPOSER = f"""
+PATCH = {WEIGHT!r}
+
+def propose(state):
+    tries = [
+        {{"hypothesis": "too much", "set": {{"lr": -1}}}},
+        {{"hypothesis": "cheat | here", "patch": PATCH.replace("agent.py", "evaluate.py")}},
+        {{"hypothesis": "a patch", "patch": PATCH, "set": {{"lr": 3e-5}}}},
+    ]
+    n = len(state["experiments"])
+    return tries[n] if n < len(tries) else None
+"""
+
+
+class Around(ScriptedLab):
+    """A scripted lab with something before each run."""
+
+    def __init__(self, study: Study, log: Path, before: Callable[[str, Order], Ending | None]) -> None:
+        super().__init__(study, log)
+        self._before = before
+
+    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+        return self._before(server, order) or super().run(server, order, stopping)
+
+
+def nothing(server: str, order: Order) -> None:
+    return None
+
+
+def done(
+    folder: Path, before: Callable[[str, Order], Ending | None] = nothing, stopping: threading.Event | None = None
+) -> State:
+    """The state after the study was run as far as it goes."""
+    study = read_study(folder)
+    (folder / "runs").mkdir(exist_ok=True)
+    lab: Lab = Around(study, folder / "runs" / "engines.jsonl", before)
+    with Ledger(folder) as ledger:
+        if not ledger.state.study:
+            begin(study, folder, ledger)
+        Runner(study, folder, ledger, lab, lambda kind, values: None).run(stopping or threading.Event())
+        return ledger.state
+
+
+def test_refused_proposals_stand_in_the_report(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", proposer={"kind": "function", "function": "mine:propose"})
+    (folder / "mine.py").write_text(PROPOSER)
+    codes: dict[str, str] = {}
+
+    def before(server: str, order: Order) -> None:
+        codes[order.run.name] = (order.tree.folder / "agent.py").read_text()
+
+    state = done(folder, before)
+    assert [one.verdict for one in state.experiments.values()] == ["dropped", "dropped", "kept"]
+    assert "lr" in state.experiments["e1"].refused and "evaluate.py" in state.experiments["e2"].refused
+    assert "WEIGHT = 2" in codes["e3"] and "WEIGHT = 2" in codes["e3.control1"] and "WEIGHT = 1" in codes["base.seed1"]
+    text = markdown(read_study(folder), state, "report.png")
+    assert "**e3 beats the base job (lr=3e-05, a patch): 3 seeds: gain" in text
+    assert "| refused: job: lr: " in text
+    assert "+WEIGHT = 2" in text and "| e3, shuffled rewards |" in text and "![scores" in text
+    assert summary(read_study(folder), state)["kept"] == ["e3"]
+    # another begin is refused, and going on does nothing
+    with Ledger(folder) as ledger, pytest.raises(ConfigError, match="has begun"):
+        begin(read_study(folder), folder, ledger)
+    assert done(folder) == state
+
+
+def test_an_attempt_that_fails_is_made_once_more_with_another_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", proposer=GRID)
+
+    def before(server: str, order: Order) -> None:
+        if order.name == "e1.1" or order.run.name == "e1.seed2":
+            raise RunFailedError("the engine died")
+
+    state = done(folder, before)
+    assert state.runs["e1"].attempt == 2 and state.runs["e1"].outcome == "done"
+    assert state.experiments["e1"].verdict == "dropped"
+    assert state.experiments["e1"].why == "run e1.seed2 failed: the engine died"
+    starts = [one["start"] for one in told(folder / "runs" / "engines.jsonl") if "start" in one]
+    assert "e1.2" in starts and len(starts) == len(set(starts))
+
+
+def test_a_server_that_is_gone_is_done_without(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", proposer=GRID, servers=["http://gone", "http://there"])
+
+    def before(server: str, order: Order) -> None:
+        if server == "http://gone":
+            raise ServerGoneError("http://gone does not answer")
+
+    state = done(folder, before)
+    assert {run.server for run in state.runs.values()} == {"http://there"} and state.finished
+
+    folder = folder_of(tmp_path / "other", proposer=GRID, servers=["http://gone"])
+    with pytest.raises(StudyStoppedError, match="http://gone does not answer"):
+        done(folder, before)
+    assert read(folder).open_runs() == ["base"], "it waits to be resumed"
+    assert done(folder).finished
+
+
+def test_a_stop_leaves_it_to_be_resumed(tmp_path: Path) -> None:
+    folder, stopping = folder_of(tmp_path / "study", proposer=GRID), threading.Event()
+
+    def before(server: str, order: Order) -> None:
+        if order.run.name == "e1":
+            stopping.set()
+
+    state = done(folder, before, stopping)
+    assert state.finished is None and state.open_runs() == ["e1"]
+    assert done(folder).finished
+
+
+def test_the_evaluator_may_not_change_before_a_resume(tmp_path: Path) -> None:
+    folder, stopping = folder_of(tmp_path / "study", proposer=GRID), threading.Event()
+    stopping.set()
+    done(folder, stopping=stopping)
+    (folder / "evaluate.py").write_text("def score(task):\n    return 1\n")
+    with pytest.raises(ConfigError, match="is not the one that the study began with"):
+        done(folder)
+
+
+def test_a_rehearsal_is_two_short_runs_without_a_verdict(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", proposer={"kind": "grid", "space": {"lr": [3e-5, 1e-5]}})
+    study = rehearsal(read_study(folder))
+    place = folder / "runs" / "quick"
+    place.mkdir(parents=True)
+    with Ledger(place) as ledger:
+        begin(study, folder, ledger)
+        lab = ScriptedLab(study, folder / "runs" / "engines.jsonl")
+        Runner(study, folder, ledger, lab, lambda kind, values: None).run(threading.Event())
+        assert list(ledger.state.runs) == ["base", "e1"] and ledger.state.chosen == []
+        assert [sorted(one.scores) for one in ledger.state.runs.values()] == [[0, 2], [2]]
+    assert not (folder / "ledger.jsonl").exists()
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.mark.slow
+def test_status_and_report_of_a_study(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", proposer=GRID)
+    assert "not begun" in invoke("status", folder).output
+    done(folder)
+    said = invoke("status", folder).output
+    assert "finished" in said and "e1: kept: lr=3e-05 is better than the base (3 seeds" in said
+    assert '"phase": "finished"' in invoke("status", folder, "--json").output
+    assert invoke("report", folder).exit_code == 0
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "![scores by training step](report.png)" in (folder / "report.md").read_text()

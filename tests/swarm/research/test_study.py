@@ -1,0 +1,49 @@
+"""``study.yaml``: what is wrong is said before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.research.study import read_study
+from tests.swarm.research.making import folder_of, study_of
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"questin": "x"}, r"unknown key 'questin' \(did you mean 'question'\?\)"),
+        ({"budget": {"runs": 10}}, "budget.runs: 11 are needed"),
+        ({"budget": {"runs": 40, "steps": 43}}, "budget.steps: 11 runs of 4 steps need 44"),
+        ({"decision": {"seeds": 2}}, "decision.seeds"),
+        ({"patch_paths": ["evaluate.py"]}, "evaluate.py holds what is locked"),
+        ({"patch_paths": ["data/"], "locked": ["data/x.jsonl"]}, "data/ holds what is locked"),
+        ({"servers": ["http://a", "http://a"]}, "one is named twice"),
+        ({"proposer": {"kind": "grid", "space": {"lr": [-1]}}}, "lr"),
+        ({"proposer": {"kind": "grid", "space": {"settings.height": [1]}}}, "there is no setting 'height'"),
+        ({"proposer": {"kind": "grid", "space": {"total_training_steps": [1]}}}, "is decided by the study"),
+        ({"proposer": {"kind": "random", "count": 2, "space": {"lr": {"low": 0, "high": 1, "log": True}}}}, "0 < low"),
+        ({"proposer": {"kind": "magic"}}, "grid"),
+        ({"job": {"model": "m", "batchsize": 1}}, "batch_size"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = folder_of(tmp_path / "study", **changes)
+    with pytest.raises(ConfigError, match=message):
+        read_study(folder)
+
+
+@pytest.mark.parametrize(
+    "key", ["seed", "experiment", "+trainer.total_training_steps", "overrides.trainer.x", "overrides"]
+)
+def test_what_the_study_decides_no_experiment_changes(key: str) -> None:
+    with pytest.raises(ConfigError, match="decided by the study"):
+        study_of().with_delta({key: 1})
+
+
+def test_a_delta_is_of_the_job_of_verl_and_of_the_workflow() -> None:
+    job, settings = study_of().with_delta({"lr": 1e-4, "actor_rollout_ref.actor.clip_ratio": 0.1, "settings.weight": 2})
+    assert (job.lr, job.overrides, settings) == (1e-4, {"actor_rollout_ref.actor.clip_ratio": 0.1}, {"weight": 2})

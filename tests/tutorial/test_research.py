@@ -1,0 +1,48 @@
+"""The research tutorial as it ships: its studies, its questions, and its readme with real servers and processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swarm.importer import SourceFolder
+from swarm.research.ledger import read
+from swarm.research.study import Command, Grid, read_study
+from tests.tutorial.readmes import TUTORIALS, follow
+
+FOLDER = TUTORIALS / "opencode_build_research"
+
+
+def test_the_studies_are_valid_and_differ_in_what_their_names_say() -> None:
+    studies = {path.parent.name: read_study(path.parent) for path in FOLDER.glob("*/study.yaml")}
+    assert set(studies) == {"find_better", "nothing_to_find", "with_a_model"}
+    find, nothing = studies["find_better"], studies["nothing_to_find"]
+    assert (find.control, nothing.control) == ("none", "shuffle")
+    same = {"question": "", "control": "none"}
+    assert find.model_copy(update=same) == nothing.model_copy(update=same)
+    assert isinstance(find.proposer, Grid) and isinstance(studies["with_a_model"].proposer, Command)
+    assert find.is_locked("evaluate.py") and find.may_patch("agent.py")
+
+
+def test_the_questions_are_what_the_script_writes() -> None:
+    parts = SourceFolder(FOLDER).module("make_questions").parts()
+    for name, rows in parts.items():
+        assert [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()] == rows
+    train, held_out = ({row["question"] for row in rows} for rows in parts.values())
+    assert not train & held_out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("model_and_engine")
+def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
+    def tracked(folder: Path) -> None:
+        for command in (["init", "--quiet"], ["add", "--all"]):
+            subprocess.run(["git", "-C", str(folder.parent), *command], check=True)
+
+    folder, said = follow("research", tmp_path, tracked)
+    state = read(folder / "find_better" / "runs" / "quick")
+    assert [run.outcome for run in state.runs.values()] == ["done", "done"]
+    assert "e1 scores" in said and "the rehearsal worked" in said
