@@ -192,7 +192,9 @@ def _draw(study: Study, state: State, path: Path) -> str:
     with picture(path, (9, 4.2)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[3, 2])
         marked = [BASE, *(state.chosen or [])]
-        for name, run in first.items():
+        # what is marked lies above the others
+        for name in sorted(first, key=lambda name: name in marked):
+            run = first[name]
             points = [(step, run.score(step)) for step in sorted(run.scores)]
             known = [(step, score) for step, score in points if score is not None]
             place = marked.index(name) if name in marked else None
@@ -200,6 +202,7 @@ def _draw(study: Study, state: State, path: Path) -> str:
             evaluated(left, name if place is not None else "_", known, colour)
         left.set_title(f"{study.evaluator.metric}, first runs")
         left.set_xlabel("training step")
+        left.xaxis.get_major_locator().set_params(integer=True)
         left.legend()
         arms = [(BASE, "seed"), *((name, arm) for name in state.chosen or () for arm in ("seed", "control"))]
         shown = [
@@ -215,6 +218,7 @@ def _draw(study: Study, state: State, path: Path) -> str:
                     [told.mean],
                     yerr=[[told.mean - told.low], [told.high - told.mean]],
                     fmt="s",
+                    color=INK,
                     capsize=4,
                 )
         right.set_title("confirmation, by seed")

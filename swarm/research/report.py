@@ -76,7 +76,7 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
         + ".",
         "",
         f"- Metric: `{study.evaluator.metric}` of `{study.evaluator.workflow}` on `{study.evaluator.tasks}`, "
-        f"{study.evaluator.samples} episodes per task, to {study.evaluator.goal}; locked, SHA-256 "
+        f"{study.evaluator.samples} per task, to {study.evaluator.goal}; locked, SHA-256 "
         f"`{state.locked[:16]}`.",
         f"- Code: SHA-256 `{state.code[:16]}`, commit `{state.revision or 'none'}`.",
         f"- Decision, declared before the first run: kept if over {rule.seeds} seeds the {rule.confidence:.0%} Welch "
@@ -144,7 +144,7 @@ def _confirmation(study: Study, state: State) -> list[str]:
         if scores:
             told = mean_interval(scores, study.decision.confidence)
             each = ", ".join(f"{one:.4g}" for one in scores)
-            rows.append(f"| {words} | {each} | {told.mean:.4g} | {_ends(told.low, told.high)} |")
+            rows.append(f"| {words} | {each} | {told.mean:.4g} | [{told.low:.4g}, {told.high:.4g}] |")
     if not rows:
         return []
     return [

@@ -1,8 +1,8 @@
 """A swarm server with an engine that learns as fast as its job's learning rate says; what it trains stands in a file.
 
 ``python -m tests.swarm.research.learner RUN_DIR PORT`` starts the server and prints its address. The engine's model
-says ``good`` or ``bad`` by turns, and its level when a held-out task asks; a step raises the level if ``good`` had the
-higher mean reward in its batch. Each step is a line of ``$STANDIN_FOLDER/steps.jsonl``, with its study and run.
+says ``good`` or ``bad`` by turns, and its level when a held-out task asks; steps raise the level as long as ``good``
+alone was rewarded in every batch. Each step is a line of ``$STANDIN_FOLDER/steps.jsonl``, with its study and run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GOOD, BAD, LEVEL = 101, 102, 103
 class Model:
     def __init__(self, job: TrainJob) -> None:
         self.level = 0.2
-        self._job, self._lock, self._turn = job, threading.Lock(), 0
+        self._job, self._lock, self._turn, self._sure = job, threading.Lock(), 0, True
 
     def answer(self, body: dict[str, Any]) -> Response:
         with self._lock:
@@ -49,10 +49,12 @@ class Model:
                 rewards[int(one.timelines[0].response_ids[0])].append(one.reward)
         if all(rewards.values()):
             gain = min(1.0, self._job.lr / 3e-5) * 0.1
-            sign = fmean(rewards[GOOD]) - fmean(rewards[BAD])
+            # rewards that say now this and now that teach it nothing
+            self._sure = self._sure and fmean(rewards[GOOD]) - fmean(rewards[BAD]) == 1
+            times = (0 if step == 1 else 2 if step == 2 else 1) if self._sure else 0
             noise = random.Random(f"{self._job.seed}/{step}").gauss(0, 0.003)
             with self._lock:
-                self.level += gain * sign + noise
+                self.level += gain * times + noise
 
 
 class Learner(Engine):
