@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adapters.dialects import Answer
-from adapters.dialects.jsons import decode
+from adapters.dialects.jsons import decode, error_in
 from adapters.dialects.sse import SseDecoder
 from gateway.observability.request import trace_headers
 from swarm.client import EpisodeGroup
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.client import Answer as HttpAnswer
-from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, retry_after
 
 #: Statuses of requests that are at fault themselves; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
@@ -271,25 +271,22 @@ def _broken(exc: ConnectionBrokenError) -> UnavailableError:
 
 
 def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmGatewayError:
-    data = _json(content)
-    error: Any = data.get("error") if isinstance(data, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
+    error = error_in(content)
+    code = error.get("code")
     # a 404: a job with another model has begun since; another group cannot serve it either
     if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
-        details = error if isinstance(error, dict) else {"message": content[:500].decode(errors="replace")}
-        return RelayedError(status, details)
-    message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
+        return RelayedError(status, error or {"message": content[:500].decode(errors="replace")})
+    message = str(error.get("message", f"status {status}"))
     if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(
             f"the episode cannot be used any more: {message}",
             code=code if code in _GONE else None,
         )
     if status in _NOT_NOW and headers.get("x-should-retry") != "false":
-        pause = headers.get("retry-after", "")
         return UnavailableError(
             f"the engine cannot serve now: {message}",
             code=code if isinstance(code, str) else None,
-            retry_after=float(pause) if pause.isdigit() else 0.5,
+            retry_after=retry_after(headers) or 0.5,
         )
     return UpstreamError(f"the engine failed: {message}", code="engine_failed")
 

@@ -21,19 +21,11 @@ from starlette.routing import BaseRoute
 
 from swarm.errors import ConflictError, SwarmGatewayError
 from swarm.protocol import (
-    ActiveSwarmClient,
     BoolResponse,
-    BufferedEpisode,
-    EngineStatus,
-    EpisodeBufferResponse,
     IsEpisodeClaimedRequest,
-    PoolInformation,
-    PushVerboseLogRequest,
     RefusedResponse,
     ServerExperimentDirResponse,
     SuccessResponse,
-    SwarmClientInstruction,
-    VerboseLogsResponse,
 )
 from swarm.server.auth import Caller, ControlRoute
 from swarm.server.config import ServerConfig
@@ -41,6 +33,16 @@ from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import Episode
 from swarm.server.monitor import VerboseLog, idle_seconds, shown_uuid
 from swarm.states import EngineState
+from swarm.status import (
+    ActiveSwarmClient,
+    BufferedEpisode,
+    EngineStatus,
+    EpisodeBufferResponse,
+    PoolInformation,
+    PushVerboseLogRequest,
+    SwarmClientInstruction,
+    VerboseLogsResponse,
+)
 
 #: Its clients of March and April 2026 cache the engine's state for 0.5 s.
 REMEMBERED_SECONDS = 0.6
@@ -172,7 +174,7 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
     if not controller.has_job:
         return PoolInformation(engine_status=str(status.engine_status), global_step=status.global_step)
     job, pool = controller.job, controller.pool
-    waiting = list(pool.collection.waiting())
+    waiting = list(pool.collection.groups.waiting())
     details: dict[str, list[str]] = {}
     rewards: dict[str, list[float]] = {}
     clients: dict[str, list[str]] = {}

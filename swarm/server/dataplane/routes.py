@@ -22,7 +22,6 @@ from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, error_response, read_json
-from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body
@@ -32,6 +31,7 @@ from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, not_guided, too_long
 from swarm.server.engine.controller import Controller
+from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
@@ -323,10 +323,7 @@ class NotFound:
 
 
 def _refusal(dialect: Dialect, exc: SwarmGatewayError) -> Response:
-    """``exc`` as an error response of the dialect."""
-    plain = error_response(exc)
-    kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
-    return Response(encode(dialect.error(exc)), status_code=exc.status, headers=kept)
+    return error_response(exc, encode(dialect.error(exc)))
 
 
 def _places(given: str, count: int) -> list[int]:

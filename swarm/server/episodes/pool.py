@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd, PoolInformation
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.episode import (
     DELETED,
@@ -34,6 +34,7 @@ from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
+from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.tracker.timelines import count_tokens
 
@@ -337,11 +338,6 @@ class EpisodePool:
         return len(due)
 
     @property
-    def batch_ready(self) -> bool:
-        """Whether there is a batch to train now."""
-        return self.collection.ready
-
-    @property
     def needs_none(self) -> str:
         """Why no train episode is needed although vLLM serves: a whole batch waits for a trainer that still computes
         the one before, the trainer died, or all steps are done; otherwise empty."""
@@ -356,13 +352,13 @@ class EpisodePool:
             batch_size=self._job.batch_size,
             num_repeat=self._job.num_repeat,
             slots=self._job.slots,
-            completed_tasks=self.collection.completed_groups,
-            completed_episodes=self.collection.episodes,
+            completed_tasks=self.collection.groups.whole_groups,
+            completed_episodes=self.collection.groups.episodes,
             running_episodes=self.running,
             quarantined_episodes=self.collection.quarantined,
             dropped_episodes=self.collection.dropped,
             trained_episodes=self.collection.trained,
-            tasks=self.collection.tasks(),
+            tasks=self.collection.groups.tasks(),
         )
 
     # ------------------------------------------------------------------ inside

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from swarm.groups import Group, GroupAnswer, JudgedGroups, SampledText, StepRewards, Wanted, histogram
-from swarm.server.journal.codec import clean, finish_reason_of, unpack_trajectory
+from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, said, unpack_trajectory
 from swarm.server.journal.schema import reading
-from swarm.states import EpisodeState
 from swarm.tokens import Trajectory
 
 #: Latest ends that are looked through, groups in one answer, and steps with a histogram.
@@ -24,12 +23,6 @@ _COLUMNS = (
     "uuid, run_id, state, client_uuid, task_id, reward, output, coalesce(nullif(drop_reason, ''), lost_reason),"
     " quarantine_reason, batch_id, step, ended_at, rowid"
 )
-_NAMES = {
-    EpisodeState.FINISHED: "waiting",
-    EpisodeState.BATCHED: "out",
-    EpisodeState.REGISTERED: "over",
-    EpisodeState.DELETED: "over",
-}
 
 
 def judged_groups(
@@ -52,8 +45,8 @@ def judged_groups(
         ).fetchall()
         members: dict[str, list[tuple[Any, ...]]] = {}
         for row in rows:
-            said = json.loads(row[6]) if row[6] else {}
-            members.setdefault(_group_id(row, said), []).append((*row[:6], said, *row[7:]))
+            told = json.loads(row[6]) if row[6] else {}
+            members.setdefault(_group_id(row, told), []).append((*row[:6], told, *row[7:]))
         found: list[Group] = []
         for name, episodes in members.items():
             if len(found) == min(limit, MAX_GROUPS):
@@ -66,21 +59,17 @@ def judged_groups(
     return JudgedGroups(groups=found, rewards=_rewards(rows))
 
 
-def _group_id(row: tuple[Any, ...], said: dict[str, Any]) -> str:
-    given = _metadata(said).get("group_id")
+def _group_id(row: tuple[Any, ...], told: dict[str, Any]) -> str:
+    given = _metadata(told).get("group_id")
     if isinstance(given, str) and given:
         return clean(given)
     _, run_id, _, _, task_id, *_, batch_id, _, _, _ = row
     return hashlib.sha256(f"{run_id}\n{batch_id}\n{task_id}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _metadata(said: dict[str, Any]) -> dict[str, Any]:
-    metadata: Any = said.get("metadata")
+def _metadata(told: dict[str, Any]) -> dict[str, Any]:
+    metadata: Any = told.get("metadata")
     return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
-
-
-def _text(value: object) -> str:
-    return clean(value) if isinstance(value, str) else ""
 
 
 def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
@@ -90,11 +79,11 @@ def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
     return Group(
         group_id=group_id,
         task_id=episodes[0][4] or "",
-        query=_text(task.get("main_query")),
+        query=said(task.get("main_query")),
         client=episodes[0][3],
-        route=_text(first.get("route")),
-        request_id=_text(first.get("request_id")),
-        hook=_text(first.get("hook")),
+        route=said(first.get("route")),
+        request_id=said(first.get("request_id")),
+        hook=said(first.get("hook")),
         step=next((row[10] for row in episodes if row[10] is not None), None),
         ended_at=max(row[11] for row in episodes),
         answers=[_answer(row, metadata) for row, metadata in zip(episodes, told, strict=True)],
@@ -102,17 +91,17 @@ def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
 
 
 def _answer(row: tuple[Any, ...], metadata: dict[str, Any]) -> GroupAnswer:
-    uuid, _, state, _, _, reward, said, dropped, quarantined, _, _, ended_at, _ = row
+    uuid, _, state, _, _, reward, told, dropped, quarantined, _, _, ended_at, _ = row
     delivered = metadata.get("delivered")
     return GroupAnswer(
         episode_uuid=uuid,
-        state=str(_NAMES.get(state, state)),
+        state=str(STATE_NAMES.get(state, state)),
         why=quarantined or dropped or "",
         reward=reward,
         rank=rank if type(rank := metadata.get("rank")) is int else None,
-        is_success=said.get("is_success"),
-        components=said.get("log_metrics") or {},
-        reason=_text(metadata.get("reason")),
+        is_success=told.get("is_success"),
+        components=told.get("log_metrics") or {},
+        reason=said(metadata.get("reason")),
         delivered=delivered if isinstance(delivered, bool) else None,
         ended_at=ended_at,
     )

@@ -20,7 +20,14 @@ from typing import Any, Literal, Protocol, cast
 from msgspec import structs
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import clean, finish_reason_of, unpack_counts, unpack_trajectory
+from swarm.server.journal.codec import (
+    STATE_NAMES,
+    clean,
+    finish_reason_of,
+    said,
+    unpack_counts,
+    unpack_trajectory,
+)
 from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
@@ -38,13 +45,6 @@ _STATES: dict[ExportState, str] = {
     "waiting": f"e.state IN ('{EpisodeState.FINISHED}', '{EpisodeState.BATCHED}')",
     "dropped": f"(e.state = '{EpisodeState.DROPPED}' OR e.how = 'aborted' AND e.drop_reason != '')",
     "all": f"e.state != '{EpisodeState.CLAIMED}'",
-}
-#: what the column ``state`` of the file calls the states
-_NAMES = {
-    EpisodeState.FINISHED: "waiting",
-    EpisodeState.BATCHED: "out",
-    EpisodeState.REGISTERED: "over",
-    EpisodeState.DELETED: "over",
 }
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 #: episodes read at once, and bytes of their token data that make one piece of the file
@@ -198,25 +198,25 @@ def _row(
 ) -> Row:
     trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
     timelines = [] if trajectory is None else trajectory.timelines
-    said: dict[str, Any] = {} if output is None else json.loads(output)
-    metadata: dict[str, Any] = said.get("metadata") or {}
+    result: dict[str, Any] = {} if output is None else json.loads(output)
+    metadata: dict[str, Any] = result.get("metadata") or {}
     return {
         "episode_uuid": episode_uuid,
         "run_id": run_id,
-        "state": _NAMES.get(state, state),
+        "state": STATE_NAMES.get(state, state),
         "episode_type": episode_type,
         "client_uuid": client_uuid,
         "group_uuid": group_uuid,
         "task_id": task_id or "",
-        "group_id": _text(metadata.get("group_id")),
-        "hook": _text(metadata.get("hook")),
-        "request_id": _text(metadata.get("request_id")),
+        "group_id": said(metadata.get("group_id")),
+        "hook": said(metadata.get("hook")),
+        "request_id": said(metadata.get("request_id")),
         "trace_id": _trace_id(metadata.get("traceparent")),
         "reward": reward,
         "rank": rank if type(rank := metadata.get("rank")) is int and 0 < rank < 1 << 31 else None,
-        "components": said.get("log_metrics") or {},
-        "reason": _text(metadata.get("reason")),
-        "output": None if output is None else said,
+        "components": result.get("log_metrics") or {},
+        "reason": said(metadata.get("reason")),
+        "output": None if output is None else result,
         "how": how,
         "drop_reason": drop_reason,
         "quarantine_reason": quarantine_reason,
@@ -231,11 +231,6 @@ def _row(
         "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
         "timelines": [as_lists(one) for one in timelines],
     }
-
-
-def _text(value: object) -> str:
-    """What a client may have written where a text is meant."""
-    return clean(value) if isinstance(value, str) else ""
 
 
 def _trace_id(traceparent: object) -> str:

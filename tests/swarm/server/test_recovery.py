@@ -131,7 +131,7 @@ async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_p
 
     journal = Journal.open(tmp_path / "journal.db")
     after = await server(journal)
-    assert after.pool.batch_ready
+    assert after.pool.collection.ready
     after.boot()
     after.rollout_ready(ready(0))
     await asyncio.wait_for(after.next_batch(), 20)
@@ -230,10 +230,10 @@ class ServerMachine(RuleBasedStateMachine):
     def boots(self) -> None:
         self.controller.rollout_ready(ready(self.version))
 
-    @precondition(lambda self: self.state is ROLLING and self.controller.pool.batch_ready)
+    @precondition(lambda self: self.state is ROLLING and self.controller.pool.collection.ready)
     @rule()
     def take(self) -> None:
-        resent = self.controller.pool.collection.outstanding
+        resent = self.controller.pool.collection.groups.outstanding
         batch = self.run(asyncio.wait_for(self.controller.next_batch(), 20))
         if resent is not None:
             assert batch == resent and (self.batch is None or batch == self.batch)
@@ -267,7 +267,9 @@ class ServerMachine(RuleBasedStateMachine):
 
     def lose_waiting(self, count: int) -> None:
         """Some of what waits was dropped: which, the collection knows."""
-        waiting = {m.trajectory.episode_uuid for g in self.controller.pool.collection.waiting() for m in g.members}
+        waiting = {
+            m.trajectory.episode_uuid for g in self.controller.pool.collection.groups.waiting() for m in g.members
+        }
         gone = [
             one
             for one in self.known("finished")
@@ -278,7 +280,7 @@ class ServerMachine(RuleBasedStateMachine):
             one.outcome = "dropped"
 
     def outstanding(self) -> set[str]:
-        batch = self.controller.pool.collection.outstanding
+        batch = self.controller.pool.collection.groups.outstanding
         return {t.episode_uuid for g in batch.groups for t in g.trajectories} if batch else set()
 
     @precondition(lambda self: self.state is not OFFLINE)
@@ -339,10 +341,10 @@ class ServerMachine(RuleBasedStateMachine):
 
     def picture(self) -> Any:
         pool = self.controller.pool
-        waiting = [(g.task_id, [m.trajectory for m in g.members]) for g in pool.collection.waiting()]
+        waiting = [(g.task_id, [m.trajectory for m in g.members]) for g in pool.collection.groups.waiting()]
         running = [(e.claim, e.calls, e.quarantine_reason, e.state) for e in pool.episodes]
         steps = [step.batch_id for step in self.controller.status().steps]
-        return pool.information(), sorted(waiting, key=repr), running, pool.collection.outstanding, steps
+        return pool.information(), sorted(waiting, key=repr), running, pool.collection.groups.outstanding, steps
 
     # ------------------------------------------------------------------ clients
 
@@ -352,7 +354,7 @@ class ServerMachine(RuleBasedStateMachine):
         kind, key = "eval" if is_eval else "train", f"claim-{self.numbers}"
         wish = ClaimWish("me", kind, 1e6, cap, count, as_group or count > 1, claim_key=key)
         room = JOB.slots - len(self.known()) >= count
-        ready = self.controller.pool.batch_ready
+        ready = self.controller.pool.collection.ready
         outcome = self.run(self.controller.claim(wish))
         assert isinstance(outcome, Grant) == (self.state is ROLLING and room and not ready)
         if isinstance(outcome, Grant):
@@ -390,12 +392,12 @@ class ServerMachine(RuleBasedStateMachine):
     def whole_episodes(self, tasks: list[str], stop_at: int) -> None:
         """In bulk, so that batches come about; with the last one the batch may be taken as well."""
         for task in tasks:
-            if self.controller.pool.batch_ready:
+            if self.controller.pool.collection.ready:
                 break
             self.claim(1, False, False, 1e6)
             sample(self.controller.pool, self.clients[-1].claim)
             self.end(self.clients[-1], task, "")
-        if self.controller.pool.batch_ready and stop_at:
+        if self.controller.pool.collection.ready and stop_at:
             self.take()
             if stop_at > 1:
                 self.step(stop_at > 4)
@@ -466,7 +468,7 @@ class ServerMachine(RuleBasedStateMachine):
     @invariant()
     def every_acknowledged_reward_is_in_one_place(self) -> None:
         pool = self.controller.pool
-        waiting = [m.trajectory.episode_uuid for g in pool.collection.waiting() for m in g.members]
+        waiting = [m.trajectory.episode_uuid for g in pool.collection.groups.waiting() for m in g.members]
         places = [*waiting, *self.outstanding(), *self.trained]
         assert len(places) == len(set(places))
         assert set(places) == {one.claim.episode_uuid for one in self.known("finished")}

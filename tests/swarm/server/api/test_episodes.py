@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse, PoolInformation
+from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
+from swarm.status import PoolInformation
 from tests.swarm.server.conftest import JOB, Rig, ready
 
 pytestmark = pytest.mark.anyio

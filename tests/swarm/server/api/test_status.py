@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from swarm.credentials import TokenFile
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from swarm.types import StepResult
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig, ready

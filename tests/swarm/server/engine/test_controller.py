@@ -204,7 +204,7 @@ async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -
     assert not journal.failures, "the batch is not to blame for what came after its step"
     controller.boot()
     controller.rollout_ready(ready(1))
-    assert not controller.pool.batch_ready
+    assert not controller.pool.collection.ready
 
 
 async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end() -> None:
@@ -254,11 +254,11 @@ async def test_an_engine_that_asks_again_while_its_batch_waits_for_the_disk_gets
     journal.gate.set()
     batch = await asyncio.wait_for(feed, LONG)
     assert controller.state is EngineState.WEIGHT_SYNCING
-    assert not controller.pool.batch_ready
+    assert not controller.pool.collection.ready
     controller.step_done(done(batch))
     controller.rollout_ready(ready(1, batch.batch_id))
     assert controller.state is EngineState.ROLLING
-    assert not controller.pool.batch_ready
+    assert not controller.pool.collection.ready
 
 
 async def test_what_is_told_is_on_disk() -> None:

@@ -15,6 +15,7 @@ from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
 from swarm.states import EngineState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
+from tests.token_data import model_call
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
@@ -53,15 +54,7 @@ def refused(pool: EpisodePool, count: int = 1) -> Refusal:
 
 
 def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
-    call = ModelCall(
-        call_id=f"call-{next(CALLS)}",
-        prompt_ids=[0],
-        response_ids=[token],
-        logprobs=[-1.0],
-        min_policy_version=0,
-        max_policy_version=0,
-        finish_reason="stop",
-    )
+    call = model_call([0], [token], call_id=f"call-{next(CALLS)}")
     record(pool, pool.open(episode.episode_uuid, episode.key), call)
 
 
