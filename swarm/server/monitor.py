@@ -318,7 +318,7 @@ class Monitor:
         pool = controller.pool if controller.has_job else None
         return controller.status(steps).model_copy(
             update={
-                "running": running_rows(pool.episodes, episodes, whole_uuids) if pool is not None else [],
+                "running": running_rows(pool.running.values(), episodes, whole_uuids) if pool is not None else [],
                 "longest_wait_seconds": controller.claims.longest_wait(),
                 "rates": meters.rates(),
                 "outcomes": dict(meters.outcomes),

@@ -125,13 +125,14 @@ class AgentJetRoutes:
                 llm_call_count=len(episode.calls),
                 optional_task_id=episode.claim.task_hint,
             )
-            for episode in self.controller.pool.episodes
+            for episode in self.controller.pool.running.values()
         ]
         return EpisodeBufferResponse(buffer=buffer)
 
     async def is_episode_claimed(self, wanted: IsEpisodeClaimedRequest) -> BoolResponse:
         """Whether an episode runs."""
-        return BoolResponse(success=self.controller.has_job and self.controller.pool.is_running(wanted.episode_uuid))
+        controller = self.controller
+        return BoolResponse(success=controller.has_job and controller.pool.running.get(wanted.episode_uuid) is not None)
 
     async def get_server_experiment_dir(self) -> ServerExperimentDirResponse:
         """The run folder."""
@@ -188,7 +189,7 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
         clients.setdefault(group.task_id, []).extend(group.clients)
         non_dummy += len(own) >= job.num_repeat and len(set(own)) > 1
     now = time.monotonic()
-    running = {shown_uuid(one.episode_uuid, whole_uuids): _running_details(one, now) for one in pool.episodes}
+    running = {shown_uuid(one.episode_uuid, whole_uuids): _running_details(one, now) for one in pool.running.values()}
     booting = status.engine_status is EngineState.BOOTING
     return pool.information().model_copy(
         update={

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
@@ -21,8 +21,8 @@ from swarm.server.journal.rows import (
     BatchRow,
     CountsRow,
     EndedHow,
-    GroupRow,
     NoAgreementsRow,
+    Recovered,
     StateRow,
 )
 from swarm.states import EpisodeEvent, EpisodeState, next_episode
@@ -205,30 +205,24 @@ class Collection:
         self.trained = self.dropped = self.quarantined = 0
         return sum(len(one.episode_uuids) for one in dropped)
 
-    def restore(
-        self,
-        finished: Iterable[tuple[str, Trajectory]],
-        outstanding: BatchRow | None,
-        losses: Iterable[GroupRow] = (),
-        agreed: Iterable[str] = (),
-    ) -> list[Dropped]:
-        """Fill an empty collection after a restart, with (client, trajectory) oldest first.
-
-        Returns what is dropped by decisions that were still to be made when the server stopped.
-        """
-        dropped = self.groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
-        for client_uuid, trajectory in finished:
+    def restore(self, recovered: Recovered) -> None:
+        """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
+        self.run_id = recovered.run_id
+        self.trained, self.dropped, self.quarantined = recovered.trained, recovered.dropped, recovered.quarantined
+        out = recovered.outstanding
+        dropped = self.groups.restore(out.batch, out.attempts) if out else []
+        for client_uuid, trajectory in recovered.finished:
             if self.groups.by_agreement:
                 # it may be about to continue: a batch that waits for all must not leave at the moment of the restart
                 self._clients.take_part(client_uuid)
             else:
                 self._clients.remember(client_uuid)
             dropped += self.groups.add(client_uuid, trajectory)
-        for one in losses:
-            dropped += self.groups.restore_losses(one)
-        for client_uuid in agreed:
+        for losses in recovered.losses:
+            dropped += self.groups.restore_losses(losses)
+        for client_uuid in recovered.agreed:
             self._clients.restore_agreement(client_uuid)
-        return self._drop(dropped)
+        self._drop(dropped)
 
     # ------------------------------------------------------------------ batches
 

@@ -198,9 +198,9 @@ class DataPlane:
     def _open(self, request: Request) -> CallOwner:
         pool, key = self.controller.pool, bearer(request)
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
-            episodes: Sequence[Any] = pool.open_group(group_uuid, key).members
+            episodes: Sequence[Any] = pool.running.open_group(group_uuid, key).members
         else:
-            episodes = (pool.open(request.path_params["episode_uuid"], key),)
+            episodes = (pool.running.open(request.path_params["episode_uuid"], key),)
         return CallOwner(self.controller, episodes)
 
 

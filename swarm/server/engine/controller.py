@@ -218,8 +218,8 @@ class Controller(EpisodeRequests):
             pool.collection.groups.seal()
             self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
             timeout = self._config.post_rolling_timeout
-            if not await self._collected.until(lambda: pool.running == 0 or not pool.collection.ready, timeout):
-                logger.warning("%d episodes did not finish within %g s", pool.running, timeout)
+            if not await self._collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
+                logger.warning("%d episodes did not finish within %g s", len(pool.running), timeout)
             if pool.collection.ready:
                 break
             # the batch had come back, and its step was reported after all

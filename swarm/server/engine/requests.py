@@ -276,7 +276,7 @@ class EpisodeRequests(EngineBoard):
     async def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
         """Whether the episode is still this client's to run."""
         self.pool.collection.seen(client_uuid)
-        mine = self.pool.can_continue(client_uuid, episode_uuid)
+        mine = self.pool.running.of(client_uuid, episode_uuid) is not None
         await self.synced()
         return mine
 
@@ -341,7 +341,7 @@ class EpisodeRequests(EngineBoard):
     def _next_due(self) -> float:
         if (pool := self._pool) is None:
             return math.inf
-        deadline, change = pool.next_deadline(), pool.collection.next_change()
+        deadline, change = pool.running.deadlines.next(), pool.collection.next_change()
         if change is None:
             return math.inf if deadline is None else deadline
         return change if deadline is None else min(deadline, change)

@@ -22,7 +22,7 @@ from swarm.errors import StateError
 from swarm.job import CollectionMethod
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
-from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow, Row, StateRow
+from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow, Recovered, Row, StateRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
@@ -450,7 +450,8 @@ class CollectionMachine(RuleBasedStateMachine):
         for one in losses:
             group = self.group(one.task_id)
             group.lost, group.version = one.lost, one.version
-        self.collection.restore(finished, outstanding, losses, sorted(self.agreed))
+        agreed = sorted(self.agreed)
+        self.collection.restore(Recovered(finished=finished, outstanding=outstanding, losses=losses, agreed=agreed))
         self.check_dropped(expected)
         self.version = version
         assert self.collection.advance(version) == []
