@@ -80,10 +80,7 @@ def sync(
 
 @app.command("list")
 @targeted
-def list_code(
-    target: Target,
-    as_json: AsJson = False,
-) -> None:
+def list_code(target: Target, as_json: AsJson = False) -> None:
     """The snapshots that the server has, oldest first."""
     with target.connect() as client:
         known = client.code()

@@ -139,10 +139,7 @@ def sync(
 
 @app.command()
 @targeted
-def runs(
-    target: Target,
-    as_json: AsJson = False,
-) -> None:
+def runs(target: Target, as_json: AsJson = False) -> None:
     """The starts of the engine, oldest first."""
     with target.connect() as client:
         known = client.runs()
