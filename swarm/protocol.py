@@ -24,6 +24,18 @@ THROTTLED = "throttled"
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
 TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
+#: header of every sampled answer: the number of the weights
+POLICY_VERSION = "x-swarm-policy-version"
+#: header of a group's plain answer: the number of tokens of each choice, in order; the usage has only their sum
+COMPLETION_TOKENS = "x-swarm-completion-tokens"
+#: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
+PLACES = "x-swarm-places"
+#: header of a plain call (``1``): each choice shall have the text lengths of its tokens as ``pieces``, where known
+PIECES = "x-swarm-pieces"
+#: header of a streamed call (``1``): once begun it shall end, untrained, even if its episode is deleted for the
+#: engine's next phase
+OUTLIVE = "x-swarm-outlive"
+
 EpisodeType = Literal["train", "eval"]
 
 #: Longest name, in characters, that a caller may give to anything (itself, a task, an idempotency key).

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 from adapters.dialects.jsons import error_in
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
+from swarm.protocol import POLICY_VERSION
 from swarm.types import Model
 
 _PLACEHOLDER = "{question}"
@@ -127,7 +128,7 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
         )
     if not isinstance(data, dict) or not data.get("choices"):
         return Outcome(seconds, "no choices", text[:300])
-    version = _number(answer.headers.get("x-swarm-policy-version"))
+    version = _number(answer.headers.get(POLICY_VERSION))
     return Outcome(
         seconds,
         reward=_number(answer.headers.get("x-swarm-reward-mean")),

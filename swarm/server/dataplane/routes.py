@@ -22,6 +22,7 @@ from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, error_response, read_json
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body
@@ -36,16 +37,6 @@ from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
 
-POLICY_VERSION = "x-swarm-policy-version"
-#: header of a group's plain answer: the number of tokens of each choice, in order; the usage has only their sum
-COMPLETION_TOKENS = "x-swarm-completion-tokens"
-#: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
-PLACES = "x-swarm-places"
-#: header of a plain call: each choice shall have the text lengths of its tokens as ``pieces``, where they are known
-PIECES = "x-swarm-pieces"
-#: header of a streamed call: once begun it shall end, untrained, even if its episode is deleted for the engine's next
-#: phase
-OUTLIVE = "x-swarm-outlive"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
