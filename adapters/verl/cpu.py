@@ -70,8 +70,8 @@ def cpu_environment(run_dir: Path, serving: ServingMode) -> dict[str, str]:
         ConfigError: no vLLM for CPUs is installed.
     """
     cores = len(os.sched_getaffinity(0))
-    # while a step is computed beside vLLM, half for each: threads that wait for one another at every operation lose more
-    # than they gain where two processes have as many of them as there are cores
+    # while a step is computed beside vLLM, half for each: threads that wait for one another at every operation lose
+    # more than they gain where two processes have as many of them as there are cores
     threads = max(1, cores // 2) if serving == "always" else cores
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "adapters.verl.cpu_platform",

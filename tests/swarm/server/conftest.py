@@ -123,3 +123,8 @@ async def rig(tmp_path: Path, overrides: dict[str, Any]) -> AsyncGenerator[Rig]:
             controller.boot()
             controller.rollout_ready(ready(address))
             yield Rig(app, vllm, address, client)
+
+
+@pytest.fixture
+async def episode(rig: Rig) -> Claimed:
+    return await rig.claim()

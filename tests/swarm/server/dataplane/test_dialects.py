@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 HI: Any = {"role": "user", "content": "hi"}
 
 
-@pytest.fixture
-async def episode(rig: Rig) -> Claimed:
-    return await rig.claim()
-
-
 ASKS: dict[str, dict[str, Any]] = {
     "messages": {"messages": [HI], "max_tokens": 20},
     "responses": {"input": "hi"},

@@ -20,17 +20,12 @@ from tests.standins.vllm import (
     token_chunk,
     usage_chunk,
 )
-from tests.swarm.server.conftest import Claimed, Rig
+from tests.swarm.server.conftest import Claimed
 
 pytestmark = pytest.mark.anyio
 
 
 HI: Any = {"role": "user", "content": "hi"}
-
-
-@pytest.fixture
-async def episode(rig: Rig) -> Claimed:
-    return await rig.claim()
 
 
 @pytest.fixture
