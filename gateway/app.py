@@ -27,7 +27,7 @@ from gateway.api.responses import KeptResponse, ResponsesEndpoint
 from gateway.config.gateway import GatewayConfig
 from gateway.keys.ring import KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
-from gateway.routing.table import Plan
+from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response

@@ -234,8 +234,7 @@ async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Up
     except NotFoundError as exc:
         unknown = exc
     if route is None:
-        opened = request.caller.routes
-        able = [one for one in table.routes if one.upstream is not None and (opened is None or one.name in opened)]
+        able = [one for one in table.routes if one.upstream is not None and request.caller.opens(one.name)]
         route = able[0] if len(able) == 1 else None
         if route is None and len(able) > 1 and unknown is not None:
             raise unknown

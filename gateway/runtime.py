@@ -9,8 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from adapters.dialects.fields import INDEX
 from gateway.config.gateway import GatewayConfig
@@ -20,7 +19,8 @@ from gateway.limits.retry_dedup import RetryDedup
 from gateway.observability.request import failed, note_left_out
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
-from gateway.routing.table import LiveRoutes, Plan
+from gateway.routing.plan import Plan
+from gateway.routing.table import LiveRoutes
 from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats
@@ -146,10 +146,8 @@ class Gateway:
         await self._held.enter_async_context(self.retries)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._held.__aexit__(exc_type, exc, tb)
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._held.__aexit__(*exc)
 
 
 def _has_keys(config: GatewayConfig) -> bool:

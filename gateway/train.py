@@ -22,11 +22,12 @@ from gateway.replay.report import TrainingReport, points_of_evaluations, points_
 from gateway.up import UpPlan
 from gateway.watch import OnEvent, UpFailedError
 from swarm.client import SwarmClient
-from swarm.client.training import Evaluation, EvaluationReport, Progress, TrainOptions, begin_training
+from swarm.client.training import begin_training
+from swarm.client.training_run import Evaluation, EvaluationReport, Progress, TrainOptions
 from swarm.client.workflow import Execute, load_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from swarm.types import Model
 
 #: Where verl notes the last checkpoint in the folder of checkpoints.

@@ -22,6 +22,10 @@ class Caller:
     max_in_flight: int | None = None
     label: str = ""
 
+    def opens(self, route: str) -> bool:
+        """Whether its key opens the route of this name."""
+        return self.routes is None or route in self.routes
+
 
 @dataclass(frozen=True, slots=True)
 class Incoming:

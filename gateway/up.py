@@ -37,7 +37,7 @@ from swarm.errors import (
 from swarm.http.serve import bind
 from swarm.importer import python_path
 from swarm.job import TrainJob
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 
 TOKEN_VARIABLE = "SWARM_TOKEN"
 PRIVATE_TOKEN_VARIABLE = "SWARM_PRIVATE_TOKEN"

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.protocol import MAX_RESTARTS, ServerStatus
 from swarm.states import EngineState
+from swarm.status import MAX_RESTARTS, ServerStatus
 
 #: The kind of event and its values, ready for JSON.
 OnEvent = Callable[[str, dict[str, Any]], None]

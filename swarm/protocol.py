@@ -6,15 +6,13 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from swarm.job import ServingMode, TrainJob
-from swarm.states import EngineState
-from swarm.types import EvalResult, Model, Notes, StepResult, WorkflowOutput
+from swarm.job import TrainJob
+from swarm.types import Model, Notes, WorkflowOutput
 
 #: Phrases by which AgentJet's client tells why a claim failed; it searches for them in ``fail_cause``.
 SYNCING = "Engine is syncing weights"
@@ -26,10 +24,23 @@ THROTTLED = "throttled"
 BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
 TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
+#: header of every sampled answer: the number of the weights
+POLICY_VERSION = "x-swarm-policy-version"
+#: header of a group's plain answer: the number of tokens of each choice, in order; the usage has only their sum
+COMPLETION_TOKENS = "x-swarm-completion-tokens"
+#: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
+PLACES = "x-swarm-places"
+#: header of a plain call (``1``): each choice shall have the text lengths of its tokens as ``pieces``, where known
+PIECES = "x-swarm-pieces"
+#: header of a streamed call (``1``): once begun it shall end, untrained, even if its episode is deleted for the
+#: engine's next phase
+OUTLIVE = "x-swarm-outlive"
+
 EpisodeType = Literal["train", "eval"]
 
 #: Longest name, in characters, that a caller may give to anything (itself, a task, an idempotency key).
 MAX_NAME = 512
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 #: Characters kept of why an episode was given up.
 MAX_REASON = 2000
 #: Longest time that a caller may ask for: 30 days.
@@ -173,14 +184,6 @@ class StartEngineResponse(SuccessResponse):
     pid: int | None = None
 
 
-class EngineStatus(Model):
-    """``GET /get_engine_status``."""
-
-    engine_status: EngineState
-    engine_status_detail: str = ""
-    global_step: int = 0
-
-
 class SwarmThrottlePolicy(WireRequest):
     """How several clients with different tasks share each batch: this client's own unique tasks in the current batch
     may be at most ``expected_batch_size * ratio``; a task already begun (``current_task_id``) is never delayed."""
@@ -197,7 +200,7 @@ class ClaimEpisodeRequest(WireRequest):
     Of claims with one ``client_uuid`` and ``idempotency_key`` the repetitions get the first one's episodes.
     """
 
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    client_uuid: Name
     episode_type: EpisodeType = "train"
     discard_episode_timeout: float = Field(default=240.0, gt=0, le=MAX_SECONDS, description="seconds without LLM call")
     max_episode_seconds: float | None = Field(
@@ -210,15 +213,15 @@ class ClaimEpisodeRequest(WireRequest):
         description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, the "
         "trainer died and is being started again, or the client has its share",
     )
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+    idempotency_key: Name | None = None
 
 
 class WithdrawClaimRequest(WireRequest):
     """``POST /withdraw_claim``: of the claim with this key nobody waits any more. Its polls are answered at once, what
     it was granted is aborted, and when it comes later than this it is refused (``claim_withdrawn``)."""
 
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
-    idempotency_key: str = Field(min_length=1, max_length=MAX_NAME)
+    client_uuid: Name
+    idempotency_key: Name
 
 
 class ClaimEpisodeResponse(Model):
@@ -293,8 +296,8 @@ def _cut(value: Any) -> Any:
 class EpisodeRequest(WireRequest):
     """``POST /can_continue_episode`` and whatever names one episode of one client."""
 
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
-    episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    client_uuid: Name
+    episode_uuid: Name
 
 
 class AbortEpisodeRequest(EpisodeRequest):
@@ -308,7 +311,7 @@ class AbortEpisodeRequest(EpisodeRequest):
 class EpisodeEnd(WireRequest):
     """One episode that ends, and its result."""
 
-    episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    episode_uuid: Name
     workflow_output: WireOutput
 
 
@@ -316,19 +319,19 @@ class EndEpisodeRequest(EpisodeEnd):
     """``POST /end_episode``. Repeating it with the same episode is answered like the first time; with another
     ``idempotency_key`` it is another end, which comes too late."""
 
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
-    task_id: str = Field(min_length=1, max_length=MAX_NAME)
+    client_uuid: Name
+    task_id: Name
     declare_client_active: bool = True
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+    idempotency_key: Name | None = None
 
 
 class EndGroupRequest(WireRequest):
     """``POST /end_group``: ends all episodes of one task in one transition."""
 
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
-    task_id: str = Field(min_length=1, max_length=MAX_NAME)
+    client_uuid: Name
+    task_id: Name
     ends: list[EpisodeEnd] = Field(min_length=1, max_length=1024)
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+    idempotency_key: Name | None = None
 
 
 class EpisodeTokens(Model):
@@ -365,100 +368,21 @@ class CanContinueResponse(Model):
     can_continue: bool
 
 
-class BufferedEpisode(WireRequest):
-    """One running episode; ``latest_activity_timestamp`` is Unix seconds. Its address and key are told to nobody."""
-
-    episode_uuid: str
-    episode_status: str = ""
-    episode_type: str = "train"
-    client_uuid: str = ""
-    openai_base_url: str = ""
-    openai_api_key: str = ""
-    latest_activity_timestamp: float = 0.0
-    discard_episode_timeout: float = 0.0
-    llm_call_count: int = 0
-    optional_task_id: str = ""
-
-
-class EpisodeBufferResponse(Model):
-    """``POST /get_episode_buffer``: the episodes that run now."""
-
-    buffer: list[BufferedEpisode]
-
-
 class AgreeSyncWeightRequest(WireRequest):
     """``POST /agree_sync_weight``: this client has no more for the current batch (the two ``..._agree_sync_weight``
     collection methods)."""
 
-    client_uuid: str = Field(min_length=1, max_length=MAX_NAME)
-
-
-class AgreeSyncWeightResponse(Model):
-    """Whether the agreement counts; if not, why. ``success`` with a ``failure_reason``: it was to an empty batch."""
-
-    success: bool
-    failure_reason: str = ""
-
-
-class ActiveSwarmClient(Model):
-    """A client that a batch waits for which all clients agree on; ``last_activity_at`` is Unix seconds."""
-
-    client_uuid: str
-    last_activity_at: float
-    allowed_sync_weight: bool = Field(description="it agreed")
-
-
-class SwarmClientInstruction(Model):
-    """What AgentJet's server would tell its trainer."""
-
-    active_clients: list[ActiveSwarmClient]
-
-
-class PoolInformation(Model):
-    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs; all zeros while
-    there is no job.
-
-    The fields from ``sample_collection_method`` on are what AgentJet's client and monitor read; in ``/status`` they are
-    left at their defaults.
-    """
-
-    batch_size: int = 0
-    num_repeat: int = 0
-    slots: int = 0
-    completed_tasks: int = 0
-    completed_episodes: int = 0
-    running_episodes: int = 0
-    quarantined_episodes: int = 0
-    dropped_episodes: int = 0
-    trained_episodes: int = Field(default=0, description="of recorded steps of this run")
-    tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
-    sample_collection_method: str = ""
-    completed_episode_target: int = 0
-    completed_task_target: int = 0
-    completed_non_dummy_tasks: int = 0
-    completed_non_dummy_task_target: int = 0
-    task_expected_num_repeat: int = 0
-    completed_tasks_details: dict[str, list[str]] = Field(default={}, description="task_id -> finished episode uuids")
-    completed_tasks_rewards: dict[str, list[float]] = Field(default={}, description="task_id -> their rewards")
-    completed_tasks_client_uuids: dict[str, list[str]] = Field(default={}, description="task_id -> their clients")
-    running_episode_details: dict[str, dict[str, str]] | None = Field(
-        default=None, description="episode_uuid -> what a monitor shows of it; null when none runs"
-    )
-    engine_status: str | None = None
-    global_step: int | None = None
-    booting_start_time: float | None = Field(default=None, description="Unix seconds, while the engine boots")
-    swarm_client_instruction: SwarmClientInstruction | None = Field(default=None, description="null: there is no job")
-    training_model_path: str | None = Field(default=None, description="the job's model")
+    client_uuid: Name
 
 
 class IsEpisodeClaimedRequest(WireRequest):
     """``POST /is_episode_claimed``; whether it is to be unregistered otherwise is AgentJet's trainer's business."""
 
-    episode_uuid: str = Field(min_length=1, max_length=MAX_NAME)
+    episode_uuid: Name
 
 
 class BoolResponse(Model):
-    """AgentJet's yes or no; ``failure_reason`` says why not."""
+    """Yes, or no and why; ``success`` with a ``failure_reason`` of ``/agree_sync_weight``: it was to an empty batch."""
 
     success: bool
     failure_reason: str = ""
@@ -468,154 +392,3 @@ class ServerExperimentDirResponse(Model):
     """``GET /get_server_experiment_dir``: where the server keeps the run; null before a job is synced."""
 
     server_experiment_dir: str | None
-
-
-class PushVerboseLogRequest(WireRequest):
-    """``POST /push_verbose_log``: a line for the monitor; long ones are cut."""
-
-    tag: str = ""
-    message: str
-
-
-class LogEntry(Model):
-    """One pushed line; ``timestamp`` is Unix seconds."""
-
-    timestamp: float
-    tag: str = ""
-    message: str
-
-
-class VerboseLogsResponse(Model):
-    """``GET /get_verbose_logs``: the lines pushed within the last half minute, oldest first."""
-
-    entries: list[LogEntry]
-
-
-class ClientRow(Model):
-    """One client in a monitor; counts are of episodes, since the server started."""
-
-    client_uuid: str
-    active: bool = Field(description="gave a sign of life lately")
-    idle_seconds: float = Field(description="since its last sign of life")
-    running: int = 0
-    claimed: int = 0
-    ended: int = Field(default=0, description="with a result")
-    aborted: int = 0
-    timed_out: int = Field(default=0, description="idle or past the wall-clock cap")
-    waiting: int = Field(default=0, description="finished, waiting for a batch")
-    trained: int = 0
-    dropped: int = Field(default=0, description="finished, but never to be trained")
-    groups: int = Field(default=0, description="places that its tasks have in the current batch")
-    throttled: bool = Field(default=False, description="its last claim waits: it has its share of the batch")
-    takes_part: bool = Field(default=False, description="ended or aborted a train episode for the current batch")
-    agreed: bool = Field(default=False, description="has no more for the current batch")
-
-
-class ReplicaStatus(Model):
-    """One vLLM replica as the data plane sees it; ``in_flight`` counts answers (one call may sample several)."""
-
-    address: str
-    healthy: bool = Field(description="false while no connection can be made; then it is probed and gets no calls")
-    in_flight: int
-    calls: int = Field(description="tries of calls sent there")
-    failures: int = Field(description="of those, how many failed; aborts for a weight sync are none")
-
-
-class RunningEpisode(Model):
-    """One claimed episode in a monitor; times are in seconds."""
-
-    episode_uuid: str = Field(description="only its end where the caller's token claims episodes but is no admin's")
-    client_uuid: str
-    episode_type: EpisodeType
-    task_id: str = Field(default="", description="as its claim's throttle_policy told it")
-    seconds: float = Field(description="since its claim")
-    seconds_left: float = Field(description="until its wall-clock cap")
-    idle_seconds: float = Field(description="since its last LLM call; 0 while one is in flight")
-    idle_timeout: float
-    in_flight: int = Field(description="LLM calls now")
-    calls: int = Field(description="LLM calls completed")
-    quarantined: str = Field(default="", description="why it can never be trained")
-
-
-class Rates(Model):
-    """Means over the last ``window`` seconds."""
-
-    window: float
-    claims_per_minute: float
-    episodes_per_minute: float = Field(description="ended with a result")
-    sampled_tokens_per_second: float
-    trained_tokens_per_second: float
-
-
-class JournalStatus(Model):
-    """The journal: what is not yet on disk, and what is."""
-
-    pending: int = Field(description="records that wait for the disk")
-    oldest_pending_seconds: float
-    last_commit_seconds: float = Field(description="how long the last commit took")
-    commits: int
-    records: int
-    bytes: int
-    error: str = Field(default="", description="why the last commit failed")
-
-
-#: Starts of an engine, or of its trainer, after deaths with no training step between them.
-MAX_RESTARTS = 5
-#: Seconds.
-_LONGEST_PAUSE = 60.0
-
-
-class EngineFailure(Model):
-    """The engine, or its trainer, died, and has neither done a step nor been stopped on purpose since; kept while it
-    starts again."""
-
-    reason: str
-    count: int = Field(ge=1, description="deaths in a row")
-    wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
-
-    def pause(self, first: float) -> float:
-        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one,
-        up to a minute; with jitter."""
-        return min(_LONGEST_PAUSE, first * 2 ** (self.count - 1)) * random.uniform(0.5, 1.0)
-
-
-class ServerStatus(Model):
-    """``GET /status``: everything a monitor shows."""
-
-    engine: EngineStatus
-    boot_stage: str = ""
-    engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
-    serving: ServingMode | None = Field(default=None, description="when episodes run; null while no engine serves")
-    training_seconds: float | None = Field(default=None, description="since the trainer got the batch that it has")
-    engine_changes: int | None = Field(
-        default=None, description="another number after each change of state: `?after_change=` it waits for the next"
-    )
-    weight_syncs: int = Field(default=0, description="entries into WEIGHT_SYNCING in this server's life")
-    engine_pid: int | None = None
-    engine_failure: EngineFailure | None = None
-    waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
-    last_lines: list[str] = Field(default=[], description="last output of a dead engine")
-    model: str = ""
-    pool: PoolInformation | None = None
-    running: list[RunningEpisode] = Field(default=[], description="longest idle first; at most `?episodes=` of them")
-    longest_wait_seconds: float = Field(default=0.0, description="of the claims that wait")
-    rates: Rates | None = None
-    outcomes: dict[str, int] = Field(default={}, description="how episodes ended, since the server started")
-    quarantined: dict[str, int] = Field(default={}, description="reason -> episodes, since the server started")
-    dropped: dict[str, int] = Field(default={}, description="cause -> episodes, since the server started")
-    tokens: dict[str, int] = Field(
-        default={},
-        description="of recorded calls, since the server started: `sampled`, and of these `trained`, `repeated`"
-        " (sampled again in the same place) and `dropped`; `masked` ones lie between answers",
-    )
-    dropped_tokens: dict[str, int] = Field(default={}, description="cause -> sampled tokens, since the server started")
-    clients: list[ClientRow] = []
-    replicas: list[ReplicaStatus] = []
-    journal: JournalStatus | None = None
-    log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
-    steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
-    evaluations: list[EvalResult] = Field(default=[], description="of this run, by policy version, oldest first")
-    code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
-    job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
-    job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
-    resolved_config: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ except by :func:`to_json`.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -54,3 +54,13 @@ def decode(data: bytes | bytearray | memoryview | str) -> Any:
         return orjson.loads(data)
     except ValueError:
         return json.loads(bytes(data) if isinstance(data, memoryview) else data)
+
+
+def error_in(text: bytes | str) -> dict[str, Any]:
+    """The ``error`` object of an answer in OpenAI's form; empty if it has none."""
+    try:
+        data: Any = decode(text)
+    except (ValueError, RecursionError):
+        return {}
+    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
+    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}

@@ -9,7 +9,6 @@ import http.client
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Literal, Self
 
 #: seconds between two rounds, and for one answer
@@ -92,9 +91,7 @@ class HealthWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # not joined: an answer may take its whole timeout, and nobody waits for what it says
         self._done.set()
 

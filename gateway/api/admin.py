@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.api.endpoint import caller_of
-from gateway.routing.table import PlannedRoute
+from gateway.routing.plan import PlannedRoute
 from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import AuthenticationError, NotFoundError, RequestError, UnavailableError, UpstreamError

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from adapters.dialects import CompletionsDialect, LLMRequest
 from adapters.dialects.completions import prompts_of
-from adapters.dialects.jsons import encode
+from adapters.dialects.jsons import encode, error_in
 from adapters.dialects.sse import DONE, SseDecoder, encode_event
 from gateway.api.endpoint import Endpoint
 from gateway.api.exchange import parts_of
@@ -134,8 +134,7 @@ def _object(text: bytes | str) -> dict[str, Any]:
     fields: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     if isinstance(fields.get("choices"), list):
         return fields
-    error: Any = fields.get("error")
-    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
+    message = error_in(text).get("message")
     raise UpstreamError(str(message or "the upstream's answer has no choices"), code="malformed_answer")
 
 

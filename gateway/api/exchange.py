@@ -8,18 +8,17 @@ after it an event that ends the stream. What is live goes out as it comes.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, EventStream
-from adapters.dialects.jsons import encode
+from adapters.dialects.jsons import encode, error_in
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from swarm.http.asgi import error_response
@@ -68,10 +67,10 @@ class Rendering:
 
 
 def refusal(dialect: Dialect, exc: SwarmGatewayError, more_headers: Mapping[str, str]) -> Response:
-    """``exc`` in ``dialect``, with ``x-should-retry`` and, where a retry helps, ``retry-after``."""
-    plain = error_response(exc)
-    kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
-    return Response(encode(dialect.error(exc)), status_code=exc.status, headers={**kept, **more_headers})
+    """``exc`` in ``dialect``."""
+    response = error_response(exc, encode(dialect.error(exc)))
+    response.headers.update(more_headers)
+    return response
 
 
 class Exchange:
@@ -240,14 +239,8 @@ async def _relay(out: _Sender, relayed: Relayed) -> None:
 
 def _error_of(relayed: Relayed) -> SwarmGatewayError:
     """The upstream's own error, or one that names its status."""
-    try:
-        data: Any = json.loads(relayed.body) if isinstance(relayed.body, bytes) else None
-    except ValueError:
-        data = None
-    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
-    if not isinstance(error, dict):
-        error = {"message": f"the fallback upstream answered {relayed.status}", "code": "fallback_failed"}
-    details = cast("dict[str, Any]", error)
+    details = error_in(relayed.body) if isinstance(relayed.body, bytes) else {}
+    details = details or {"message": f"the fallback upstream answered {relayed.status}", "code": "fallback_failed"}
     if 400 <= relayed.status < 500:
         return RelayedError(relayed.status, details)
     return UpstreamError(str(details.get("message")), code=str(details.get("code") or "fallback_failed"))

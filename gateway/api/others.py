@@ -6,14 +6,14 @@ that says why. The tokens that are counted are those that would be sampled from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect, MessagesDialect
-from adapters.dialects.jsons import decode, encode
+from adapters.dialects.jsons import decode, encode, error_in
 from gateway.api.endpoint import Answering, caller_of, model_of, public_headers, serve
 from gateway.api.exchange import Rendering
 from gateway.pipeline import AnyRequest
@@ -124,16 +124,10 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
 
 
 def _counted(answer: Answer) -> int:
-    try:
-        data: Any = json.loads(answer.content)
-    except ValueError:
-        data = None
-    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-    if answer.status == 200 and isinstance(fields.get("count"), int):
-        return fields["count"]
-    error: Any = fields.get("error")
-    status = f"status {answer.status}"
-    message = str(cast("dict[str, Any]", error).get("message")) if isinstance(error, dict) else status
+    if answer.status == 200:
+        with suppress(ValueError, LookupError, TypeError):
+            return int(decode(answer.content)["count"])
+    message = str(error_in(answer.content).get("message", f"status {answer.status}"))
     if answer.status in (400, 413, 422):
         raise RequestError(message)
     raise UpstreamError(f"the engine does not count tokens: {message}", code="engine_failed")

@@ -80,11 +80,7 @@ async def reload(request: Request) -> Reloaded:
 
 
 def _load(load: Load) -> dict[str, int]:
-    return {
-        "running": load.in_flight,
-        "waiting": load.queued,
-        "refused": load.refused,
-    }
+    return {"running": load.in_flight, "waiting": load.queued, "refused": load.refused}
 
 
 async def _engine(table: RouteTable) -> dict[str, Any]:

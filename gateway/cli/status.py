@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.tui.format import printable, step_line, text_lines
 from gateway.tui.swarm_view import Order, episodes, view
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 
 #: Rows of each kind that are shown.
 ROWS = 5

@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.credentials import tokens
 from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
-from gateway.cli.target import DEFAULT_URL
+from gateway.cli.target import DEFAULT_URL, AsJson
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -21,7 +21,6 @@ app.add_typer(tokens, name="tokens")
 
 Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def connect(url: str, token: str | None) -> SwarmClient:

@@ -6,8 +6,12 @@ file is sent as an absolute path.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import typer
 
@@ -16,20 +20,10 @@ from swarm.errors import ConfigError
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
 
+P = ParamSpec("P")
+
 DEFAULT_URL = "http://127.0.0.1:10086"
 
-SwarmUrl = Annotated[
-    str | None, typer.Option("--swarm-url", help=f"address of the swarm server; default {DEFAULT_URL}")
-]
-GatewayUrl = Annotated[
-    str | None, typer.Option("--gateway-url", help="address of a gateway, to command the swarm server behind it")
-]
-Route = Annotated[str | None, typer.Option("--route", help="route of that gateway, if it leads to several servers")]
-Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="admin token of the swarm server")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="OPENAI_API_KEY", help="admin key of the gateway; without keys, --token counts"),
-]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: a field of the job, or verl's dotted key; wins over it")
 ]
@@ -40,29 +34,72 @@ Wait = Annotated[float, typer.Option(help="seconds to wait until the restarted e
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-def connect(
-    swarm_url: str | None, gateway_url: str | None, route: str | None, token: str | None, api_key: str | None
-) -> SwarmClient:
-    """A client that gives up on an absent server after seconds: somebody waits at the terminal.
+@dataclass(frozen=True)
+class Target:
+    """The swarm server that a command is for, by its options."""
 
-    Raises:
-        ConfigError: two servers are named, or a route of none.
-    """
-    from urllib.parse import urlencode
+    swarm_url: Annotated[
+        str | None, typer.Option("--swarm-url", help=f"address of the swarm server; default {DEFAULT_URL}")
+    ]
+    gateway_url: Annotated[
+        str | None, typer.Option("--gateway-url", help="address of a gateway, to command the swarm server behind it")
+    ]
+    route: Annotated[str | None, typer.Option("--route", help="route of that gateway, if it leads to several servers")]
+    token: Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="admin token of the swarm server")]
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", envvar="OPENAI_API_KEY", help="admin key of the gateway; where it has no keys: --token"
+        ),
+    ]
 
-    from swarm.client import RetryPolicy, SwarmClient
+    @property
+    def url(self) -> str:
+        """The address of the server, or of the gateway before it."""
+        return self.gateway_url or self.swarm_url or DEFAULT_URL
 
-    # a change may first stop the engine
-    policy = RetryPolicy(attempts=3, total=200.0)
-    if gateway_url is None:
-        if route is not None:
-            raise ConfigError("--route goes with --gateway-url")
-        return SwarmClient(swarm_url or DEFAULT_URL, token=token, policy=policy)
-    if swarm_url is not None:
-        raise ConfigError("give --swarm-url or --gateway-url, not both")
-    base = gateway_url.rstrip("/").removesuffix("/v1")
-    query = f"?{urlencode({'route': route})}" if route is not None else ""
-    return SwarmClient(f"{base}/admin{query}", token=api_key or token or "", policy=policy)
+    def connect(self) -> SwarmClient:
+        """A client that gives up on an absent server after seconds: somebody waits at the terminal.
+
+        Raises:
+            ConfigError: two servers are named, or a route of none.
+        """
+        from urllib.parse import urlencode
+
+        from swarm.client import RetryPolicy, SwarmClient
+
+        # a change may first stop the engine
+        policy = RetryPolicy(attempts=3, total=200.0)
+        if self.gateway_url is None:
+            if self.route is not None:
+                raise ConfigError("--route goes with --gateway-url")
+            return SwarmClient(self.url, token=self.token, policy=policy)
+        if self.swarm_url is not None:
+            raise ConfigError("give --swarm-url or --gateway-url, not both")
+        base = self.gateway_url.rstrip("/").removesuffix("/v1")
+        query = f"?{urlencode({'route': self.route})}" if self.route is not None else ""
+        return SwarmClient(f"{base}/admin{query}", token=self.api_key or self.token or "", policy=policy)
+
+
+def targeted(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+    """``command`` as typer takes it: its first parameter becomes the options of :class:`Target`."""
+    options = get_type_hints(Target, include_extras=True)
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        call: Any = command
+        call(Target(**{name: given.pop(name) for name in options}), **given)
+
+    typed: Any = run
+    typed.__signature__ = inspect.Signature(
+        [
+            *(one.replace(kind=kind) for one in own),
+            *(inspect.Parameter(name, kind, default=None, annotation=option) for name, option in options.items()),
+        ]
+    )
+    return run
 
 
 def parse_set(given: list[str] | None) -> dict[str, Any]:

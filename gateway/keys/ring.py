@@ -22,10 +22,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from pydantic import SecretStr
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapters.dialects import MessagesDialect
+from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
@@ -233,7 +233,8 @@ class KeyMiddleware:
             if scope["method"] == "POST":
                 self._keys.count(holder)
         except SwarmGatewayError as exc:
-            await self._refusal(scope["path"], exc)(scope, receive, send)
+            content = encode(self._messages.error(exc)) if scope["path"].startswith(_ANTHROPIC) else None
+            await error_response(exc, content)(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = holder.caller
         await self.app(scope, receive, send)
@@ -256,14 +257,6 @@ class KeyMiddleware:
             await send(message)
 
         return noting
-
-    def _refusal(self, path: str, exc: SwarmGatewayError) -> Response:
-        response = error_response(exc)
-        if path.startswith(_ANTHROPIC):
-            kept = ((name, response.headers.get(name)) for name in ("x-should-retry", "retry-after"))
-            headers = {name: value for name, value in kept if value is not None}
-            return JSONResponse(self._messages.error(exc), exc.status, headers=headers)
-        return response
 
 
 def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:

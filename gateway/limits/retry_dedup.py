@@ -15,7 +15,6 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from gateway.observability.request import answered_by, phase
@@ -147,9 +146,7 @@ class RetryDedup:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._known.clear()
         if running := [shared.cancel() for shared in self._running]:
             await asyncio.wait(running)

@@ -13,8 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from types import TracebackType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from prometheus_client import Counter, Histogram
 from starlette.types import Message
@@ -282,11 +281,9 @@ class phase:
         record.begin_phase(self._began)
         return self._span.__enter__()
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         if (record := self._record) is not None:
-            self._span.__exit__(exc_type, exc, tb)
+            self._span.__exit__(*exc)
             now = time.perf_counter()
             record.end_phase(now)
             record.metrics.phase(record.route, self._name).observe(now - self._began)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -71,9 +70,7 @@ class Telemetry:
             self.request_log.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self.request_log is not None:
             await asyncio.to_thread(self.request_log.close)
         if self.tracer is not None:

@@ -22,7 +22,7 @@ from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import describe_validation
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from swarm.types import Model, StepResult
 
 _POLL = 1.0

@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from adapters.dialects.jsons import error_in
 from swarm.errors import ConfigError
-from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
+from swarm.protocol import POLICY_VERSION
 from swarm.types import Model
 
 _PLACEHOLDER = "{question}"
@@ -116,17 +118,17 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
     except (ValueError, RecursionError):
         data = None
     if answer.status >= 400:
-        error: Any = data.get("error") if isinstance(data, dict) else None
-        code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, text)
+        error = error_in(text)
+        code, message = error.get("code"), error.get("message", text)
         return Outcome(
             seconds,
             f"HTTP {answer.status}" + (f" {code}" if code else ""),
             str(message).strip().partition("\n")[0][:300],
-            retry_after=min(_MAX_PAUSE, _number(answer.headers.get("retry-after")) or 0.0),
+            retry_after=min(_MAX_PAUSE, retry_after(answer.headers)),
         )
     if not isinstance(data, dict) or not data.get("choices"):
         return Outcome(seconds, "no choices", text[:300])
-    version = _number(answer.headers.get("x-swarm-policy-version"))
+    version = _number(answer.headers.get(POLICY_VERSION))
     return Outcome(
         seconds,
         reward=_number(answer.headers.get("x-swarm-reward-mean")),

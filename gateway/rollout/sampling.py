@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adapters.dialects import Answer
-from adapters.dialects.jsons import decode
+from adapters.dialects.jsons import decode, error_in
 from adapters.dialects.sse import SseDecoder
 from gateway.observability.request import trace_headers
 from swarm.client import EpisodeGroup
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.client import Answer as HttpAnswer
-from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, retry_after
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
 
 #: Statuses of requests that are at fault themselves; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
@@ -31,15 +32,6 @@ _EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
 #: Codes of a 503 that persists for this episode.
 _GONE = frozenset({"episode_deleted", "engine_offline"})
 
-#: Header of a group's answer: the number of tokens of each choice, in order.
-_COMPLETION_TOKENS = "x-swarm-completion-tokens"
-#: Header of a group's call: the places to sample, if not all.
-_PLACES = "x-swarm-places"
-_POLICY_VERSION = "x-swarm-policy-version"
-#: Lets a stream that somebody reads end, trained or not.
-_OUTLIVE = {"x-swarm-outlive": "1"}
-#: Asks for token lengths, and the field of a choice that holds them.
-_PIECES_HEADER, _PIECES = {"x-swarm-pieces": "1"}, "pieces"
 _NO_HEADERS: Mapping[str, str] = {}
 
 Chunk = dict[str, Any]
@@ -121,7 +113,7 @@ class Sampler:
             EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
             UpstreamError: anything else; status 504 at the deadline.
         """
-        answer, latency = await self._timed(episode, body, deadline, _PIECES_HEADER if pieces else _NO_HEADERS)
+        answer, latency = await self._timed(episode, body, deadline, {PIECES: "1"} if pieces else _NO_HEADERS)
         return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
@@ -141,11 +133,11 @@ class Sampler:
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
-        headers = dict(_PIECES_HEADER if pieces else _NO_HEADERS)
+        headers = {PIECES: "1"} if pieces else {}
         if len(places) < len(group):
-            headers[_PLACES] = ",".join(map(str, places))
+            headers[PLACES] = ",".join(map(str, places))
         answer, latency = await self._timed(group, body, deadline, headers)
-        counts = [int(count) for count in answer.headers.get(_COMPLETION_TOKENS, "").split(",") if count.isdigit()]
+        counts = [int(count) for count in answer.headers.get(COMPLETION_TOKENS, "").split(",") if count.isdigit()]
         if len(counts) != len(places):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
@@ -163,7 +155,7 @@ class Sampler:
     async def stream(self, address: Address, body: bytes, deadline: float) -> AsyncGenerator[LiveSample]:
         """A streamed answer from its headers on, whole even if the engine goes on to its next weights without the
         episode. Raises as :meth:`sample`, and within the block where a connection breaks."""
-        begun, headers = False, _headers(address) | _OUTLIVE
+        begun, headers = False, _headers(address) | {OUTLIVE: "1"}
         try:
             async with self._http.posted(_url(address), body, headers, seconds=_until(deadline)) as answer:
                 if answer.status != 200:
@@ -249,7 +241,7 @@ def _headers(address: Address) -> dict[str, str]:
 
 def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
     # removed from the application's answer
-    return Sample(answer, latency, version, answer.choice_extra.pop(_PIECES, None))
+    return Sample(answer, latency, version, answer.choice_extra.pop("pieces", None))
 
 
 def _chunk_of(event: str) -> Chunk:
@@ -271,31 +263,28 @@ def _broken(exc: ConnectionBrokenError) -> UnavailableError:
 
 
 def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmGatewayError:
-    data = _json(content)
-    error: Any = data.get("error") if isinstance(data, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
+    error = error_in(content)
+    code = error.get("code")
     # a 404: a job with another model has begun since; another group cannot serve it either
     if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
-        details = error if isinstance(error, dict) else {"message": content[:500].decode(errors="replace")}
-        return RelayedError(status, details)
-    message = str(error.get("message")) if isinstance(error, dict) else f"status {status}"
+        return RelayedError(status, error or {"message": content[:500].decode(errors="replace")})
+    message = str(error.get("message", f"status {status}"))
     if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(
             f"the episode cannot be used any more: {message}",
             code=code if code in _GONE else None,
         )
     if status in _NOT_NOW and headers.get("x-should-retry") != "false":
-        pause = headers.get("retry-after", "")
         return UnavailableError(
             f"the engine cannot serve now: {message}",
             code=code if isinstance(code, str) else None,
-            retry_after=float(pause) if pause.isdigit() else 0.5,
+            retry_after=retry_after(headers) or 0.5,
         )
     return UpstreamError(f"the engine failed: {message}", code="engine_failed")
 
 
 def _version(headers: Mapping[str, str]) -> int | None:
-    version = headers.get(_POLICY_VERSION, "")
+    version = headers.get(POLICY_VERSION, "")
     return int(version) if version.isdigit() else None
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 from gateway.background import Background
@@ -30,8 +29,9 @@ from swarm.client.claiming import NEEDS_NONE
 from swarm.client.wire import RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.http.client import HttpClient
-from swarm.protocol import EngineFailure, SwarmThrottlePolicy
+from swarm.protocol import SwarmThrottlePolicy
 from swarm.states import EngineState
+from swarm.status import EngineFailure
 
 logger = logging.getLogger(__name__)
 
@@ -369,11 +369,9 @@ class Swarm:
         self.episodes.look()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         self.open_groups.close()
-        await self._held.__aexit__(exc_type, exc, tb)
+        await self._held.__aexit__(*exc)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from gateway.rollout.server import Training, Waiting
 from gateway.types import Decided, Incoming, Live
 from swarm.errors import UnavailableError
 from swarm.http.client import Answer
+from swarm.protocol import POLICY_VERSION
 
 T = TypeVar("T")
 
@@ -101,4 +102,4 @@ def _not_now(exc: UnavailableError) -> UnavailableError:
 
 
 def _headers(version: int | None) -> dict[str, Any]:
-    return _NOT_TRAINED | ({} if version is None else {"x-swarm-policy-version": str(version)})
+    return _NOT_TRAINED | ({} if version is None else {POLICY_VERSION: str(version)})

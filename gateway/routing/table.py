@@ -1,10 +1,9 @@
-"""``Plan``: the routes of a configuration; ``RouteTable``: from a model name and a caller to a route; ``LiveRoutes``:
-the connected table, and its exchange for that of a new configuration.
+"""``RouteTable``: from a model name and a caller to a route; ``LiveRoutes``: the connected table, and its exchange for
+that of a new configuration.
 
-Invariant: a name leads to at most one route, and to none that the caller's key does not open. A mistake in a
-configuration is found by its plan, before anything of it runs. A request ends on the table it began with; connections
-that only old tables use are closed after their last request and its background work, and connections that a new table
-goes on using are never interrupted.
+Invariant: a name leads to at most one route, and to none that the caller's key does not open. A request ends on the
+table it began with; connections that only old tables use are closed after their last request and its background work,
+and connections that a new table goes on using are never interrupted.
 """
 
 from __future__ import annotations
@@ -12,120 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from gateway.background import Background
-from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
-from gateway.config.route import RouteSettings, Share, UpstreamConfig
 from gateway.rollout.server import Swarm, Training
+from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from gateway.types import Caller
-from reward_hooks import HookRunner, Hooks, load_hooks
+from reward_hooks import HookRunner
 from swarm.cards import model_card
-from swarm.credentials import digest
-from swarm.errors import ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
+from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
 #: Grace of the work that closes old connections, at shutdown.
 _LAST_SECONDS = 15.0
-
-#: Address, token, name as a client of its own (empty: none), and share.
-_SwarmKey = tuple[str, str, str, Share | None]
-_UpstreamKey = tuple[UpstreamConfig, float]
-
-
-@dataclass(frozen=True)
-class PlannedRoute:
-    """Where the requests for some model names go, before it is connected.
-
-    Attributes:
-        name: in keys, metrics and logs.
-        settings: how it answers.
-        names: that applications may ask for, apart from the model that the swarm serves.
-        answers_to_served: whether the name of the swarm's model leads here too.
-        is_default: whether it takes what names no model or an unknown one.
-        hooks: that judge; ``None``: a plain upstream answers everything.
-    """
-
-    name: str
-    settings: RouteSettings
-    names: tuple[str, ...]
-    answers_to_served: bool
-    is_default: bool
-    hooks: Hooks | None
-
-    @property
-    def swarm_keys(self) -> dict[str, _SwarmKey]:
-        """By the label of the callers that have a share of their own, and for all others (empty). Routes with the same
-        key share one :class:`Swarm`."""
-        settings = self.settings
-        if settings.swarm_url is None:
-            return {}
-        token = settings.swarm_token.get_secret_value()
-        server = settings.swarm_url.rstrip("/"), token
-        # a name is one app's, over all gateways; at the swarm server it belongs to the token that used it first
-        name = f"share-{self.name}" + (f"-{digest(token).hex()[:8]}" if token else "")
-        shares: dict[str, _SwarmKey] = {"": (*server, "" if settings.share is None else name, settings.share)}
-        for label, share in settings.key_shares.items():
-            shares[label] = (*server, f"{name}/{label}", share)
-        return shares
-
-    @property
-    def upstream_key(self) -> _UpstreamKey | None:
-        """Routes with the same key share one :class:`Upstream`."""
-        settings = self.settings
-        return (settings.upstream, settings.sample_timeout_seconds) if settings.upstream is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One configuration, its hooks loaded, with nothing connected yet."""
-
-    config: GatewayConfig
-    routes: tuple[PlannedRoute, ...]
-
-    @classmethod
-    def of(cls, config: GatewayConfig) -> Plan:
-        """The plan of ``config``; loading its hooks runs their code.
-
-        Raises:
-            ConfigError: hooks do not load, or sessions would end after the groups that they are to credit.
-        """
-        loaded: dict[str, Hooks] = {}
-
-        def hooks_of(settings: RouteSettings) -> Hooks | None:
-            if settings.swarm_url is None or settings.hooks is None:
-                return None
-            if settings.hooks not in loaded:
-                loaded[settings.hooks] = load_hooks(settings.hooks)
-            _check_sessions(settings, loaded[settings.hooks])
-            return loaded[settings.hooks]
-
-        if not config.routes:
-            # a plain upstream itself knows which models it has
-            is_default = config.swarm_url is None or config.default_route is not None
-            aliases = tuple(config.model_aliases)
-            return cls(config, (PlannedRoute(ONLY_ROUTE, config, aliases, True, is_default, hooks_of(config)),))
-        return cls(config, tuple(_planned(route, config, hooks_of(route)) for route in config.routes))
-
-
-def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> PlannedRoute:
-    is_default = route.name == config.default_route
-    aliases = config.model_aliases if is_default else []
-    names = tuple(dict.fromkeys([*(route.models or [route.name]), *aliases]))
-    return PlannedRoute(route.name, route, names, not route.models, is_default, hooks)
-
-
-def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:
-    idle, window = settings.idle_seconds(credits=True), settings.session_window_seconds
-    if hooks.session_end is not None and 0 < window <= idle:
-        raise ConfigError(
-            f"session_idle_seconds ({idle:g}) is not below session_window_seconds ({window:g}): a session that falls "
-            f"silent would end after its groups are submitted, and on_session_end of {hooks.source} would credit none; "
-            "lower the first or raise the second (0: no group waits for it)"
-        )
 
 
 class Route:
@@ -227,7 +126,7 @@ class RouteTable:
         route = self._named.get(model or "") or await self._find_served(model) or self._default
         if route is None:
             raise await self._unknown(model, caller)
-        if not _opens(caller, route):
+        if not caller.opens(route.name):
             raise ForbiddenError(
                 f"this key does not open the route {route.name!r}; it opens {_listed(caller.routes or ())}",
                 code="route_not_allowed",
@@ -242,12 +141,13 @@ class RouteTable:
             UnavailableError: nothing is known yet.
         """
         await self._read_statuses()
-        cards = {name: _card(name, route) for route in self.routes if _opens(caller, route) for name in route.all_names}
+        mine = [route for route in self.routes if caller.opens(route.name)]
+        cards = {name: _card(name, route) for route in mine for name in route.all_names}
         default = self._default
-        if default is not None and default.swarm is None and default.upstream is not None and _opens(caller, default):
+        if default in mine and default.swarm is None and default.upstream is not None:
             for card in await default.upstream.models():
                 cards.setdefault(str(card["id"]), {**model_card(str(card["id"])), **card})
-        if not cards and any(_opens(caller, route) for route in self._by_served):
+        if not cards and any(route in mine for route in self._by_served):
             raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
         return list(cards.values())
 
@@ -286,7 +186,7 @@ class RouteTable:
         await asyncio.gather(*(swarm.episodes.serving() for swarm in swarms))
 
     async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
-        names = [name for route in self.routes if _opens(caller, route) for name in route.all_names]
+        names = [name for route in self.routes if caller.opens(route.name) for name in route.all_names]
         if not model:
             text = f"Name a model: this gateway serves {_listed(names)}."
         else:
@@ -295,10 +195,6 @@ class RouteTable:
                 f"`{model}` to the gateway's model_aliases, or to the models of a route."
             )
         return NotFoundError(text, code="model_not_found", param="model")
-
-
-def _opens(caller: Caller, route: Route) -> bool:
-    return caller.routes is None or route.name in caller.routes
 
 
 def _card(name: str, route: Route) -> dict[str, Any]:
@@ -323,8 +219,8 @@ class LiveRoutes:
     def __init__(self, plan: Plan) -> None:
         self._first = plan
         self._background = Background(grace_seconds=_LAST_SECONDS)
-        self._swarms: dict[_SwarmKey, Swarm] = {}
-        self._upstreams: dict[_UpstreamKey, Upstream] = {}
+        self._swarms: dict[SwarmKey, Swarm] = {}
+        self._upstreams: dict[UpstreamKey, Upstream] = {}
         self.stats: dict[str, Stats] = {}
         self._now: RouteTable | None = None
         self._older: list[RouteTable] = []
@@ -393,9 +289,7 @@ class LiveRoutes:
         self._now = await self._connected(self._first)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_exit(upstream)

@@ -11,18 +11,18 @@ import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from adapters.dialects import Answer, to_json
 from adapters.dialects.chat_answers import chunks_of
+from adapters.dialects.jsons import error_in
 from adapters.dialects.sse import SseDecoder
 from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
-from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy
+from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy, retry_after
 
 logger = logging.getLogger(__name__)
 
@@ -134,9 +134,7 @@ class Upstream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._breaker.close()
         await self._http.close()
 
@@ -287,7 +285,7 @@ async def _chunks(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
                 return
             chunk = _object(event.encode())
             if "error" in chunk:
-                raise UpstreamError(str(_error(event.encode()).get("message")), code="upstream_error")
+                raise UpstreamError(str(error_in(event).get("message")), code="upstream_error")
             yield chunk
 
 
@@ -295,19 +293,14 @@ def _failure(relayed: Relayed) -> RelayedError | UnavailableError | UpstreamErro
     error = _error(relayed.body)
     message = str(error.get("message") or f"the upstream answered {relayed.status}")
     if relayed.status in (429, 503):
-        pause = relayed.headers.get("retry-after", "")
-        return UnavailableError(message, code="upstream_busy", retry_after=float(pause) if pause.isdecimal() else 1.0)
+        return UnavailableError(message, code="upstream_busy", retry_after=retry_after(relayed.headers) or 1.0)
     if relayed.status < 500:
         return RelayedError(relayed.status, {**error, "message": message})
     return UpstreamError(message, code="upstream_failed")
 
 
 def _error(body: bytes | AsyncIterator[bytes]) -> dict[str, Any]:
-    try:
-        error = json.loads(body)["error"] if isinstance(body, bytes) else None
-    except (ValueError, LookupError, TypeError):
-        error = None
-    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    return error_in(body) if isinstance(body, bytes) else {}
 
 
 def _object(body: bytes) -> dict[str, Any]:

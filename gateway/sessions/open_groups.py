@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from reward_hooks import Feedback
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError
-from swarm.protocol import ServerStatus
 from swarm.states import EngineState
+from swarm.status import ServerStatus
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gateway.tui.format import short
 from gateway.tui.targets import Kind, Target
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
-from swarm.protocol import EngineFailure, ServerStatus
+from swarm.status import EngineFailure, ServerStatus
 
 StatusT = TypeVar("StatusT", bound=BaseModel)
 

@@ -22,7 +22,7 @@ from gateway.tui.format import View, seconds, step_line
 from gateway.tui.targets import Kind, Target
 from swarm.client import RetryPolicy
 from swarm.groups import JudgedGroups
-from swarm.protocol import LogEntry, ServerStatus
+from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult
 
 StatusT = TypeVar("StatusT", bound=BaseModel)

@@ -40,8 +40,8 @@ from gateway.tui.format import (
 )
 from swarm.job import TrainJob
 from swarm.metrics import EVAL, LOGGED, TRAIN
-from swarm.protocol import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.states import EngineState
+from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.types import StepResult
 
 #: Sign, style and meaning of each state.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from gateway.observability.scrubbing import without_credentials
 from swarm.errors import ConfigError
 
 
@@ -43,8 +44,7 @@ class Target:
     @property
     def address(self) -> str:
         """``http://host:port/prefix`` for display: without user and password."""
-        parts = urlsplit(self.url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return without_credentials(self.url)
 
     @property
     def name(self) -> str:

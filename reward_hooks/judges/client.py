@@ -12,12 +12,12 @@ import hashlib
 import json
 import random
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 from reward_hooks.judges.endpoint import Budget, Endpoint, Spending
 from swarm.errors import HookError
-from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy
+from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, retry_after
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ class JudgeClient:
                     return answer
         said = _said(answer, reply.content)
         if reply.status in _NOT_NOW:
-            raise _Again(f"answered {reply.status}: {said}", _retry_after(reply.headers))
+            raise _Again(f"answered {reply.status}: {said}", retry_after(reply.headers))
         if reply.status in (400, 422):
             words = said.lower()
             refused = {name for word, names in _OPTIONAL.items() if word in words for name in names} & body.keys()
@@ -238,11 +238,3 @@ def _said(answer: Any, content: bytes) -> str:
     if isinstance(error, dict):
         return str(cast("dict[str, Any]", error).get("message") or error)[:300]
     return str(error or content[:300].decode(errors="replace") or "nothing")
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    try:
-        seconds = float(headers.get("retry-after", 0))
-    except ValueError:
-        return 0.0
-    return seconds if 0 <= seconds < float("inf") else 0.0

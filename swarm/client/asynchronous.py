@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from swarm.client import wire
@@ -29,8 +28,8 @@ from swarm.protocol import (
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
-    ServerStatus,
 )
+from swarm.status import ServerStatus
 from swarm.types import Notes, Task, WorkflowOutput
 
 T = TypeVar("T")
@@ -372,9 +371,7 @@ class AsyncSwarmClient(Control):
             self._child = await ServerChild.ensure(self._calls.server_url)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _claim(self, wanted: Claim) -> EpisodeGroup:

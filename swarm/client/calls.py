@@ -20,9 +20,9 @@ from urllib.parse import urlencode
 from pydantic import BaseModel
 
 from swarm.client import wire
-from swarm.client.wire import Outcome, RetryPolicy, may_retry, retry_after
+from swarm.client.wire import Outcome, RetryPolicy, may_retry
 from swarm.errors import StateError, SwarmGatewayError, UnavailableError
-from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import SuccessResponse
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ class Calls:
             reached = reached or not unsent
             # a connection kept alive breaks when its server was restarted: a new one is made at once
             stale = failures == 1 and isinstance(outcome, ConnectionBrokenError) and not unsent
-            pause = 0.0 if stale else policy.delay(failures, retry_after(outcome))
+            asked = retry_after(outcome.headers) if isinstance(outcome, Answer) else 0.0
+            pause = 0.0 if stale else policy.delay(failures, asked)
             tries = max(policy.attempts, 2) if stale else policy.attempts
             if failures >= tries or monotonic() + pause > deadline:
                 raise self._gave_up(call, outcome, failures, monotonic() - started, reached)

@@ -124,15 +124,18 @@ class ThrottleSchedule:
 Throttle = SwarmThrottlePolicy | ThrottleSchedule | Mapping[str, Any]
 
 
-def as_policy(throttle: Throttle | None) -> SwarmThrottlePolicy | ThrottleSchedule | None:
-    """``throttle`` with its fields checked.
+def as_policy(throttle: Throttle | None, task_id: str | None = None) -> SwarmThrottlePolicy | ThrottleSchedule | None:
+    """``throttle`` with its fields checked, for an episode of the task ``task_id`` if one is named.
 
     Raises:
         RequestError: a field is out of range.
     """
-    if isinstance(throttle, Mapping):
-        return wire.checked(SwarmThrottlePolicy, throttle)
-    return throttle
+    policy = wire.checked(SwarmThrottlePolicy, throttle) if isinstance(throttle, Mapping) else throttle
+    if policy is None or task_id is None:
+        return policy
+    if isinstance(policy, ThrottleSchedule):
+        return policy.for_task(task_id)
+    return policy.model_copy(update={"current_task_id": task_id})
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from swarm.protocol import (
     RunRecord,
     RunsResponse,
     SelectCodeRequest,
-    ServerStatus,
     SyncTrainCodeResponse,
     SyncTrainConfigRequest,
     SyncTrainConfigResponse,
 )
 from swarm.states import EngineState
+from swarm.status import ServerStatus
 from swarm.sync import build_archive
 
 #: Seconds that a change may take: it is sent, and the engine may have to stop first.

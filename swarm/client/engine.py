@@ -24,17 +24,9 @@ from swarm.errors import (
     UnavailableError,
 )
 from swarm.groups import JudgedGroups
-from swarm.protocol import (
-    AgreeSyncWeightRequest,
-    AgreeSyncWeightResponse,
-    BufferedEpisode,
-    EngineStatus,
-    EpisodeBufferResponse,
-    PoolInformation,
-    ServerStatus,
-    StartEngineResponse,
-)
+from swarm.protocol import AgreeSyncWeightRequest, BoolResponse, StartEngineResponse
 from swarm.states import EngineState
+from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -131,11 +123,11 @@ class EngineControl:
             early = early + 1 if not changed and now - began < poll / 2 else 0
             await self._calls.pause_between_polls(early, deadline - now)
 
-    async def agree_sync_weight(self) -> AgreeSyncWeightResponse:
+    async def agree_sync_weight(self) -> BoolResponse:
         """Tell the server that this client has no more for the current batch (the ``..._agree_sync_weight`` collection
         methods); the answer says whether that counts."""
         body = AgreeSyncWeightRequest(client_uuid=self.client_uuid)
-        return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", AgreeSyncWeightResponse, body))
+        return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", BoolResponse, body))
 
     async def start_engine(self, wait: bool = True) -> int | None:
         """Start the engine and, by default, ``wait`` until it is ROLLING; returns its process id.

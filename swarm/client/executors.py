@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from swarm.client.episodes import attempts_of, with_retries
@@ -112,7 +111,5 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()

@@ -23,7 +23,6 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakSet, finalize
 
@@ -35,7 +34,7 @@ from swarm.client.portal import Call, Connection, Stopping, claimed, in_thread, 
 from swarm.client.wire import RetryPolicy
 from swarm.errors import StateError
 from swarm.job import TrainJob
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from swarm.types import Notes, Task, WorkflowOutput
 
 P = ParamSpec("P")
@@ -310,9 +309,7 @@ class SwarmClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

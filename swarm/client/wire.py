@@ -30,7 +30,8 @@ from swarm.errors import (
     UnavailableError,
     UpstreamError,
 )
-from swarm.http.client import Answer, ConnectionBrokenError
+from swarm.http.client import Answer, ConnectionBrokenError, retry_after
+from swarm.status import EngineStatus, ServerStatus
 from swarm.types import Model, Notes, WorkflowOutput
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -86,17 +87,6 @@ def may_retry(outcome: Outcome) -> bool:
     if should in ("true", "false"):
         return should == "true"
     return "retry-after" in outcome.headers or outcome.status in _NOT_NOW
-
-
-def retry_after(outcome: Outcome) -> float:
-    """Seconds that the answer asks to wait; 0 if it does not, or gives a date."""
-    if not isinstance(outcome, Answer):
-        return 0.0
-    try:
-        seconds = float(outcome.headers.get("retry-after", 0))
-    except ValueError:
-        return 0.0
-    return seconds if 0 <= seconds < float("inf") else 0.0
 
 
 class EpisodeEndpoint(Model):
@@ -164,20 +154,20 @@ class Call(Generic[AnswerT_co]):
         return "application/json" if isinstance(self.body, BaseModel) else "application/zip"
 
 
-STATUS = Call("GET", "/status", protocol.ServerStatus)
+STATUS = Call("GET", "/status", ServerStatus)
 # exact: AgentJet's clients are shown a weight sync for longer than it lasts
-ENGINE_STATUS = Call("GET", "/get_engine_status", protocol.EngineStatus, query={"exact": 1})
+ENGINE_STATUS = Call("GET", "/get_engine_status", EngineStatus, query={"exact": 1})
 # the answer comes when the engine has stopped, which takes up to its grace period
 STOP_ENGINE = Call("POST", "/stop_engine", protocol.SuccessResponse, timeout=120.0)
 
 
-def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[protocol.ServerStatus]:
+def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[ServerStatus]:
     """The status once the engine's state has changed since ``after_change`` (``None``: at once) or the time is over;
     without the history of steps."""
     query: dict[str, str | int | float] = {"steps": 0}
     if after_change is not None:
         query |= {"after_change": after_change, "wait_seconds": wait_seconds}
-    return Call("GET", "/status", protocol.ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
+    return Call("GET", "/status", ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
 
 
 def abort_call(
@@ -293,7 +283,7 @@ def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
     message, code, param = _error_body(reply)
     text = f"{call.path}: {message}"
     if reply.status == 503:
-        return UnavailableError(text, code=code, retry_after=retry_after(reply) or 5.0)
+        return UnavailableError(text, code=code, retry_after=retry_after(reply.headers) or 5.0)
     if reply.status >= 500:
         return UpstreamError(f"{text} (HTTP {reply.status})", code=code)
     if reply.status == 401:

@@ -336,12 +336,18 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 # ---------------------------------------------------------------------- errors
 
 
-def error_response(exc: SwarmGatewayError) -> JSONResponse:
-    """The OpenAI-shaped response for ``exc`` with ``x-should-retry`` and, where a retry helps, ``retry-after``."""
+def error_response(exc: SwarmGatewayError, content: bytes | None = None) -> Response:
+    """The response for ``exc`` with ``x-should-retry`` and, where a retry helps, ``retry-after``.
+
+    Args:
+        content: its JSON in another format than OpenAI's.
+    """
     headers = {"x-should-retry": "true" if exc.should_retry else "false"}
     if exc.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(exc.retry_after)))
-    return JSONResponse(exc.body(), status_code=exc.status, headers=headers)
+    if content is None:
+        return JSONResponse(exc.body(), status_code=exc.status, headers=headers)
+    return Response(content, exc.status, headers, media_type="application/json")
 
 
 def http_error_response(request: Request, exc: HTTPException) -> Response:

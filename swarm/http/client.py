@@ -234,9 +234,19 @@ def has_proxy(url: str) -> bool:
     return not is_loopback(host) and parts.scheme in getproxies() and not proxy_bypass(host)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine's own."""
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that an answer asks to wait; 0 if it does not, or gives a date."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        seconds = float(headers.get("retry-after", 0))
     except ValueError:
-        return False
+        return 0.0
+    return seconds if 0 <= seconds < float("inf") else 0.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, a name or an address without brackets, can only mean this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # any other name may resolve to anything, now or later
+        return host.lower().removesuffix(".") == "localhost"

@@ -7,7 +7,6 @@ rebound to this machine, reaches no route behind :class:`LoopbackGuard`.
 from __future__ import annotations
 
 import functools
-import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.errors import RequestError
 from swarm.http.asgi import RawHeaders, error_response, has_body, header
+from swarm.http.client import is_loopback
 
 
 class LoopbackGuard:
@@ -64,15 +64,6 @@ class JsonBodies:
                 await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
                 return
         await self.app(scope, receive, send)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host``, a name or an address without brackets, can only mean this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        # any other name may resolve to anything, now or later
-        return host.lower().removesuffix(".") == "localhost"
 
 
 def foreign(headers: RawHeaders) -> RequestError | None:

@@ -10,7 +10,6 @@ import contextlib
 import hmac
 import logging
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import zmq
@@ -73,9 +72,7 @@ class EngineLink:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

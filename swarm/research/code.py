@@ -61,12 +61,13 @@ def kept(folder: Path, digest: str, name: str) -> Tree:
     """
     try:
         archive = _place(folder, digest).read_bytes()
-        found = check_and_extract(archive, folder / RUNS / name)
+        place = folder / RUNS / name
+        manifest = check_and_extract(archive, place)
     except (OSError, SwarmGatewayError) as exc:
         raise ConfigError(f"the code {digest[:12]} of the study is gone from {_place(folder, digest)}: {exc}") from exc
-    if found.name != digest:
+    if digest_of(manifest) != digest:
         raise ConfigError(f"{_place(folder, digest)} was changed")
-    return Tree(digest, found, archive)
+    return Tree(digest, place, archive)
 
 
 def _locked_digest(study: Study, folder: Path, manifest: Mapping[str, str]) -> str:

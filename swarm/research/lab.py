@@ -23,13 +23,13 @@ from swarm.errors import EngineError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
 from swarm.metrics import TRAIN
-from swarm.protocol import ServerStatus
 from swarm.research import code
 from swarm.research.decisions import Ending, is_due, trouble
 from swarm.research.episodes import EvaluateOrder, TrainOrder
 from swarm.research.ledger import Run, State
 from swarm.research.study import Study
 from swarm.states import EngineState
+from swarm.status import ServerStatus
 
 _TICK = 0.5
 _STOP_SECONDS = 180.0

@@ -39,7 +39,6 @@ from swarm.server.engine.history import History
 from swarm.server.engine.resolving import Resolver
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
-from swarm.server.journal.journal import Journal
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
 
 #: in the run folder
@@ -86,9 +85,10 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         async with contextlib.AsyncExitStack() as stack:
             try:
                 journal = _open_journal(config)
+                journal.meters = meters
                 # closed last: what happens during the shutdown is written too
                 stack.push_async_callback(journal.close)
-                controller.open(MeteredJournal(journal, meters))
+                controller.open(journal)
                 monitor.journal = journal.stats
             except ConfigError as exc:
                 app.state.startup_error = exc
@@ -148,12 +148,12 @@ def _plain_security(path: str) -> Security:
     return [{"episode": []}] if path.startswith(("/episodes/", "/groups/")) else []
 
 
-def _open_journal(config: ServerConfig) -> Journal:
+def _open_journal(config: ServerConfig) -> MeteredJournal:
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(f"cannot make the run folder {config.run_dir}: {exc.strerror}", param="run_dir") from exc
-    return Journal.open(config.run_dir / JOURNAL_NAME)
+    return MeteredJournal.open(config.run_dir / JOURNAL_NAME)
 
 
 async def health(request: Request) -> Response:

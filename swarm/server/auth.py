@@ -11,20 +11,20 @@ import functools
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
-from swarm.http.guard import foreign, is_loopback
+from swarm.http.client import is_loopback
+from swarm.http.guard import foreign
 from swarm.http.routes import JsonRoute, Security
 from swarm.server.config import ServerConfig
 
@@ -35,29 +35,9 @@ WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
 class ControlRoute(JsonRoute):
     """A route for callers whose token has ``scope``; the other arguments are those of :class:`JsonRoute`."""
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        endpoint: Callable[..., Any],
-        scope: TokenScope,
-        *,
-        refusals: Mapping[Any, str] | None = None,
-        refused: type[BaseModel] | None = None,
-        extra: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, method: str, path: str, endpoint: Callable[..., Any], scope: TokenScope, **options: Any) -> None:
         self.scope: TokenScope = scope
-        super().__init__(
-            path,
-            endpoint,
-            security=security(scope),
-            refusals=refusals,
-            refused=refused,
-            extra=extra,
-            methods=[method],
-            **options,
-        )
+        super().__init__(path, endpoint, security=security(scope), methods=[method], **options)
 
 
 def security(scope: TokenScope) -> Security:

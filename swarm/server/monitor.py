@@ -21,15 +21,13 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from swarm.http.exposition import new_registry
-from swarm.protocol import JournalStatus, LogEntry, Rates, ReplicaStatus, RunningEpisode, ServerStatus
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.episodes.episode import Episode
-from swarm.server.journal.journal import Journal, JournalStats
+from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import (
     BatchRow,
     CallRow,
-    Ending,
     EndRow,
     EpisodeRow,
     QuarantineRow,
@@ -39,6 +37,7 @@ from swarm.server.journal.rows import (
     StepRow,
 )
 from swarm.states import EpisodeState
+from swarm.status import JournalStatus, LogEntry, Rates, ReplicaStatus, RunningEpisode, ServerStatus
 from swarm.tokens import Trajectory
 
 #: Distinct reasons; later ones are counted as ``other``.
@@ -257,43 +256,27 @@ class Meters:
             self.outcomes["eval"] += 1
 
 
-class MeteredJournal:
-    """A journal that counts its rows as they are appended."""
+class MeteredJournal(Journal):
+    """A journal whose rows are counted by ``meters``, which are set before anything else is done with it."""
 
-    def __init__(self, journal: Journal, meters: Meters) -> None:
-        self._journal = journal
-        self._meters = meters
-
-    @property
-    def error(self) -> str:
-        return self._journal.error
-
-    @property
-    def behind(self) -> bool:
-        return self._journal.behind
+    meters: Meters
 
     def recover(self) -> Recovered:
-        recovered = self._journal.recover()
+        recovered = super().recover()
         for _, trajectory in recovered.finished:
-            self._meters.waits(trajectory)
+            self.meters.waits(trajectory)
         if recovered.outstanding is not None:
             # this server will train it, though an earlier one took it
-            self._meters.observe(recovered.outstanding)
+            self.meters.observe(recovered.outstanding)
             for group in recovered.outstanding.batch.groups:
                 for trajectory in group.trajectories:
-                    self._meters.waits(trajectory)
+                    self.meters.waits(trajectory)
         return recovered
 
     def append(self, *rows: Row) -> None:
-        self._journal.append(*rows)
+        super().append(*rows)
         for row in rows:
-            self._meters.observe(row)
-
-    async def synced(self) -> None:
-        await self._journal.synced()
-
-    async def past_ending(self, episode_uuid: str) -> Ending | None:
-        return await self._journal.past_ending(episode_uuid)
+            self.meters.observe(row)
 
 
 class VerboseLog:
@@ -327,7 +310,7 @@ class Monitor:
     meters: Meters
     log: VerboseLog
     replicas: Callable[[], list[ReplicaStatus]]
-    journal: Callable[[], JournalStats] | None = None
+    journal: Callable[[], JournalStatus] | None = None
 
     def status(self, *, steps: int = MAX_STEPS, episodes: int = EPISODES, whole_uuids: bool = True) -> ServerStatus:
         """Everything, with at most ``steps`` recent steps and ``episodes`` running ones (the longest idle first)."""
@@ -335,7 +318,7 @@ class Monitor:
         pool = controller.pool if controller.has_job else None
         return controller.status(steps).model_copy(
             update={
-                "running": running_rows(pool.episodes, episodes, whole_uuids) if pool is not None else [],
+                "running": running_rows(pool.running.values(), episodes, whole_uuids) if pool is not None else [],
                 "longest_wait_seconds": controller.claims.longest_wait(),
                 "rates": meters.rates(),
                 "outcomes": dict(meters.outcomes),
@@ -345,7 +328,7 @@ class Monitor:
                 "dropped_tokens": meters.dropped_tokens.counts(),
                 "clients": pool.collection.rows() if pool is not None else [],
                 "replicas": self.replicas(),
-                "journal": JournalStatus.model_validate(self.journal().model_dump()) if self.journal else None,
+                "journal": self.journal() if self.journal else None,
                 "log": self.log.entries(),
             }
         )

@@ -16,8 +16,8 @@ from gateway.cli.hook_report import try_hooks
 from gateway.cli.status import status_lines
 from gateway.observability import tracing
 from reward_hooks.offline import OfflineConfig
-from swarm.protocol import ServerStatus
 from swarm.server.journal.export import ExportState, export
+from swarm.status import ServerStatus
 from swarm.types import StepResult
 from tests.gateway.conftest import ask, gateway_before, write_hooks
 from tests.standins.vllm import plain_choice, several

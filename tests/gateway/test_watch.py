@@ -5,8 +5,8 @@ import pytest
 
 from gateway.watch import EngineWatch, UpFailedError
 from swarm.job import TrainJob
-from swarm.protocol import MAX_RESTARTS, EngineFailure, EngineStatus, ServerStatus
 from swarm.states import EngineState
+from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, ServerStatus
 from swarm.types import StepResult
 
 

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.job import TrainJob
-from swarm.protocol import EngineStatus, ServerStatus
 from swarm.states import EngineState
+from swarm.status import EngineStatus, ServerStatus
 from tests.standins.vllm import chat_chunk, role_chunk, sse, usage_chunk
 
 MODEL = "tiny"

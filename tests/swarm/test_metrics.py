@@ -3,32 +3,17 @@
 import math
 
 from swarm.metrics import MAX_LOGGED, MetricSums
-from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory, batch_metrics
+from swarm.tokens import TrainBatch, TrainGroup, Trajectory, batch_metrics
+from tests.token_data import timeline, trajectory
 
 
-def trajectory(reward: float, success: bool | None, calls: int, **logged: float) -> Trajectory:
-    timeline = Timeline(
-        prompt_ids=[1],
-        response_ids=[2, 3],
-        logprobs=[-1.0, 0.0],
-        response_mask=[1, 0],
-        min_policy_version=0,
-        max_policy_version=0,
-        num_calls=calls,
-    )
-    return Trajectory(
-        episode_uuid="e",
-        task_id="t",
-        reward=reward,
-        timelines=[timeline],
-        num_calls=calls,
-        is_success=success,
-        log_metrics=logged,
-    )
+def episode(reward: float, success: bool | None, calls: int, **logged: float) -> Trajectory:
+    line = timeline([1], [2, 3], response_mask=[1, 0], num_calls=calls)
+    return trajectory(line, reward=reward, num_calls=calls, is_success=success, log_metrics=logged)
 
 
 def test_a_batch_is_measured_over_the_episodes_that_say_something() -> None:
-    members = [trajectory(1.0, True, 3, tools=2.0), trajectory(0.0, None, 1, tools=math.inf, late=7.0)]
+    members = [episode(1.0, True, 3, tools=2.0), episode(0.0, None, 1, tools=math.inf, late=7.0)]
     batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=members)])
     measured = batch_metrics(batch, 1)
     told = {

@@ -19,7 +19,7 @@ from worker import SWARM_URL
 from swarm.client import SwarmClient
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 
 HERE = Path(__file__).resolve().parent
 SHARES = {"sums": 0.4, "translation": 0.6}

@@ -21,19 +21,11 @@ from starlette.routing import BaseRoute
 
 from swarm.errors import ConflictError, SwarmGatewayError
 from swarm.protocol import (
-    ActiveSwarmClient,
     BoolResponse,
-    BufferedEpisode,
-    EngineStatus,
-    EpisodeBufferResponse,
     IsEpisodeClaimedRequest,
-    PoolInformation,
-    PushVerboseLogRequest,
     RefusedResponse,
     ServerExperimentDirResponse,
     SuccessResponse,
-    SwarmClientInstruction,
-    VerboseLogsResponse,
 )
 from swarm.server.auth import Caller, ControlRoute
 from swarm.server.config import ServerConfig
@@ -41,6 +33,16 @@ from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import Episode
 from swarm.server.monitor import VerboseLog, idle_seconds, shown_uuid
 from swarm.states import EngineState
+from swarm.status import (
+    ActiveSwarmClient,
+    BufferedEpisode,
+    EngineStatus,
+    EpisodeBufferResponse,
+    PoolInformation,
+    PushVerboseLogRequest,
+    SwarmClientInstruction,
+    VerboseLogsResponse,
+)
 
 #: Its clients of March and April 2026 cache the engine's state for 0.5 s.
 REMEMBERED_SECONDS = 0.6
@@ -123,13 +125,14 @@ class AgentJetRoutes:
                 llm_call_count=len(episode.calls),
                 optional_task_id=episode.claim.task_hint,
             )
-            for episode in self.controller.pool.episodes
+            for episode in self.controller.pool.running.values()
         ]
         return EpisodeBufferResponse(buffer=buffer)
 
     async def is_episode_claimed(self, wanted: IsEpisodeClaimedRequest) -> BoolResponse:
         """Whether an episode runs."""
-        return BoolResponse(success=self.controller.has_job and self.controller.pool.is_running(wanted.episode_uuid))
+        controller = self.controller
+        return BoolResponse(success=controller.has_job and controller.pool.running.get(wanted.episode_uuid) is not None)
 
     async def get_server_experiment_dir(self) -> ServerExperimentDirResponse:
         """The run folder."""
@@ -172,7 +175,7 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
     if not controller.has_job:
         return PoolInformation(engine_status=str(status.engine_status), global_step=status.global_step)
     job, pool = controller.job, controller.pool
-    waiting = list(pool.collection.waiting())
+    waiting = list(pool.collection.groups.waiting())
     details: dict[str, list[str]] = {}
     rewards: dict[str, list[float]] = {}
     clients: dict[str, list[str]] = {}
@@ -186,7 +189,7 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
         clients.setdefault(group.task_id, []).extend(group.clients)
         non_dummy += len(own) >= job.num_repeat and len(set(own)) > 1
     now = time.monotonic()
-    running = {shown_uuid(one.episode_uuid, whole_uuids): _running_details(one, now) for one in pool.episodes}
+    running = {shown_uuid(one.episode_uuid, whole_uuids): _running_details(one, now) for one in pool.running.values()}
     booting = status.engine_status is EngineState.BOOTING
     return pool.information().model_copy(
         update={

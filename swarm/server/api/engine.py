@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.protocol import EngineStatus, ServerStatus, StartEngineResponse, SuccessResponse
+from swarm.protocol import StartEngineResponse, SuccessResponse
 from swarm.server.api.agentjet import StateShown, sees_uuids
 from swarm.server.api.config import BACKLOG
 from swarm.server.audit import AuditLog
@@ -26,6 +26,7 @@ from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.monitor import EPISODES, Monitor
 from swarm.states import EngineState
+from swarm.status import EngineStatus, ServerStatus
 
 MAX_WAIT = 60.0
 MAX_EPISODES = 10_000

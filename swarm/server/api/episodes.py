@@ -21,7 +21,7 @@ from swarm.http.asgi import header
 from swarm.protocol import (
     AbortEpisodeRequest,
     AgreeSyncWeightRequest,
-    AgreeSyncWeightResponse,
+    BoolResponse,
     CanContinueResponse,
     ClaimedEpisode,
     ClaimEpisodeRequest,
@@ -208,7 +208,7 @@ class EpisodeRoutes:
         mine = await self.controller.can_continue(wanted.client_uuid, wanted.episode_uuid)
         return CanContinueResponse(can_continue=mine)
 
-    async def agree_sync_weight(self, request: Request, wanted: AgreeSyncWeightRequest) -> AgreeSyncWeightResponse:
+    async def agree_sync_weight(self, request: Request, wanted: AgreeSyncWeightRequest) -> BoolResponse:
         """Say that this client has no more for the current batch."""
         self._check_client(request, wanted)
         return await self.controller.agree(wanted.client_uuid)

@@ -15,10 +15,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from swarm.http.exposition import counter, exposition, gauge
-from swarm.protocol import JournalStatus, ServerStatus
 from swarm.server.auth import ControlRoute
 from swarm.server.monitor import Monitor
 from swarm.states import EngineState
+from swarm.status import JournalStatus, ServerStatus
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ServerCollector(Collector):
     def _pool(self, status: ServerStatus) -> Iterator[Metric]:
         pool = status.pool
         if pool is not None:
-            outstanding = self._monitor.controller.pool.collection.outstanding
+            outstanding = self._monitor.controller.pool.collection.groups.outstanding
             out = sum(len(group.trajectories) for group in outstanding.groups) if outstanding is not None else 0
             episodes = {"running": pool.running_episodes, "waiting": pool.completed_episodes, "in_batch": out}
             yield gauge("swarm_pool_episodes", "Episodes that run, wait for a batch, or are in one", episodes, "state")

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from swarm.job import TrainJob
-from swarm.protocol import ClientRow, EpisodeType, SwarmThrottlePolicy
+from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.batching.clients import Client, Clients, RollingClock
 from swarm.server.batching.groups import Dropped, Failure, GroupStore
-from swarm.server.batching.methods import Group
 from swarm.server.batching.shares import Shares, Throttle
 from swarm.server.journal.rows import (
     AgreementRow,
     BatchRow,
     CountsRow,
     EndedHow,
-    GroupRow,
     NoAgreementsRow,
+    Recovered,
     StateRow,
 )
 from swarm.states import EpisodeEvent, EpisodeState, next_episode
+from swarm.status import ClientRow
 from swarm.tokens import TrainBatch, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,10 @@ class Collection:
         clock: seconds, monotonic; all times here are on it.
         append: takes rows for the journal.
         run_id: the run that the counts are of.
+
+    Attributes:
+        groups: what waits for a batch, and the batch that is out; only what changes no row is called from outside.
+        shares: the episodes that run.
     """
 
     def __init__(
@@ -63,10 +67,9 @@ class Collection:
         self._clock = clock
         self._rolling = rolling = RollingClock(clock)
         self._clients = Clients(client_timeout, rolling, clock)
-        self._shares = Shares(job.num_repeat, client_timeout, rolling)
-        self._groups = GroupStore(job, self._shares)
-        self._by_agreement = self._groups.by_agreement
-        self._throttle = Throttle(job, self._shares, self._clients, client_timeout, rolling)
+        self.shares = Shares(job.num_repeat, client_timeout, rolling)
+        self.groups = GroupStore(job, self.shares)
+        self._throttle = Throttle(job, self.shares, self._clients, client_timeout, rolling)
         self._someone_throttled = False
 
     def follow(self, rolling: bool) -> None:
@@ -84,11 +87,11 @@ class Collection:
 
     def begin_call(self, client_uuid: str) -> None:
         """An LLM call of the client starts; the client is active until :meth:`end_call` and for a while after."""
-        self._clients.begin_call(client_uuid, train=self._shares.running_of(client_uuid) > 0)
+        self._clients.begin_call(client_uuid, train=self.shares.running_of(client_uuid) > 0)
 
     def end_call(self, client_uuid: str) -> None:
         """An LLM call of the client is over, whatever its result."""
-        self._clients.end_call(client_uuid, train=self._shares.running_of(client_uuid) > 0)
+        self._clients.end_call(client_uuid, train=self.shares.running_of(client_uuid) > 0)
 
     def agree(self, client_uuid: str) -> str:
         """The client has no more for the current batch; returns why that does not count, or an empty string.
@@ -96,7 +99,7 @@ class Collection:
         It does not count if the job collects by another method. While no task has two finished episodes it counts, and
         waits: see :attr:`in_vain`.
         """
-        if not self._by_agreement:
+        if not self.groups.by_agreement:
             self._clients.seen(client_uuid, train=True)
             return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
         self._clients.agree(client_uuid)
@@ -104,14 +107,9 @@ class Collection:
         return ""
 
     @property
-    def by_agreement(self) -> bool:
-        """Whether clients say when a batch is complete."""
-        return self._by_agreement
-
-    @property
     def in_vain(self) -> bool:
         """Whether the clients agree on an empty batch: no task has two finished episodes, and none runs."""
-        if not self._by_agreement or self._groups.trainable or self._shares.running or self._groups.outstanding:
+        if not self.groups.by_agreement or self.groups.trainable or self.shares.running or self.groups.outstanding:
             return False
         everyone = self._job.collection == "all_clients_agree_sync_weight"
         return self._clients.all_agreed if everyone else self._clients.any_agreed
@@ -143,9 +141,9 @@ class Collection:
         if refusal:
             self._someone_throttled = True
             return refusal
-        if self._groups.has_room(self._shares.running + count):
+        if self.groups.has_room(self.shares.running + count):
             return ""
-        reason, dropped = self._groups.make_room(self._shares.running, count, self.ready)
+        reason, dropped = self.groups.make_room(self.shares.running, count, self.ready)
         self._drop(dropped)
         return reason
 
@@ -157,7 +155,7 @@ class Collection:
         train = episode_type == "train"
         self._clients.seen(client_uuid, train=train).claimed += count
         if train:
-            self._shares.claimed(client_uuid, task_hint, count)
+            self.shares.claimed(client_uuid, task_hint, count)
 
     def released(self, client_uuid: str, episode_type: EpisodeType, task_hint: str, how: EndedHow) -> None:
         """One episode that was :meth:`claimed` is over; call it before :meth:`add` or :meth:`lose`."""
@@ -171,13 +169,13 @@ class Collection:
         if train and how in ("ended", "aborted"):
             self._clients.take_part(client_uuid)
         if train:
-            self._shares.released(client_uuid, task_hint)
+            self.shares.released(client_uuid, task_hint)
 
     # ------------------------------------------------------------------ finished episodes
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
         """Add one finished episode; returns what was dropped because of it, perhaps itself."""
-        return self._drop(self._groups.add(client_uuid, trajectory))
+        return self._drop(self.groups.add(client_uuid, trajectory))
 
     def lose(self, task_id: str, *, quarantined: bool = False, alone: bool = True) -> list[Dropped]:
         """An episode of this task ended with a result but without a trajectory; ``alone``: its group may continue.
@@ -190,11 +188,11 @@ class Collection:
         else:
             self.dropped += 1
         self._count()
-        return self._drop(self._groups.lose(task_id)) if alone else []
+        return self._drop(self.groups.lose(task_id)) if alone else []
 
     def advance(self, policy_version: int) -> list[Dropped]:
         """New weights are served: drop what waits and was sampled more than ``max_staleness`` versions before."""
-        return self._drop(self._groups.advance(policy_version))
+        return self._drop(self.groups.advance(policy_version))
 
     def begin_run(self, run_id: str, reason: str) -> int:
         """Drop everything that waits and the batch that is out, and count anew; running episodes and clients stay.
@@ -202,35 +200,29 @@ class Collection:
         Returns how many episodes were dropped.
         """
         self.end_agreements()
-        dropped = self._drop(self._groups.clear(reason))
+        dropped = self._drop(self.groups.clear(reason))
         self.run_id = run_id
         self.trained = self.dropped = self.quarantined = 0
         return sum(len(one.episode_uuids) for one in dropped)
 
-    def restore(
-        self,
-        finished: Iterable[tuple[str, Trajectory]],
-        outstanding: BatchRow | None,
-        losses: Iterable[GroupRow] = (),
-        agreed: Iterable[str] = (),
-    ) -> list[Dropped]:
-        """Fill an empty collection after a restart, with (client, trajectory) oldest first.
-
-        Returns what is dropped by decisions that were still to be made when the server stopped.
-        """
-        dropped = self._groups.restore(outstanding.batch, outstanding.attempts) if outstanding else []
-        for client_uuid, trajectory in finished:
-            if self._by_agreement:
+    def restore(self, recovered: Recovered) -> None:
+        """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
+        self.run_id = recovered.run_id
+        self.trained, self.dropped, self.quarantined = recovered.trained, recovered.dropped, recovered.quarantined
+        out = recovered.outstanding
+        dropped = self.groups.restore(out.batch, out.attempts) if out else []
+        for client_uuid, trajectory in recovered.finished:
+            if self.groups.by_agreement:
                 # it may be about to continue: a batch that waits for all must not leave at the moment of the restart
                 self._clients.take_part(client_uuid)
             else:
                 self._clients.remember(client_uuid)
-            dropped += self._groups.add(client_uuid, trajectory)
-        for one in losses:
-            dropped += self._groups.restore_losses(one)
-        for client_uuid in agreed:
+            dropped += self.groups.add(client_uuid, trajectory)
+        for losses in recovered.losses:
+            dropped += self.groups.restore_losses(losses)
+        for client_uuid in recovered.agreed:
             self._clients.restore_agreement(client_uuid)
-        return self._drop(dropped)
+        self._drop(dropped)
 
     # ------------------------------------------------------------------ batches
 
@@ -238,24 +230,20 @@ class Collection:
     def ready(self) -> bool:
         """Whether :meth:`take` gives a batch now."""
         # it is read several times per claim and end, mostly for methods without agreement
-        if not self._by_agreement:
-            return self._groups.ready()
-        return self._groups.ready(self._clients.any_agreed, self._clients.all_agreed)
+        if not self.groups.by_agreement:
+            return self.groups.ready()
+        return self.groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
     @property
     def full(self) -> bool:
         """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
-        return self._groups.full(self._clients.any_agreed, self._clients.all_agreed)
-
-    def seal(self) -> None:
-        """The batch is decided: it stays :attr:`ready` until it is taken, even if another client turns up."""
-        self._groups.seal()
+        return self.groups.full(self._clients.any_agreed, self._clients.all_agreed)
 
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may change as time passes."""
-        if not (self._by_agreement or self._someone_throttled):
+        if not (self.groups.by_agreement or self._someone_throttled):
             return None
-        lapse = self._clients.next_lapse() if self._by_agreement else None
+        lapse = self._clients.next_lapse() if self.groups.by_agreement else None
         lift = self._throttle.next_lift() if self._someone_throttled else None
         first = min((time for time in (lapse, lift) if time is not None), default=None)
         return None if first is None else self._rolling.when(first)
@@ -268,8 +256,8 @@ class Collection:
         Raises:
             StateError: no batch is ready, or one is out.
         """
-        fresh = self._groups.outstanding is None
-        batch = self._groups.take(self._clients.any_agreed, self._clients.all_agreed)
+        fresh = self.groups.outstanding is None
+        batch = self.groups.take(self._clients.any_agreed, self._clients.all_agreed)
         if fresh:
             state = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
             self._append(BatchRow(batch), StateRow(_uuids(batch), state, batch.batch_id))
@@ -282,7 +270,7 @@ class Collection:
 
         Returns the batch; ``None`` if ``batch_id`` names another.
         """
-        taken = self._groups.confirm(batch_id)
+        taken = self.groups.confirm(batch_id)
         if taken is None:
             return None
         self._clients.count(taken.client_uuids, "trained")
@@ -295,46 +283,12 @@ class Collection:
     def fail(self, batch_id: str) -> Failure | None:
         """The trainer reported an error while it had this batch: it comes back, or is dropped after ``batch_attempts``
         failures; ``None`` if it is not the batch that was taken."""
-        failure = self._groups.fail(batch_id)
+        failure = self.groups.fail(batch_id)
         if failure is not None:
             self._append(BatchRow(failure.batch, failure.attempts))
             if failure.dropped is not None:
                 self._drop([failure.dropped])
         return failure
-
-    def give_back(self) -> bool:
-        """The batch that is out was not trained, for no fault of its own: it comes back; False if none is out."""
-        return self._groups.give_back()
-
-    # ------------------------------------------------------------------ counts
-
-    @property
-    def outstanding(self) -> TrainBatch | None:
-        """The batch that was taken and neither confirmed nor dropped, out or back."""
-        return self._groups.outstanding
-
-    @property
-    def completed_groups(self) -> int:
-        """Whole groups (of ``num_repeat`` episodes) that wait for a batch."""
-        return self._groups.whole_groups
-
-    @property
-    def episodes(self) -> int:
-        """Finished episodes that wait for a batch; those of :attr:`outstanding` do not."""
-        return self._groups.episodes
-
-    @property
-    def running(self) -> int:
-        """Train episodes that are claimed now."""
-        return self._shares.running
-
-    def tasks(self) -> dict[str, int]:
-        """Finished episodes that wait, by task, complete groups first."""
-        return self._groups.tasks()
-
-    def waiting(self) -> Iterator[Group]:
-        """The groups that wait for a batch, complete ones first; not to be changed."""
-        return self._groups.waiting()
 
     # ------------------------------------------------------------------ inside
 
@@ -348,7 +302,7 @@ class Collection:
             self.dropped += len(one.episode_uuids)
         if dropped:
             self._count()
-        if losses := self._groups.take_losses():
+        if losses := self.groups.take_losses():
             self._append(*losses)
         return dropped
 
@@ -360,15 +314,15 @@ class Collection:
             client_uuid=client_uuid,
             active=self._clients.is_active(client_uuid),
             idle_seconds=0.0 if client.in_flight else now - client.last_seen,
-            running=self._shares.running_of(client_uuid),
+            running=self.shares.running_of(client_uuid),
             claimed=client.claimed,
             ended=client.ended,
             aborted=client.aborted,
             timed_out=client.timed_out,
-            waiting=self._shares.waiting_of(client_uuid),
+            waiting=self.shares.waiting_of(client_uuid),
             trained=client.trained,
             dropped=client.dropped,
-            groups=self._shares.places(client_uuid),
+            groups=self.shares.places(client_uuid),
             throttled=client.throttled,
             takes_part=client.takes_part,
             agreed=client.agreed,

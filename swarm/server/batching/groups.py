@@ -79,7 +79,8 @@ class GroupStore:
         self._losses: OrderedDict[str, Group] = OrderedDict()
         #: changed losses by task since :meth:`take_losses`
         self._lost: dict[str, GroupRow] = {}
-        self._trainable = 0
+        #: waiting episodes in groups of at least two
+        self.trainable = 0
         #: whole groups, and episodes in groups of at least two, that will not be too old after one more sync
         self._lasting = (0, 0)
         self._cache_full = False
@@ -98,11 +99,6 @@ class GroupStore:
         return len(self._whole)
 
     @property
-    def trainable(self) -> int:
-        """Waiting episodes in groups of at least two."""
-        return self._trainable
-
-    @property
     def by_agreement(self) -> bool:
         """Whether clients say when the batch is complete."""
         return self._method.by_agreement
@@ -111,7 +107,7 @@ class GroupStore:
         """Whether :meth:`take` gives a batch, with these agreements."""
         if self._taken is not None:
             return self._taken.back
-        return self._method.ready(Tally(len(self._whole), self._trainable, any_agreed, all_agreed, self._cache_full))
+        return self._method.ready(Tally(len(self._whole), self.trainable, any_agreed, all_agreed, self._cache_full))
 
     def full(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
         """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
@@ -143,7 +139,7 @@ class GroupStore:
         group.members.append(member)
         self._count(group, 1)
         self.episodes += 1
-        self._trainable += _trainable(len(group.members)) - _trainable(len(group.members) - 1)
+        self.trainable += _trainable(len(group.members)) - _trainable(len(group.members) - 1)
         self._shares.joined(client_uuid, task_id)
         return self._settle(group)
 
@@ -210,7 +206,7 @@ class GroupStore:
         reason = f"{self.episodes} finished episodes wait for a batch (max_cached_episodes); they are trained first"
         if ready or self._taken is not None:
             return reason, []
-        if self.by_agreement and self._trainable >= self._job.batch_size * self._job.num_repeat:
+        if self.by_agreement and self.trainable >= self._job.batch_size * self._job.num_repeat:
             self._cache_full = True
             return reason, []
         gone: list[Member] = []
@@ -319,7 +315,7 @@ class GroupStore:
         self._whole[group.number] = group
         self._count(group, 1)
         self.episodes += len(members)
-        self._trainable += len(members)
+        self.trainable += len(members)
         self._shares.completed(group.clients)
         return []
 
@@ -335,7 +331,7 @@ class GroupStore:
                 self._forget_losses(group)
             self._shares.parted(group.clients, group.task_id)
         self.episodes -= len(group.members)
-        self._trainable -= _trainable(len(group.members))
+        self.trainable -= _trainable(len(group.members))
         return group.members
 
     def _shrink(self, group: Group) -> list[Member]:
@@ -347,7 +343,7 @@ class GroupStore:
         group.members = [member for member in group.members if not self._stale(member)]
         self._count(group, 1)
         self.episodes -= len(old)
-        self._trainable -= _trainable(len(old) + len(group.members)) - _trainable(len(group.members))
+        self.trainable -= _trainable(len(old) + len(group.members)) - _trainable(len(group.members))
         self._shares.parted([member.client_uuid for member in old], group.task_id)
         return old
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from swarm.job import CollectionMethod
 from swarm.tokens import TrainGroup, Trajectory
@@ -56,41 +56,37 @@ class Tally(NamedTuple):
     cache_full: bool
 
 
-class Method(Protocol):
-    """One collection method of one job."""
+class Method:
+    """One collection method of one job.
 
-    @property
-    def whole_groups(self) -> bool:
-        """Whether a batch consists of groups of ``num_repeat`` only; else of all that have two episodes."""
-        ...
+    Attributes:
+        whole_groups: whether a batch consists of groups of ``num_repeat`` only; else of all that have two episodes.
+        by_agreement: whether clients say when the batch is complete.
+    """
 
-    @property
-    def by_agreement(self) -> bool:
-        """Whether clients say when the batch is complete."""
-        ...
+    whole_groups = by_agreement = False
 
     def objection(self, group: Group) -> str:
         """Why a whole group is not worth training, or an empty string."""
-        ...
+        return ""
 
     def ready(self, tally: Tally) -> bool:
         """Whether there is a batch."""
-        ...
+        raise NotImplementedError
 
     def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
         """The groups of the batch: of ``whole`` ones in the order of their completion, or of all ``trainable`` ones,
         oldest first."""
-        ...
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class EnoughTasks:
+@dataclass(frozen=True)
+class EnoughTasks(Method):
     """``batch_size`` whole groups, first complete first in; with ``informative`` only groups whose rewards differ."""
 
     batch_size: int
     informative: bool
-    whole_groups: bool = True
-    by_agreement: bool = False
+    whole_groups = True
 
     def objection(self, group: Group) -> str:
         first, *others = (member.trajectory.reward for member in group.members)
@@ -106,16 +102,11 @@ class EnoughTasks:
         return list(islice(whole, self.batch_size))
 
 
-@dataclass(frozen=True, slots=True)
-class EnoughEpisodes:
+@dataclass(frozen=True)
+class EnoughEpisodes(Method):
     """Groups that hold ``episodes`` episodes together, oldest first; one group at most goes beyond that number."""
 
     episodes: int
-    whole_groups: bool = False
-    by_agreement: bool = False
-
-    def objection(self, group: Group) -> str:
-        return ""
 
     def ready(self, tally: Tally) -> bool:
         return tally.trainable_episodes >= self.episodes
@@ -131,19 +122,15 @@ class EnoughEpisodes:
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+@dataclass(frozen=True)
+class Agreement(Method):
     """Every group of at least two, once any client agrees or ``everyone`` who is active does.
 
     A full cache counts as agreement: nobody could collect more, and waiting on would be for ever.
     """
 
     everyone: bool
-    whole_groups: bool = False
-    by_agreement: bool = True
-
-    def objection(self, group: Group) -> str:
-        return ""
+    by_agreement = True
 
     def ready(self, tally: Tally) -> bool:
         agreed = tally.all_agreed if self.everyone else tally.any_agreed

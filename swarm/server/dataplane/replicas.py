@@ -23,9 +23,9 @@ from hashlib import blake2b
 from typing import Any
 
 from adapters.dialects.jsons import encode
-from swarm.protocol import ReplicaStatus
 from swarm.server.concurrency import Signal
 from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError
+from swarm.status import ReplicaStatus
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, error_response, read_json
-from swarm.protocol import ReplicaStatus
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
 from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body
@@ -32,20 +32,11 @@ from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, not_guided, too_long
 from swarm.server.engine.controller import Controller
+from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
 
-POLICY_VERSION = "x-swarm-policy-version"
-#: header of a group's plain answer: the number of tokens of each choice, in order; the usage has only their sum
-COMPLETION_TOKENS = "x-swarm-completion-tokens"
-#: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
-PLACES = "x-swarm-places"
-#: header of a plain call: each choice shall have the text lengths of its tokens as ``pieces``, where they are known
-PIECES = "x-swarm-pieces"
-#: header of a streamed call: once begun it shall end, untrained, even if its episode is deleted for the engine's next
-#: phase
-OUTLIVE = "x-swarm-outlive"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
@@ -198,9 +189,9 @@ class DataPlane:
     def _open(self, request: Request) -> CallOwner:
         pool, key = self.controller.pool, bearer(request)
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
-            episodes: Sequence[Any] = pool.open_group(group_uuid, key).members
+            episodes: Sequence[Any] = pool.running.open_group(group_uuid, key).members
         else:
-            episodes = (pool.open(request.path_params["episode_uuid"], key),)
+            episodes = (pool.running.open(request.path_params["episode_uuid"], key),)
         return CallOwner(self.controller, episodes)
 
 
@@ -323,10 +314,7 @@ class NotFound:
 
 
 def _refusal(dialect: Dialect, exc: SwarmGatewayError) -> Response:
-    """``exc`` as an error response of the dialect."""
-    plain = error_response(exc)
-    kept = {name: value for name, value in plain.headers.items() if name != "content-length"}
-    return Response(encode(dialect.error(exc)), status_code=exc.status, headers=kept)
+    return error_response(exc, encode(dialect.error(exc)))
 
 
 def _places(given: str, count: int) -> list[int]:

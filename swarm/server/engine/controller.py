@@ -14,11 +14,11 @@ from dataclasses import replace
 from swarm.errors import ConflictError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import EngineFailure, ServerStatus
 from swarm.server.config import ServerConfig
 from swarm.server.engine.requests import EpisodeRequests, Serving
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.states import EngineState, check_engine
+from swarm.status import EngineFailure, ServerStatus
 from swarm.tokens import Sampled, TrainBatch
 from swarm.types import EvalResult, StepResult
 
@@ -146,7 +146,7 @@ class Controller(EpisodeRequests):
         """
         if message.last_batch != self._given:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
-            outstanding = self.pool.collection.outstanding
+            outstanding = self.pool.collection.groups.outstanding
             return outstanding if outstanding is not None and outstanding.batch_id == self._sent else None
         self._serving = Serving(
             tuple(message.addresses),
@@ -210,15 +210,17 @@ class Controller(EpisodeRequests):
         """
         pool = self.pool
         while True:
-            await self._collected.until(lambda: self._asked and self._state is EngineState.ROLLING and pool.batch_ready)
+            await self._collected.until(
+                lambda: self._asked and self._state is EngineState.ROLLING and pool.collection.ready
+            )
             if pool.serves_always:
                 break
-            pool.collection.seal()
+            pool.collection.groups.seal()
             self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
             timeout = self._config.post_rolling_timeout
-            if not await self._collected.until(lambda: pool.running == 0 or not pool.batch_ready, timeout):
-                logger.warning("%d episodes did not finish within %g s", pool.running, timeout)
-            if pool.batch_ready:
+            if not await self._collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
+                logger.warning("%d episodes did not finish within %g s", len(pool.running), timeout)
+            if pool.collection.ready:
                 break
             # the batch had come back, and its step was reported after all
             self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
@@ -326,7 +328,7 @@ class Controller(EpisodeRequests):
                 logger.error("%s", self._detail)
 
     def _to(self, state: EngineState, detail: str) -> None:
-        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.by_agreement:
+        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.groups.by_agreement:
             self.agreement_over = time.monotonic()
         self._enter(state, detail)
         if self._pool is not None:
@@ -334,4 +336,4 @@ class Controller(EpisodeRequests):
         self.pool_changed()
 
     def _take_back(self) -> bool:
-        return self._pool is not None and self._pool.collection.give_back()
+        return self._pool is not None and self._pool.collection.groups.give_back()

@@ -19,17 +19,7 @@ from typing import Any
 
 from swarm.errors import RequestError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import (
-    BATCH_WAITS,
-    NO_EPISODES,
-    POST_ROLLING,
-    SYNCING,
-    TRAINER_AWAY,
-    AgreeSyncWeightResponse,
-    EngineFailure,
-    EngineStatus,
-    EpisodeEnd,
-)
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, BoolResponse, EpisodeEnd
 from swarm.server.concurrency import Once, Signal
 from swarm.server.engine.runs import JournalPort, TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
@@ -37,6 +27,7 @@ from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState, check_engine
+from swarm.status import EngineFailure, EngineStatus
 from swarm.tokens import WeightSyncs
 from swarm.types import Notes
 
@@ -284,21 +275,21 @@ class EpisodeRequests(EngineBoard):
     async def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
         """Whether the episode is still this client's to run."""
         self.pool.collection.seen(client_uuid)
-        mine = self.pool.can_continue(client_uuid, episode_uuid)
+        mine = self.pool.running.of(client_uuid, episode_uuid) is not None
         await self.synced()
         return mine
 
-    async def agree(self, client_uuid: str) -> AgreeSyncWeightResponse:
+    async def agree(self, client_uuid: str) -> BoolResponse:
         """The client has no more for the current batch."""
         if self._pool is None:
-            return AgreeSyncWeightResponse(success=False, failure_reason="there is no training job yet")
+            return BoolResponse(success=False, failure_reason="there is no training job yet")
         reason = self._pool.collection.agree(client_uuid)
         in_vain = self._pool.collection.in_vain
         self.pool_changed()
         await self.synced()
         if in_vain:
-            return AgreeSyncWeightResponse(success=True, failure_reason=_IN_VAIN)
-        return AgreeSyncWeightResponse(success=not reason, failure_reason=reason)
+            return BoolResponse(success=True, failure_reason=_IN_VAIN)
+        return BoolResponse(success=not reason, failure_reason=reason)
 
     def pool_changed(self) -> None:
         """Call it when episodes ended, or when slots or the engine's state may let others begin."""
@@ -343,13 +334,13 @@ class EpisodeRequests(EngineBoard):
             logger.warning("the clients agree to a weight sync, but %s", _IN_VAIN)
             pool.collection.end_agreements()
             self.agreement_over = time.monotonic()
-        if self._state is EngineState.ROLLING_POST or pool.batch_ready:
+        if self._state is EngineState.ROLLING_POST or pool.collection.ready:
             self._collected.notify()
 
     def _next_due(self) -> float:
         if (pool := self._pool) is None:
             return math.inf
-        deadline, change = pool.next_deadline(), pool.collection.next_change()
+        deadline, change = pool.running.deadlines.next(), pool.collection.next_change()
         if change is None:
             return math.inf if deadline is None else deadline
         return change if deadline is None else min(deadline, change)

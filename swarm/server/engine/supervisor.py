@@ -37,7 +37,6 @@ from swarm.link.messages import (
     WeightSync,
 )
 from swarm.link.server import EngineLink
-from swarm.protocol import MAX_RESTARTS
 from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -45,6 +44,7 @@ from swarm.server.engine.history import History
 from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
 from swarm.server.engine.snapshots import Snapshots, Stored
 from swarm.states import EngineState
+from swarm.status import MAX_RESTARTS
 
 logger = logging.getLogger(__name__)
 

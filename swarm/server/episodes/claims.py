@@ -81,7 +81,7 @@ class ClaimQueue:
             )
         if wish.claim_key and (pool := self._pool()) is not None and (known := self._granted.get(name)) is not None:
             _check_same(wish, len(known[1]))
-            return pool.grant_again(known[1], as_group=wish.as_group)
+            return pool.running.grant_again(known[1], as_group=wish.as_group)
         if wish.claim_key and (waiting := self._joinable.get(name)) is not None:
             _check_same(wish, waiting.wish.episodes)
             waiting.callers += 1

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd, PoolInformation
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.episode import (
     DELETED,
@@ -34,6 +34,7 @@ from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EpisodeEvent, next_episode
+from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.tracker.timelines import count_tokens
 from swarm.types import Notes
@@ -72,7 +73,8 @@ class EpisodePool:
         self._clock = clock
         self._wall = wall
         self._engine = EngineState.OFFLINE
-        self._running = RunningEpisodes()
+        #: the episodes that are claimed now; only :class:`EpisodePool` ends them
+        self.running = RunningEpisodes(append, clock, wall)
         self._endings = Endings()
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
@@ -117,27 +119,13 @@ class EpisodePool:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
         for episode_uuid, ending in recovered.endings.items():
             self._endings.remember(episode_uuid, ending)
-        self._running.add(episodes, groups)
-        for episode in self._running.values():
+        self.running.add(episodes, groups)
+        for episode in self.running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
-        collection = self.collection
-        collection.run_id = recovered.run_id
-        collection.trained, collection.dropped = recovered.trained, recovered.dropped
-        collection.quarantined = recovered.quarantined
         self.evaluations.restore(recovered.run_id, recovered.evaluations)
-        collection.restore(recovered.finished, recovered.outstanding, recovered.losses, recovered.agreed)
+        self.collection.restore(recovered)
 
     # ------------------------------------------------------------------ claims
-
-    @property
-    def running(self) -> int:
-        """How many episodes are claimed now."""
-        return len(self._running)
-
-    @property
-    def episodes(self) -> ValuesView[Episode]:
-        """The episodes that are claimed now, oldest claim first."""
-        return self._running.values()
 
     def claim(self, wish: ClaimWish) -> Grant | Refusal:
         """Grant all episodes of ``wish``, or none."""
@@ -152,46 +140,16 @@ class EpisodePool:
         if collection.ready and not self.trained_out:
             # it is about to leave, and the weight sync would cut off what begins now
             return Refusal(POST_ROLLING)
-        if slots - len(self._running) < wish.episodes:
+        if slots - len(self.running) < wish.episodes:
             return Refusal(NO_EPISODES)
         if reason := collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle):
             # AgentJet's client pauses for 15 s unless it finds this phrase
             return Refusal(f"{NO_EPISODES} {reason}", holds_place=False, share_full=reason.startswith(THROTTLED))
-        grant, rows = self._running.begin(wish, collection.run_id, self._engine, self._clock(), self._wall())
-        self._append(*rows)
+        grant = self.running.begin(wish, collection.run_id, self._engine)
         collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
         return grant
 
-    def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
-        """What an earlier claim got, with keys that open the episodes that still run."""
-        grant, rows = self._running.grant_again(episode_uuids, as_group=as_group)
-        if rows:
-            self._append(*rows)
-        return grant
-
     # ------------------------------------------------------------------ calls
-
-    def open(self, episode_uuid: str, key: str) -> Episode:
-        """The running episode that ``key`` opens; that is a sign of life even if no engine can serve the call.
-
-        Raises:
-            AuthenticationError: no such episode, a wrong key, or the episode is over.
-        """
-        episode = self._running.open(episode_uuid, key)
-        episode.last_active = self._clock()
-        return episode
-
-    def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
-        """The running group that ``key`` opens; all its episodes run, and show a sign of life.
-
-        Raises:
-            AuthenticationError: no such group, a wrong key, or one of its episodes is over.
-        """
-        group = self._running.open_group(group_uuid, key)
-        now = self._clock()
-        for episode in group.members:
-            episode.last_active = now
-        return group
 
     def begin_call(self, episodes: Sequence[Episode]) -> Collection:
         """An LLM call of a client starts, for one of its episodes or several; it keeps them from being idle until
@@ -236,7 +194,7 @@ class EpisodePool:
 
     def remembers(self, episode_uuid: str) -> bool:
         """Whether the episode runs or its end is in memory."""
-        return self.is_running(episode_uuid) or self._endings.get(episode_uuid) is not None
+        return self.running.get(episode_uuid) is not None or self._endings.get(episode_uuid) is not None
 
     def end(
         self,
@@ -263,7 +221,7 @@ class EpisodePool:
         fresh: list[tuple[Episode, EpisodeEnd]] = []
         reasons: list[str] = []
         for end in ends:
-            episode = self._running.of(client_uuid, end.episode_uuid)
+            episode = self.running.of(client_uuid, end.episode_uuid)
             if episode is not None:
                 fresh.append((episode, end))
             else:
@@ -301,32 +259,20 @@ class EpisodePool:
         Raises:
             NotFoundError: it is another client's.
         """
-        if (episode := self._running.of(client_uuid, episode_uuid)) is not None:
+        if (episode := self.running.of(client_uuid, episode_uuid)) is not None:
             self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, drop_reason=reason, notes=notes)
             return ""
         ending = self._endings.get(episode_uuid)
-        if self._running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
+        if self.running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
             raise unknown_error(episode_uuid)
         if ending is not None and ending.how == "ended":
             return "the episode had ended already; its reward stands"
         return ""
 
-    def is_running(self, episode_uuid: str) -> bool:
-        """Whether an episode of this name is claimed now."""
-        return self._running.get(episode_uuid) is not None
-
-    def can_continue(self, client_uuid: str, episode_uuid: str) -> bool:
-        """Whether the episode is still this client's to run."""
-        return self._running.of(client_uuid, episode_uuid) is not None
-
-    def next_deadline(self) -> float | None:
-        """When, on the pool's clock, the next episode may be due."""
-        return self._running.deadlines.next()
-
     def expire(self) -> int:
         """Take back episodes that were idle for too long or have used up their time; returns how many."""
         now = self._clock()
-        due = self._running.deadlines.due(now)
+        due = self.running.deadlines.due(now)
         for episode in due:
             capped = episode.cap <= now
             how: EndedHow = "capped" if capped else "idle"
@@ -334,11 +280,6 @@ class EpisodePool:
             event = EpisodeEvent.CAP if capped else EpisodeEvent.IDLE_TIMEOUT
             self._free(episode, event, how, partial(ConflictError, f"the episode {words}", code=code))
         return len(due)
-
-    @property
-    def batch_ready(self) -> bool:
-        """Whether there is a batch to train now."""
-        return self.collection.ready
 
     @property
     def needs_none(self) -> str:
@@ -355,13 +296,13 @@ class EpisodePool:
             batch_size=self._job.batch_size,
             num_repeat=self._job.num_repeat,
             slots=self._job.slots,
-            completed_tasks=self.collection.completed_groups,
-            completed_episodes=self.collection.episodes,
-            running_episodes=self.running,
+            completed_tasks=self.collection.groups.whole_groups,
+            completed_episodes=self.collection.groups.episodes,
+            running_episodes=len(self.running),
             quarantined_episodes=self.collection.quarantined,
             dropped_episodes=self.collection.dropped,
             trained_episodes=self.collection.trained,
-            tasks=self.collection.tasks(),
+            tasks=self.collection.groups.tasks(),
         )
 
     # ------------------------------------------------------------------ inside
@@ -407,7 +348,7 @@ class EpisodePool:
             episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), tokens=tokens, **details
         )
         self._append(row)
-        self._running.remove(episode)
+        self.running.remove(episode)
         told = row.drop_reason if how == "ended" else ""
         self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key, tokens))
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
@@ -416,7 +357,7 @@ class EpisodePool:
     def _release(self, reason: str) -> None:
         """Delete what runs, because the engine continues without it."""
         error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
-        for episode in list(self._running.values()):
+        for episode in list(self.running.values()):
             self._free(episode, EpisodeEvent.ENGINE, "engine", error)
 
     def _new_collection(self, run_id: str) -> Collection:

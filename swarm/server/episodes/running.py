@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import hmac
-from collections.abc import Iterable, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError
@@ -72,9 +72,10 @@ class Deadlines:
 
 
 class RunningEpisodes:
-    """Claimed episodes, oldest claim first."""
+    """Claimed episodes, oldest claim first; the arguments are as for the pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, append: Callable[..., None], clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._append, self._clock, self._wall = append, clock, wall
         self._episodes: dict[str, Episode] = {}
         self._groups: dict[str, EpisodeGroup] = {}
         self.deadlines = Deadlines(self._episodes)
@@ -95,11 +96,9 @@ class RunningEpisodes:
 
     # ------------------------------------------------------------------ coming and going
 
-    def begin(
-        self, wish: ClaimWish, run_id: str, engine: EngineState, now: float, wall: float
-    ) -> tuple[Grant, list[EpisodeRow]]:
-        """Start all episodes of ``wish`` at ``now`` (clock) and ``wall`` (Unix); returns the client's grant and the
-        journal's rows."""
+    def begin(self, wish: ClaimWish, run_id: str, engine: EngineState) -> Grant:
+        """Start all episodes of ``wish``."""
+        now, wall = self._clock(), self._wall()
         group_key = new_key() if wish.as_group else ""
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
         state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine)
@@ -128,7 +127,8 @@ class RunningEpisodes:
         if wish.as_group:
             groups.append(EpisodeGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else ""))
         self.add(episodes, groups)
-        return Grant(tuple(claims), group_uuid, group_key), [episode.claim for episode in episodes]
+        self._append(*(episode.claim for episode in episodes))
+        return Grant(tuple(claims), group_uuid, group_key)
 
     def add(self, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
         """Take in claimed episodes and the groups that they form."""
@@ -152,8 +152,8 @@ class RunningEpisodes:
 
     # ------------------------------------------------------------------ keys
 
-    def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> tuple[Grant, list[KeyRow]]:
-        """What an earlier claim got, with keys that open the episodes that still run, and the rows of new keys."""
+    def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
+        """What an earlier claim got, with keys that open the episodes that still run."""
         added: list[KeyRow] = []
         claims: list[Claim] = []
         for episode_uuid in episode_uuids:
@@ -164,8 +164,10 @@ class RunningEpisodes:
                 episode.key_digests.append(digest(episode.key))
                 added.append(KeyRow(episode_uuid, episode.key_digests[-1]))
             claims.append(Claim(episode_uuid, episode.key if episode is not None else new_key()))
+        if added:
+            self._append(*added)
         if not as_group:
-            return Grant(tuple(claims)), added
+            return Grant(tuple(claims))
         first = self._episodes.get(episode_uuids[0])
         group = first.group if first is not None else None
         if group is None or not group.uuids:
@@ -176,10 +178,10 @@ class RunningEpisodes:
             key = group.key = new_key()
             group.uuids.append(group_uuid_of(key))
             self._groups[group.uuids[-1]] = group
-        return Grant(tuple(claims), group_uuid_of(key), key), added
+        return Grant(tuple(claims), group_uuid_of(key), key)
 
     def open(self, episode_uuid: str, key: str) -> Episode:
-        """The running episode that ``key`` opens.
+        """The running episode that ``key`` opens; that is a sign of life even if no engine can serve the call.
 
         Raises:
             AuthenticationError: no such episode, a wrong key, or the episode is over.
@@ -190,10 +192,11 @@ class RunningEpisodes:
         opens = episode.opens(given) if episode is not None else hmac.compare_digest(given, b"\0" * 32)
         if episode is None or not opens:
             raise AuthenticationError("wrong or missing episode key, or the episode is over: claim a new episode")
+        episode.last_active = self._clock()
         return episode
 
     def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
-        """The running group that ``key`` opens.
+        """The running group that ``key`` opens; all its episodes run, and show a sign of life.
 
         Raises:
             AuthenticationError: no such group, a wrong key, or one of its episodes is over.
@@ -201,4 +204,7 @@ class RunningEpisodes:
         group = self._groups.get(group_uuid)
         if not hmac.compare_digest(group_uuid_of(key).encode(), group_uuid.encode()) or group is None:
             raise AuthenticationError("wrong or missing group key, or an episode of the group is over: claim again")
+        now = self._clock()
+        for episode in group.members:
+            episode.last_active = now
         return group

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.groups import Group, GroupAnswer, JudgedGroups, SampledText, StepRewards, Wanted, histogram
-from swarm.server.journal.codec import clean, finish_reason_of, notes_of, unpack_trajectory
+from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, notes_of, unpack_trajectory
 from swarm.server.journal.schema import reading
-from swarm.states import EpisodeState
 from swarm.tokens import Trajectory
 from swarm.types import Notes
 
@@ -25,12 +24,6 @@ _COLUMNS = (
     "uuid, run_id, state, client_uuid, task_id, reward, output, coalesce(nullif(drop_reason, ''), lost_reason),"
     " quarantine_reason, batch_id, step, ended_at, rowid"
 )
-_NAMES = {
-    EpisodeState.FINISHED: "waiting",
-    EpisodeState.BATCHED: "out",
-    EpisodeState.REGISTERED: "over",
-    EpisodeState.DELETED: "over",
-}
 
 
 def judged_groups(
@@ -53,8 +46,8 @@ def judged_groups(
         ).fetchall()
         members: dict[str, list[tuple[Any, ...]]] = {}
         for row in rows:
-            said = json.loads(row[6]) if row[6] else {}
-            members.setdefault(_group_id(row, said), []).append((*row[:6], said, *row[7:]))
+            told = json.loads(row[6]) if row[6] else {}
+            members.setdefault(_group_id(row, told), []).append((*row[:6], told, *row[7:]))
         found: list[Group] = []
         for name, episodes in members.items():
             if len(found) == min(limit, MAX_GROUPS):
@@ -97,7 +90,7 @@ def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
     uuid, _, state, _, _, reward, said, dropped, quarantined, _, _, ended_at, _ = row
     return GroupAnswer(
         episode_uuid=uuid,
-        state=str(_NAMES.get(state, state)),
+        state=str(STATE_NAMES.get(state, state)),
         why=quarantined or dropped or "",
         reward=reward,
         rank=notes.rank,

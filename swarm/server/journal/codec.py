@@ -14,10 +14,18 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory, VersionRuns
 from swarm.types import Notes
 
 _JSON = json.JSONEncoder(default=str)
+#: What readers are told of these states; the others have names of their own.
+STATE_NAMES = {
+    EpisodeState.FINISHED: "waiting",
+    EpisodeState.BATCHED: "out",
+    EpisodeState.REGISTERED: "over",
+    EpisodeState.DELETED: "over",
+}
 
 
 def pack_call(call: ModelCall) -> bytes:
@@ -146,6 +154,11 @@ def notes_of(output: Mapping[str, Any]) -> Notes:
 def clean(text: str) -> str:
     """Text that SQLite takes: a lone surrogate, which JSON bodies can carry, becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def said(value: object) -> str:
+    """What a client may have written where a text is meant."""
+    return clean(value) if isinstance(value, str) else ""
 
 
 def _runs(runs: list[list[int]]) -> VersionRuns:

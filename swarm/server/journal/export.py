@@ -20,7 +20,14 @@ from typing import Any, Literal, Protocol, cast
 from msgspec import structs
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import clean, finish_reason_of, notes_of, unpack_counts, unpack_trajectory
+from swarm.server.journal.codec import (
+    STATE_NAMES,
+    clean,
+    finish_reason_of,
+    notes_of,
+    unpack_counts,
+    unpack_trajectory,
+)
 from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
@@ -38,13 +45,6 @@ _STATES: dict[ExportState, str] = {
     "waiting": f"e.state IN ('{EpisodeState.FINISHED}', '{EpisodeState.BATCHED}')",
     "dropped": f"(e.state = '{EpisodeState.DROPPED}' OR e.how = 'aborted' AND e.drop_reason != '')",
     "all": f"e.state != '{EpisodeState.CLAIMED}'",
-}
-#: what the column ``state`` of the file calls the states
-_NAMES = {
-    EpisodeState.FINISHED: "waiting",
-    EpisodeState.BATCHED: "out",
-    EpisodeState.REGISTERED: "over",
-    EpisodeState.DELETED: "over",
 }
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 #: episodes read at once, and bytes of their token data that make one piece of the file
@@ -203,7 +203,7 @@ def _row(
     return {
         "episode_uuid": episode_uuid,
         "run_id": run_id,
-        "state": _NAMES.get(state, state),
+        "state": STATE_NAMES.get(state, state),
         "episode_type": episode_type,
         "client_uuid": client_uuid,
         "group_uuid": group_uuid,

@@ -20,7 +20,7 @@ from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
 from swarm.server.journal.sqlite import recover
 from swarm.server.journal.writer import Question, Retention, Writer
-from swarm.types import Model
+from swarm.status import JournalStatus
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +30,6 @@ CLOSE_SECONDS = 10.0
 SYNC_SECONDS = 10.0
 #: age of the oldest row that is not on disk, in seconds, from which on the disk sets the pace of claims
 BEHIND_SECONDS = 0.05
-
-
-class JournalStats(Model):
-    """How the journal does; seconds, bytes. ``error`` is empty unless the disk refuses what is pending."""
-
-    pending: int
-    oldest_pending_seconds: float
-    last_commit_seconds: float
-    commits: int
-    records: int
-    bytes: int
-    error: str
 
 
 class Journal:
@@ -162,11 +150,11 @@ class Journal:
         except sqlite3.Error as exc:
             raise _unavailable(f"cannot be read: {exc}") from exc
 
-    def stats(self) -> JournalStats:
+    def stats(self) -> JournalStatus:
         """Counts, times and the size on disk."""
         writer = self._writer
         log = self._path.with_name(self._path.name + "-wal")
-        return JournalStats(
+        return JournalStatus(
             pending=self._pending,
             oldest_pending_seconds=self._oldest_pending_seconds(),
             last_commit_seconds=writer.last_commit_seconds,

@@ -24,22 +24,12 @@ from adapters.verl.config import verl_config
 from adapters.verl.fields import batch_rows
 from adapters.verl.trainer import SwarmTrainer
 from swarm.job import TrainJob
-from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import TrainBatch, TrainGroup, Trajectory
+from tests.token_data import timeline
 
 # a tool's token in between: no advantage there
 MASK = [1, 0, 1]
-
-
-def timeline() -> Timeline:
-    return Timeline(
-        prompt_ids=[1, 2],
-        response_ids=[3, 4, 5],
-        response_mask=MASK,
-        logprobs=[-1.0, 0.0, -1.0],
-        min_policy_version=0,
-        max_policy_version=0,
-        num_calls=1,
-    )
+LINE = timeline([1, 2], [3, 4, 5], response_mask=MASK)
 
 
 def make_batch(groups: list[list[dict[str, Any]]]) -> TrainBatch:
@@ -54,7 +44,7 @@ def make_batch(groups: list[list[dict[str, Any]]]) -> TrainBatch:
                         task_id=str(number),
                         reward=episode["reward"],
                         credit=episode.get("credit", 0.0),
-                        timelines=[timeline() for _ in range(episode["timelines"])],
+                        timelines=[LINE] * episode["timelines"],
                         num_calls=1,
                     )
                     for index, episode in enumerate(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
+from tests.token_data import timeline, trajectory
 
 torch = pytest.importorskip("torch")
 fields = pytest.importorskip("adapters.verl.fields")
@@ -12,19 +13,11 @@ fields = pytest.importorskip("adapters.verl.fields")
 
 def make_timeline(prompt: list[int], response: list[int], mask: list[int] | None = None, version: int = 4) -> Timeline:
     mask = mask or [1] * len(response)
-    return Timeline(
-        prompt_ids=prompt,
-        response_ids=response,
-        response_mask=mask,
-        logprobs=[-0.5 * bit for bit in mask],
-        min_policy_version=version,
-        max_policy_version=version + 1,
-        num_calls=1,
-    )
+    return timeline(prompt, response, version, version + 1, response_mask=mask, logprobs=[-0.5 * bit for bit in mask])
 
 
 def make_trajectory(uuid: str, reward: float, *timelines: Timeline) -> Trajectory:
-    return Trajectory(episode_uuid=uuid, task_id="t", reward=reward, timelines=list(timelines), num_calls=1)
+    return trajectory(*timelines, episode_uuid=uuid, reward=reward, num_calls=1)
 
 
 def make_batch(*groups: list[Trajectory]) -> TrainBatch:

@@ -39,18 +39,6 @@ async def claude(gateway: Http) -> AsyncIterator[Any]:
 # ---------------------------------------------------------------------- Anthropic Messages
 
 
-async def test_messages_streamed(claude: Any, swarm: Swarm) -> None:
-    swarm.answer = saying("It is sunny.", reasoning="hm hm")
-    async with claude.messages.stream(model="tiny", max_tokens=9, messages=[HI]) as stream:
-        text = "".join([piece async for piece in stream.text_stream])
-        final = await stream.get_final_message()
-    plain = await claude.messages.create(model="tiny", max_tokens=9, messages=[HI])
-    assert text == "It is sunny."
-    assert [block.to_dict() for block in final.content] == [block.to_dict() for block in plain.content]
-    assert [block.type for block in final.content] == ["thinking", "text"]
-    assert (final.stop_reason, final.usage.output_tokens) == (plain.stop_reason, plain.usage.output_tokens)
-
-
 async def test_pings_before_the_message_do_not_disturb(swarm: Swarm, open_gateway: OpenGateway) -> None:
     pinged = asyncio.Event()
     swarm.answer = once(pinged, saying("late"))
@@ -64,36 +52,7 @@ async def test_pings_before_the_message_do_not_disturb(swarm: Swarm, open_gatewa
         assert (await stream.get_final_message()).content[0].to_dict()["text"] == "late"
 
 
-async def test_messages_errors_have_their_sdk_class(claude: Any, swarm: Swarm) -> None:
-    ask: Any = {"model": "tiny", "max_tokens": 9, "messages": [HI]}
-    with pytest.raises(anthropic.NotFoundError):
-        await claude.messages.create(**ask | {"model": "other"})
-    with pytest.raises(anthropic.BadRequestError) as refused:
-        await claude.messages.create(**ask, container="c")
-    body: Any = refused.value.body
-    said = (body["type"], body["error"]["type"], body["error"]["param"])
-    assert said == ("error", "invalid_request_error", "container")
-    assert refused.value.response.headers["x-should-retry"] == "false"
-    swarm.answer = lambda *_: error(400, "too long")
-    with pytest.raises(anthropic.BadRequestError, match="too long"):
-        await claude.messages.create(**ask)
-
-
 # ---------------------------------------------------------------------- OpenAI Responses
-
-
-async def test_responses_streamed(sdk: Any, swarm: Swarm) -> None:
-    swarm.answer = saying("It is sunny.", reasoning="hm hm")
-    stream = await sdk.responses.create(model="tiny", input="hi", stream=True)
-    events = [event async for event in stream]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert text == "It is sunny."
-    last = events[-1]
-    assert last.type == "response.completed" and last.response.output_text == text
-    plain = await sdk.responses.create(model="tiny", input="hi", instructions="Be brief.")
-    assert [item.type for item in last.response.output] == [item.type for item in plain.output]
-    assert (plain.output_text, plain.status, plain.usage.total_tokens) == (text, "completed", 8)
 
 
 async def test_items_of_kept_responses_can_be_referred_to(open_gateway: OpenGateway, swarm: Swarm) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from tests.gateway.conftest import OpenGateway
 from tests.swarm.server import conftest as server
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.cli.status import status_lines
-from swarm.protocol import ClientRow, EngineStatus, LogEntry, ServerStatus
 from swarm.states import EngineState
+from swarm.status import ClientRow, EngineStatus, LogEntry, ServerStatus
 from swarm.types import StepResult
 
 

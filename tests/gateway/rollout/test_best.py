@@ -115,7 +115,7 @@ async def test_a_quorum_is_judged_and_all_are_trained(rig: server.Rig, open_rout
         await at_rest(rig, route)
         # the rewards that train are of one call about all of them
         assert [len(asked) for asked in judge.asked] == [2, 4]
-        [group] = rig.controller.pool.collection.waiting()
+        [group] = rig.controller.pool.collection.groups.waiting()
         assert sorted(member.trajectory.reward for member in group.members) == [2.0, 2.0, 5.0, 8.0]
         assert route.stats.trained == 1
 

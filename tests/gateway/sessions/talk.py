@@ -16,8 +16,8 @@ from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.types import Caller, Incoming
 from reward_hooks import HookContext, HookRunner, Hooks, Session
 from swarm.job import ServingMode, TrainJob
-from swarm.protocol import EngineStatus, ServerStatus
 from swarm.states import EngineState
+from swarm.status import EngineStatus, ServerStatus
 
 Messages = list[dict[str, Any]]
 

@@ -17,11 +17,11 @@ from gateway.app import create_app as create_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.tui.format import Row, Table
 from gateway.tui.widgets import Grid
-from swarm.protocol import PushVerboseLogRequest
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.run import serve
 from swarm.states import EngineState
+from swarm.status import PushVerboseLogRequest
 from swarm.types import StepResult
 from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.gateway.tui.conftest import watching

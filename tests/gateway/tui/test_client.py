@@ -15,7 +15,7 @@ from starlette.routing import Route
 from gateway.tui import client
 from gateway.tui.client import GatewayStatus, Reason, StatusClient, Trouble
 from gateway.tui.targets import Kind, make_targets
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm
 from tests.standins.vllm import listening

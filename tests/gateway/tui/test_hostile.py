@@ -19,7 +19,7 @@ from gateway.tui import gateway_view
 from gateway.tui.app import MonitorApp
 from gateway.tui.client import GatewayStatus
 from gateway.tui.targets import make_targets
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from tests.gateway.tui.conftest import watching
 from tests.standins.vllm import listening
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gateway.tui.client import STEPS, Reason
 from gateway.tui.poller import FEW_STEPS, MonitorLog, StepHistory, SwarmPoller
 from gateway.tui.targets import make_targets
-from swarm.protocol import LogEntry
 from swarm.states import EngineState
+from swarm.status import LogEntry
 from swarm.types import StepResult
 from tests.gateway.tui.conftest import DEADLINE
 from tests.swarm.server import conftest as server

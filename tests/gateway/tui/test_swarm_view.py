@@ -7,7 +7,8 @@ import pytest
 from gateway.tui.format import Table
 from gateway.tui.swarm_view import Order, episodes, progress, view
 from swarm.job import TrainJob
-from swarm.protocol import (
+from swarm.states import EngineState
+from swarm.status import (
     ClientRow,
     EngineStatus,
     JournalStatus,
@@ -16,7 +17,6 @@ from swarm.protocol import (
     RunningEpisode,
     ServerStatus,
 )
-from swarm.states import EngineState
 from swarm.types import StepResult
 
 POOL = PoolInformation(

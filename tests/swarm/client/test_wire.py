@@ -20,7 +20,8 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.client import Answer
-from swarm.protocol import ClaimEpisodeResponse, ClaimGroupResponse, EngineStatus
+from swarm.protocol import ClaimEpisodeResponse, ClaimGroupResponse
+from swarm.status import EngineStatus
 from tests.swarm.client.scripted import ScriptedServer
 
 

@@ -17,11 +17,11 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
-from swarm.tokens import ModelCall
 from swarm.types import Task, WorkflowOutput
 from tests.standins.vllm import listening
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.server.episodes.test_pool import record
+from tests.token_data import model_call
 
 pytestmark = pytest.mark.anyio
 
@@ -46,16 +46,8 @@ class Swarm:
     def sample(self, episode: EpisodeEndpoint) -> None:
         """Record one model call, as the data plane does."""
         pool = self.controller.pool
-        call = ModelCall(
-            call_id="c",
-            prompt_ids=[1],
-            response_ids=[2],
-            logprobs=[-0.5],
-            min_policy_version=3,
-            max_policy_version=3,
-            finish_reason="stop",
-        )
-        record(pool, pool.open(episode.episode_uuid, episode.api_key), call)
+        call = model_call([1], [2], 3)
+        record(pool, pool.running.open(episode.episode_uuid, episode.api_key), call)
 
     async def claim_is_waiting(self) -> None:
         async with asyncio.timeout(PATIENCE):

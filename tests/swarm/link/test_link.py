@@ -26,7 +26,8 @@ from swarm.link.messages import (
     encode,
 )
 from swarm.link.server import EngineLink
-from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import TrainBatch, TrainGroup
+from tests.token_data import timeline, trajectory
 
 pytestmark = pytest.mark.anyio
 TOKEN = "secret"
@@ -50,19 +51,8 @@ async def hello(link: EngineLink) -> Hello:
 
 
 def batch(trajectories: int, tokens: int) -> TrainBatch:
-    timeline = Timeline(
-        prompt_ids=list(range(tokens)),
-        response_ids=list(range(tokens)),
-        response_mask=[1] * tokens,
-        logprobs=[-0.1] * tokens,
-        min_policy_version=0,
-        max_policy_version=0,
-        num_calls=1,
-    )
-    members = [
-        Trajectory(episode_uuid=str(i), task_id="t", reward=0.5, timelines=[timeline], num_calls=1)
-        for i in range(trajectories)
-    ]
+    line = timeline(range(tokens), [1] * tokens)
+    members = [trajectory(line, episode_uuid=str(i)) for i in range(trajectories)]
     return TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=members)])
 
 

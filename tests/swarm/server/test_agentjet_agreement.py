@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from swarm.protocol import EngineStatus
 from swarm.server.api.agentjet import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
+from swarm.status import EngineStatus
 from tests.standins import engine
 from tests.standins.vllm import ScriptedVllm
 from tests.standins.vllm import listening as serving

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, StateRow, StepRow
 from swarm.server.monitor import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, Timeline, TokenCounts, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, TokenCounts, TrainBatch, TrainGroup, Trajectory
 from swarm.types import StepResult
+from tests.token_data import model_call, timeline, trajectory
 
 
 class Clock:
@@ -18,29 +19,12 @@ class Clock:
         return self.now
 
 
-def trajectory(mask: list[int]) -> Trajectory:
-    timeline = Timeline(
-        prompt_ids=[1],
-        response_ids=[2] * len(mask),
-        response_mask=mask,
-        logprobs=[0.0] * len(mask),
-        min_policy_version=0,
-        max_policy_version=0,
-        num_calls=1,
-    )
-    return Trajectory(episode_uuid="e", task_id="t", reward=1, timelines=[timeline], num_calls=1)
+def sampled(mask: list[int]) -> Trajectory:
+    return trajectory(timeline([1], [2] * len(mask), response_mask=mask))
 
 
 def call(tokens: int) -> ModelCall:
-    return ModelCall(
-        call_id="c",
-        prompt_ids=[1],
-        response_ids=[2] * tokens,
-        logprobs=[0.0] * tokens,
-        min_policy_version=0,
-        max_policy_version=0,
-        finish_reason="stop",
-    )
+    return model_call([1], [2] * tokens)
 
 
 def ended(how: EndedHow = "ended", drop_reason: str = "", one: Trajectory | None = None) -> EndRow:
@@ -80,7 +64,7 @@ def test_what_was_given_up_before_it_sampled_is_not_dropped() -> None:
 
 def test_every_sampled_token_is_trained_or_dropped_for_a_reason() -> None:
     meters = Meters(Clock())
-    one = replace(trajectory([1, 0, 1]), tokens=TokenCounts(sampled=3, trained=2, repeated=1, masked=1))
+    one = replace(sampled([1, 0, 1]), tokens=TokenCounts(sampled=3, trained=2, repeated=1, masked=1))
 
     def end(name: str, how: EndedHow = "ended", drop_reason: str = "", waits: bool = False) -> None:
         kept = replace(one, episode_uuid=name) if waits else None
@@ -116,7 +100,7 @@ def test_rates_are_means_over_the_window() -> None:
     meters = Meters(clock)
     clock.now += 30
     for _ in range(10):
-        meters.observe(ended(one=trajectory([1])))
+        meters.observe(ended(one=sampled([1])))
         meters.observe(CallRow("e", call(6)))
     rates = meters.rates()
     assert (rates.window, rates.episodes_per_minute, rates.sampled_tokens_per_second) == (30.0, 20.0, 2.0)

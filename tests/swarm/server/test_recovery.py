@@ -70,7 +70,7 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     grant = await granted(before, wish)
     first = grant.claims[0]
     sample(before.pool, first)
-    before.pool.quarantine(before.pool.open(grant.claims[1].episode_uuid, grant.claims[1].key), "bad")
+    before.pool.quarantine(before.pool.running.open(grant.claims[1].episode_uuid, grant.claims[1].key), "bad")
     await before.synced()
     await journal.close()
 
@@ -79,17 +79,17 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     controller.open(journal)
     assert (controller.state, controller.job) == (OFFLINE, JOB)
     assert "restarted" in controller.engine_status().engine_status_detail
-    episode = controller.pool.open(first.episode_uuid, first.key)
+    episode = controller.pool.running.open(first.episode_uuid, first.key)
     assert len(episode.calls) == 1
     assert 900 < episode.cap - episode.last_active <= 1000
-    group = controller.pool.open_group(grant.group_uuid, grant.group_key)
+    group = controller.pool.running.open_group(grant.group_uuid, grant.group_key)
     assert [member.episode_uuid for member in group.members] == [one.episode_uuid for one in grant.claims]
     again = await granted(controller, wish)
     assert [one.episode_uuid for one in again.claims] == [one.episode_uuid for one in grant.claims]
     for one in (*again.claims, *grant.claims):
-        assert controller.pool.open(one.episode_uuid, one.key)
-    assert controller.pool.open_group(again.group_uuid, again.group_key) is group
-    assert controller.pool.open_group(grant.group_uuid, grant.group_key) is group
+        assert controller.pool.running.open(one.episode_uuid, one.key)
+    assert controller.pool.running.open_group(again.group_uuid, again.group_key) is group
+    assert controller.pool.running.open_group(grant.group_uuid, grant.group_key) is group
     assert await granted(controller, wish) == again, "within one life the keys are the same"
     reason = await controller.end("me", "a", ends(*grant.claims[:2]), as_group=True, end_key="e")
     assert reason == "quarantined: bad"
@@ -101,9 +101,9 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     assert await controller.end("me", "a", ends(*grant.claims[:2]), as_group=True, end_key="e") == reason
     third = grant.claims[2]
     for key in (third.key, again.claims[2].key):
-        assert controller.pool.open(third.episode_uuid, key)
+        assert controller.pool.running.open(third.episode_uuid, key)
     with pytest.raises(AuthenticationError):
-        controller.pool.open_group(grant.group_uuid, grant.group_key)
+        controller.pool.running.open_group(grant.group_uuid, grant.group_key)
     await journal.close()
 
 
@@ -131,7 +131,7 @@ async def test_an_agreement_holds_after_a_restart_until_its_batch_is_taken(tmp_p
 
     journal = Journal.open(tmp_path / "journal.db")
     after = await server(journal)
-    assert after.pool.batch_ready
+    assert after.pool.collection.ready
     after.boot()
     after.rollout_ready(ready(0))
     await asyncio.wait_for(after.next_batch(), 20)
@@ -230,10 +230,10 @@ class ServerMachine(RuleBasedStateMachine):
     def boots(self) -> None:
         self.controller.rollout_ready(ready(self.version))
 
-    @precondition(lambda self: self.state is ROLLING and self.controller.pool.batch_ready)
+    @precondition(lambda self: self.state is ROLLING and self.controller.pool.collection.ready)
     @rule()
     def take(self) -> None:
-        resent = self.controller.pool.collection.outstanding
+        resent = self.controller.pool.collection.groups.outstanding
         batch = self.run(asyncio.wait_for(self.controller.next_batch(), 20))
         if resent is not None:
             assert batch == resent and (self.batch is None or batch == self.batch)
@@ -267,7 +267,9 @@ class ServerMachine(RuleBasedStateMachine):
 
     def lose_waiting(self, count: int) -> None:
         """Some of what waits was dropped: which, the collection knows."""
-        waiting = {m.trajectory.episode_uuid for g in self.controller.pool.collection.waiting() for m in g.members}
+        waiting = {
+            m.trajectory.episode_uuid for g in self.controller.pool.collection.groups.waiting() for m in g.members
+        }
         gone = [
             one
             for one in self.known("finished")
@@ -278,7 +280,7 @@ class ServerMachine(RuleBasedStateMachine):
             one.outcome = "dropped"
 
     def outstanding(self) -> set[str]:
-        batch = self.controller.pool.collection.outstanding
+        batch = self.controller.pool.collection.groups.outstanding
         return {t.episode_uuid for g in batch.groups for t in g.trajectories} if batch else set()
 
     @precondition(lambda self: self.state is not OFFLINE)
@@ -339,10 +341,10 @@ class ServerMachine(RuleBasedStateMachine):
 
     def picture(self) -> Any:
         pool = self.controller.pool
-        waiting = [(g.task_id, [m.trajectory for m in g.members]) for g in pool.collection.waiting()]
-        running = [(e.claim, e.calls, e.quarantine_reason, e.state) for e in pool.episodes]
+        waiting = [(g.task_id, [m.trajectory for m in g.members]) for g in pool.collection.groups.waiting()]
+        running = [(e.claim, e.calls, e.quarantine_reason, e.state) for e in pool.running.values()]
         steps = [step.batch_id for step in self.controller.status().steps]
-        return pool.information(), sorted(waiting, key=repr), running, pool.collection.outstanding, steps
+        return pool.information(), sorted(waiting, key=repr), running, pool.collection.groups.outstanding, steps
 
     # ------------------------------------------------------------------ clients
 
@@ -352,7 +354,7 @@ class ServerMachine(RuleBasedStateMachine):
         kind, key = "eval" if is_eval else "train", f"claim-{self.numbers}"
         wish = ClaimWish("me", kind, 1e6, cap, count, as_group or count > 1, claim_key=key)
         room = JOB.slots - len(self.known()) >= count
-        ready = self.controller.pool.batch_ready
+        ready = self.controller.pool.collection.ready
         outcome = self.run(self.controller.claim(wish))
         assert isinstance(outcome, Grant) == (self.state is ROLLING and room and not ready)
         if isinstance(outcome, Grant):
@@ -369,14 +371,14 @@ class ServerMachine(RuleBasedStateMachine):
         for known, claim in zip(of_claim, again.claims, strict=True):
             if known.outcome == "running":
                 for key in (known.claim.key, claim.key):
-                    assert self.controller.pool.open(claim.episode_uuid, key)
+                    assert self.controller.pool.running.open(claim.episode_uuid, key)
                 known.claim = claim
 
     @precondition(lambda self: self.known())
     @rule(data=st.data(), bad=st.sampled_from([False, False, True]))
     def call(self, data: st.DataObject, bad: bool) -> None:
         one = data.draw(st.sampled_from(self.known()))
-        episode = self.controller.pool.open(one.claim.episode_uuid, one.claim.key)
+        episode = self.controller.pool.running.open(one.claim.episode_uuid, one.claim.key)
         counted = self.controller.pool.begin_call([episode])
         if bad:
             self.controller.pool.quarantine(episode, "bad")
@@ -390,12 +392,12 @@ class ServerMachine(RuleBasedStateMachine):
     def whole_episodes(self, tasks: list[str], stop_at: int) -> None:
         """In bulk, so that batches come about; with the last one the batch may be taken as well."""
         for task in tasks:
-            if self.controller.pool.batch_ready:
+            if self.controller.pool.collection.ready:
                 break
             self.claim(1, False, False, 1e6)
             sample(self.controller.pool, self.clients[-1].claim)
             self.end(self.clients[-1], task, "")
-        if self.controller.pool.batch_ready and stop_at:
+        if self.controller.pool.collection.ready and stop_at:
             self.take()
             if stop_at > 1:
                 self.step(stop_at > 4)
@@ -466,7 +468,7 @@ class ServerMachine(RuleBasedStateMachine):
     @invariant()
     def every_acknowledged_reward_is_in_one_place(self) -> None:
         pool = self.controller.pool
-        waiting = [m.trajectory.episode_uuid for g in pool.collection.waiting() for m in g.members]
+        waiting = [m.trajectory.episode_uuid for g in pool.collection.groups.waiting() for m in g.members]
         places = [*waiting, *self.outstanding(), *self.trained]
         assert len(places) == len(set(places))
         assert set(places) == {one.claim.episode_uuid for one in self.known("finished")}
@@ -475,7 +477,7 @@ class ServerMachine(RuleBasedStateMachine):
         assert info.dropped_episodes == len(self.known("dropped"))
         assert info.quarantined_episodes == len(self.known("quarantined"))
         running = {one.claim.episode_uuid for one in self.known()}
-        assert {episode.episode_uuid for episode in pool.episodes} == running
+        assert {episode.episode_uuid for episode in pool.running.values()} == running
 
 
 ServerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
@@ -487,7 +489,7 @@ async def test_evaluations_go_on_after_a_restart(tmp_path: Path) -> None:
     async def evaluated(journal: Journal, reward: float, success: bool, version: int) -> Controller:
         controller = rolling(journal, version)
         grant = await granted(controller, ClaimWish("me", "eval"))
-        episode = controller.pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+        episode = controller.pool.running.open(grant.claims[0].episode_uuid, grant.claims[0].key)
         # what the data plane notes of calls that it does not record
         episode.unrecorded += [(version, 5), (version, 6)]
         output = WorkflowOutput(reward=reward, is_success=success, log_metrics={"tools": 2.0})

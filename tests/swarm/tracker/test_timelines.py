@@ -10,17 +10,12 @@ from msgspec.structs import replace
 
 from swarm.tokens import ModelCall, Timeline
 from swarm.tracker.timelines import count_tokens, merge_calls
+from tests import token_data
 
 
 def call(prompt: list[int], response: list[int], version: int = 0, newest: int | None = None) -> ModelCall:
-    return ModelCall(
-        call_id="c",
-        prompt_ids=prompt,
-        response_ids=response,
-        logprobs=[-(i + 1) / 8 for i in range(len(response))],
-        min_policy_version=version,
-        max_policy_version=version if newest is None else newest,
-        finish_reason="stop",
+    return token_data.model_call(
+        prompt, response, version, newest, logprobs=[-(i + 1) / 8 for i in range(len(response))]
     )
 
 
@@ -33,17 +28,7 @@ def ids(call: ModelCall) -> tuple[int, ...]:
 
 
 def test_one_call_is_one_timeline() -> None:
-    assert merge_calls([call([1, 2], [3, 4], 5)]) == [
-        Timeline(
-            prompt_ids=[1, 2],
-            response_ids=[3, 4],
-            response_mask=[1, 1],
-            logprobs=[-0.125, -0.25],
-            min_policy_version=5,
-            max_policy_version=5,
-            num_calls=1,
-        )
-    ]
+    assert merge_calls([call([1, 2], [3, 4], 5)]) == [token_data.timeline([1, 2], [3, 4], 5, logprobs=[-0.125, -0.25])]
 
 
 def test_next_turn_extends_with_masked_tokens_in_between() -> None:

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from swarm.job import TrainJob, dump_job
-from swarm.protocol import EngineStatus, ServerStatus
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
+from swarm.status import EngineStatus, ServerStatus
 from tests.swarm.server.conftest import ready
 
 pytestmark = pytest.mark.anyio

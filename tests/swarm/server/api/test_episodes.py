@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse, PoolInformation
+from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
+from swarm.status import PoolInformation
 from tests.swarm.server.conftest import JOB, Rig, ready
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +66,7 @@ async def test_a_caller_that_leaves_gives_up_its_place(rig: Rig) -> None:
     waiter.cancel()
     await rig.eventually(lambda: len(rig.controller.claims) == 0)
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=group["episodes"][0]["episode_uuid"])
-    assert rig.controller.pool.running == 3
+    assert len(rig.controller.pool.running) == 3
 
 
 async def test_strangers_and_late_ends_are_refused(rig: Rig) -> None:
@@ -109,7 +110,7 @@ async def test_a_repeated_claim_and_a_repeated_end_over_http(rig: Rig) -> None:
     first = await rig.post("/claim_group", **claim)
     assert await rig.post("/claim_group", **claim) == first
     assert first["openai_base_url"].endswith(f"/groups/{first['group_uuid']}/v1") and first["openai_api_key"]
-    assert rig.controller.pool.running == 2
+    assert len(rig.controller.pool.running) == 2
     ends = [{"episode_uuid": e["episode_uuid"], "workflow_output": {"reward": 1}} for e in first["episodes"]]
     body = {"client_uuid": "me", "task_id": "a", "ends": ends}
     answers = [await rig.post("/end_group", **body, idempotency_key="e1") for _ in range(2)]
@@ -128,7 +129,7 @@ async def test_a_claim_that_was_granted_while_its_answer_was_lost_is_joined(rig:
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=full["episodes"][0]["episode_uuid"])
     claimed = await asyncio.wait_for(asyncio.gather(*works), 10)
     assert len({(one.uuid, one.key) for one in claimed}) == 1
-    assert rig.controller.pool.running == 4
+    assert len(rig.controller.pool.running) == 4
 
 
 async def test_a_claim_that_is_withdrawn_is_answered_at_once(rig: Rig) -> None:
@@ -154,7 +155,7 @@ async def test_late_ends_say_what_happened(rig: Rig) -> None:
         "episode_timed_out": await rig.claim(discard_episode_timeout=0.05),
         "episode_expired": await rig.claim(max_episode_seconds=0.05),
     }
-    await rig.eventually(lambda: rig.controller.pool.running == 0)
+    await rig.eventually(lambda: not rig.controller.pool.running)
     for code, episode in episodes.items():
         body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "a", "workflow_output": {"reward": 1}}
         response = await rig.client.post("/end_episode", json=body)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from swarm.credentials import TokenFile
-from swarm.protocol import ServerStatus
+from swarm.status import ServerStatus
 from swarm.types import StepResult
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig, ready
@@ -32,7 +32,7 @@ async def test_a_monitor_sees_who_runs_what(rig: Rig) -> None:
     async with httpx.AsyncClient(verify=False, trust_env=False) as http:
         request = busy.request()
         call = asyncio.create_task(http.send(request))
-        await rig.eventually(lambda: any(one.in_flight for one in rig.controller.pool.episodes))
+        await rig.eventually(lambda: any(one.in_flight for one in rig.controller.pool.running.values()))
         seen = await status(rig)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from swarm.job import TrainJob
-from swarm.tokens import Timeline, Trajectory
+from swarm.tokens import Trajectory
+from tests import token_data
 
 _names = count()
 
@@ -19,20 +20,9 @@ def trajectory(
 ) -> Trajectory:
     """A finished episode; with ``newest`` it has a second timeline, sampled by those weights."""
     versions = [version] if newest is None else [newest, version]
-    timelines = [
-        Timeline(
-            prompt_ids=[1],
-            response_ids=[2],
-            response_mask=[1],
-            logprobs=[-1.0],
-            min_policy_version=v,
-            max_policy_version=v,
-            num_calls=1,
-        )
-        for v in versions
-    ]
+    lines = [token_data.timeline([1], [2], one) for one in versions]
     name = name or f"e{next(_names)}"
-    return Trajectory(episode_uuid=name, task_id=task, reward=reward, timelines=timelines, num_calls=len(timelines))
+    return token_data.trajectory(*lines, episode_uuid=name, task_id=task, reward=reward)
 
 
 def job(**more: Any) -> TrainJob:

@@ -13,19 +13,6 @@ def clients(clock: Clock) -> Clients:
     return Clients(timeout=100.0, clock=clock, wall_clock=clock, limit=3)
 
 
-def test_a_client_is_active_for_a_while(clients: Clients, clock: Clock) -> None:
-    assert clients.next_lapse() is None
-    clients.seen("a", train=False)
-    clock.now += 60
-    clients.seen("b", train=False)
-    assert clients.next_lapse() == clock.now + 40
-    clock.now += 40
-    assert (clients.is_active("a"), clients.is_active("b")) == (False, True)
-    assert [name for name, _ in clients.rows()] == ["b", "a"]
-    clients.seen("a", train=False)
-    assert clients.is_active("a")
-
-
 def test_a_call_in_flight_keeps_its_client_active(clients: Clients, clock: Clock) -> None:
     clients.begin_call("a", train=True)
     clock.now += 1000

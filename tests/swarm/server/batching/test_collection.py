@@ -18,24 +18,6 @@ def run(collection: Collection, client: str, *tasks: str) -> None:
         assert collection.add(client, trajectory(task)) == []
 
 
-def test_a_row_tells_what_became_of_a_client(clock: Clock) -> None:
-    collection = Collection(job(batch_size=1), 100.0, clock)
-    run(collection, "me", "a", "a", "b")
-    collection.claimed("me", "eval")
-    collection.released("me", "eval", "", "aborted")
-    for how in ("idle", "capped", "engine"):
-        collection.claimed("me", "train", "c")
-        collection.released("me", "train", "c", how)
-    collection.claimed("me", "train", "c", 2)
-    assert collection.confirm(collection.take().batch_id) is not None
-    collection.begin_run("r", "another run")
-    clock.now += 5
-    (row,) = collection.rows()
-    assert (row.client_uuid, row.active, row.idle_seconds) == ("me", True, 5.0)
-    assert (row.claimed, row.ended, row.aborted, row.timed_out, row.running) == (9, 3, 1, 2, 2)
-    assert (row.trained, row.dropped, row.waiting, row.groups) == (2, 1, 0, 1)
-
-
 def test_a_claim_beyond_its_share_waits_until_the_batch_is_taken_or_the_other_is_gone(clock: Clock) -> None:
     collection = Collection(job(), 100.0, clock)
     collection.seen("other", train=True)
@@ -43,7 +25,7 @@ def test_a_claim_beyond_its_share_waits_until_the_batch_is_taken_or_the_other_is
     collection.claimed("other", "train", "theirs", 2)
     refusal = collection.admit("me", "train", 1, THIRD)
     assert refusal.startswith("throttled: ")
-    assert [row.throttled for row in collection.rows()] == [False, True]
+    assert [(row.throttled, row.groups) for row in collection.rows()] == [(False, 1), (True, 1)]
     assert collection.admit("me", "eval", 1, THIRD) == ""
     assert collection.admit("me", "train", 1, None) == ""
     change = collection.next_change()
@@ -86,7 +68,7 @@ def test_a_batch_that_is_decided_stays_ready_though_another_client_turns_up(cloc
     run(collection, "other", "b")
     assert not collection.ready
     collection.agree("other")
-    collection.seal()
+    collection.groups.seal()
     run(collection, "third", "c")
     assert collection.ready
 
@@ -95,10 +77,10 @@ def test_a_batch_that_is_sent_again_decides_nothing_about_the_next(clock: Clock)
     collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
     run(collection, "me", "a", "a")
     collection.agree("me")
-    collection.seal()
+    collection.groups.seal()
     batch = collection.take()
-    collection.give_back()
-    collection.seal()
+    collection.groups.give_back()
+    collection.groups.seal()
     assert collection.take() is batch
     collection.confirm(batch.batch_id)
     run(collection, "me", "b", "b")

@@ -22,7 +22,7 @@ from swarm.errors import StateError
 from swarm.job import CollectionMethod
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
-from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow, Row, StateRow
+from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow, Recovered, Row, StateRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
@@ -244,7 +244,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.check_dropped(expected)
         assert (reason == "") == (not waits)
         if waits:
-            assert self.collection.ready or self.collection.outstanding, "it waits for nothing"
+            assert self.collection.ready or self.collection.groups.outstanding, "it waits for nothing"
             return False
         self.collection.claimed(client, episode_type, task, count)
         self.running += [(client, episode_type, task)] * count
@@ -375,7 +375,7 @@ class CollectionMachine(RuleBasedStateMachine):
             self.out = None
 
     def give_back(self) -> None:
-        assert self.collection.give_back() == (self.out is not None and not self.back)
+        assert self.collection.groups.give_back() == (self.out is not None and not self.back)
         self.back = True
 
     @rule(version=st.sampled_from([1, 1, 1, 0]))
@@ -450,7 +450,8 @@ class CollectionMachine(RuleBasedStateMachine):
         for one in losses:
             group = self.group(one.task_id)
             group.lost, group.version = one.lost, one.version
-        self.collection.restore(finished, outstanding, losses, sorted(self.agreed))
+        agreed = sorted(self.agreed)
+        self.collection.restore(Recovered(finished=finished, outstanding=outstanding, losses=losses, agreed=agreed))
         self.check_dropped(expected)
         self.version = version
         assert self.collection.advance(version) == []
@@ -469,11 +470,11 @@ class CollectionMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_exact(self) -> None:
         tasks: Counter[str] = Counter(one.task for one in self.waiting())
-        assert self.collection.tasks() == dict(tasks)
-        assert self.collection.episodes == len(self.waiting())
-        assert self.collection.completed_groups == len(self.whole)
-        assert self.collection.running == sum(kind == "train" for _, kind, _ in self.running)
-        assert self.collection.outstanding is self.out
+        assert self.collection.groups.tasks() == dict(tasks)
+        assert self.collection.groups.episodes == len(self.waiting())
+        assert self.collection.groups.whole_groups == len(self.whole)
+        assert self.collection.shares.running == sum(kind == "train" for _, kind, _ in self.running)
+        assert self.collection.groups.outstanding is self.out
 
     @invariant()
     def it_is_ready_when_the_model_is(self) -> None:
@@ -484,12 +485,12 @@ class CollectionMachine(RuleBasedStateMachine):
     def agreements_are_in_vain_when_nothing_can_come_of_them(self) -> None:
         everyone = self.method == "all_clients_agree_sync_weight"
         agreed = bool(self.agreed) and (not everyone or self.active() & self.taking_part <= self.agreed)
-        nothing = not self.trainable() and self.out is None and self.collection.running == 0
+        nothing = not self.trainable() and self.out is None and self.collection.shares.running == 0
         assert self.collection.in_vain == (agreed and nothing)
 
     @invariant()
     def the_cache_is_bounded(self) -> None:
-        assert self.collection.episodes + self.collection.running <= self.bound
+        assert self.collection.groups.episodes + self.collection.shares.running <= self.bound
 
     @invariant()
     def rows_add_up(self) -> None:

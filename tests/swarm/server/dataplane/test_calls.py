@@ -12,27 +12,20 @@ from swarm.tokens import ModelCall
 from tests.swarm.server.engine.test_controller import claim, rolling
 from tests.swarm.server.episodes.test_pool import ends
 from tests.swarm.server.memory import MemoryJournal
+from tests.token_data import model_call
 
 pytestmark = pytest.mark.anyio
 
 
 def call(number: int) -> ModelCall:
-    return ModelCall(
-        call_id=f"call-{number}",
-        prompt_ids=[0],
-        response_ids=[number],
-        logprobs=[-1.0],
-        min_policy_version=0,
-        max_policy_version=0,
-        finish_reason="stop",
-    )
+    return model_call([0], [number], call_id=f"call-{number}")
 
 
 async def test_a_call_that_is_not_on_disk_when_its_episode_ends_is_not_trained() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
     (one,) = await claim(controller)
-    episode = controller.pool.open(one.episode_uuid, one.key)
+    episode = controller.pool.running.open(one.episode_uuid, one.key)
     first, second = (CallOwner(controller, [episode]) for _ in range(2))
     first.record({0: call(1)})
     await first.synced()

@@ -29,6 +29,7 @@ from tests.standins.vllm import (
 )
 from tests.swarm.server.conftest import Rig
 from tests.swarm.server.dataplane.group import claim_group
+from tests.token_data import model_call
 
 pytestmark = pytest.mark.anyio
 
@@ -172,15 +173,7 @@ def episode(name: str) -> Episode:
 
 
 def answer(ids: list[int]) -> ModelCall:
-    return ModelCall(
-        call_id="c",
-        prompt_ids=[1],
-        response_ids=ids,
-        logprobs=[-1.0] * len(ids),
-        min_policy_version=0,
-        max_policy_version=0,
-        finish_reason="stop",
-    )
+    return model_call([1], ids)
 
 
 def test_the_own_answer_goes_before_a_sibling_with_the_same_text() -> None:

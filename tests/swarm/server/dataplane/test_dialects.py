@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 HI: Any = {"role": "user", "content": "hi"}
 
 
-@pytest.fixture
-async def episode(rig: Rig) -> Claimed:
-    return await rig.claim()
-
-
 ASKS: dict[str, dict[str, Any]] = {
     "messages": {"messages": [HI], "max_tokens": 20},
     "responses": {"input": "hi"},
@@ -87,4 +82,4 @@ async def test_an_answer_that_makes_no_sense_is_not_trained(rig: Rig, episode: C
     response = await rig.client.send(request(episode, path))
     assert response.status_code == 502
     assert "without an id or a name" in response.json()["error"]["message"]
-    assert rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
+    assert rig.controller.pool.running.open(episode.uuid, episode.key).quarantine_reason

@@ -61,12 +61,12 @@ async def test_a_call_that_is_told_to_come_back_keeps_its_episode(rig: Rig) -> N
     episode, group = await rig.claim(), await claim_group(rig)
     rig.controller.offline("killed by a test")
     rig.controller.boot()
-    before = {one.episode_uuid: one.last_active for one in rig.controller.pool.episodes}
+    before = {one.episode_uuid: one.last_active for one in rig.controller.pool.running.values()}
     assert len(before) == 1 + len(group.members)
     assert_offline(await episode.chat())
     assert_offline(await group.chat())
     # the refused call is activity: a client that retries as it is told does not lose its episode to the idle timeout
-    assert all(one.last_active > before[one.episode_uuid] for one in rig.controller.pool.episodes)
+    assert all(one.last_active > before[one.episode_uuid] for one in rig.controller.pool.running.values())
 
 
 async def test_a_call_in_flight_is_told_that_its_engine_is_gone_and_works_with_the_next(rig: Rig) -> None:
@@ -149,7 +149,7 @@ async def test_a_stream_that_is_being_read_may_outlive_its_episode(rig: Rig, out
         streamed(role_chunk(), token_chunk([5]), synced.wait, token_chunk([6], finish="stop"), usage_chunk(2))
     )
     episode = await rig.claim()
-    [kept] = rig.controller.pool.episodes
+    [kept] = rig.controller.pool.running.values()
     request = episode.request(stream=True)
     if outlives:
         request.headers["x-swarm-outlive"] = "1"

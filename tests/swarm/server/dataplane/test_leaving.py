@@ -68,8 +68,8 @@ async def test_a_caller_that_leaves_stops_vllm_at_once(rig: Rig, grouped: bool, 
     ]
     judge(f"{'group' if grouped else 'episode'}, {'streamed' if streaming else 'plain'}", delays)
     # nothing of what was given up is recorded, or held against the episodes
-    await rig.eventually(lambda: all(episode.in_flight == 0 for episode in rig.controller.pool.episodes))
-    assert not any(episode.calls or episode.quarantine_reason for episode in rig.controller.pool.episodes)
+    await rig.eventually(lambda: all(episode.in_flight == 0 for episode in rig.controller.pool.running.values()))
+    assert not any(episode.calls or episode.quarantine_reason for episode in rig.controller.pool.running.values())
     rig.vllm.default = plain([1])
     assert (await claimed.chat()).status_code == 200
 
@@ -94,7 +94,7 @@ async def test_a_user_that_leaves_the_gateway_stops_the_whole_group_at_once(
     for _ in range(TIMES):
         request = gateway.build_request("POST", "/v1/chat/completions", json=body)
         delays.append(await leave(rig, request, gateway, streaming=False))
-        await rig.eventually(lambda: rig.controller.pool.running == 0)
+        await rig.eventually(lambda: not rig.controller.pool.running)
     judge(f"gateway, {'streamed' if streaming else 'plain'}", delays)
     assert all(sent["n"] == 2 for _, sent in rig.vllm.requests)
     assert rig.controller.pool.information().completed_episodes == 0
@@ -116,5 +116,5 @@ def on_user_submit_new_requests(request, context):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
         await rig.eventually(lambda: len(rig.vllm.requests) == 2)
         asking.cancel()
-        await rig.eventually(lambda: len(rig.vllm.cancellations) == 2 and rig.controller.pool.running == 0)
+        await rig.eventually(lambda: len(rig.vllm.cancellations) == 2 and not rig.controller.pool.running)
     assert all("n" not in sent for _, sent in rig.vllm.requests)

@@ -16,11 +16,6 @@ from tests.swarm.server.dataplane.group import claim_group
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def episode(rig: Rig) -> Claimed:
-    return await rig.claim()
-
-
 async def complete(episode: Claimed, **body: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {episode.key}"}
     url = f"{episode.base_url}/completions"

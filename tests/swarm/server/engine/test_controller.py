@@ -119,7 +119,7 @@ async def test_why_a_claim_fails() -> None:
     finish(controller, claims[2:], "b")
     await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
     assert await refusal(controller) == SYNCING
-    assert not controller.pool.can_continue("me", straggler[0].episode_uuid)
+    assert controller.pool.running.of("me", straggler[0].episode_uuid) is None
     await feed
     with pytest.raises(RequestError, match="4 slots"):
         await claim(controller, 5)
@@ -204,7 +204,7 @@ async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -
     assert not journal.failures, "the batch is not to blame for what came after its step"
     controller.boot()
     controller.rollout_ready(ready(1))
-    assert not controller.pool.batch_ready
+    assert not controller.pool.collection.ready
 
 
 async def test_a_batch_on_which_the_trainer_reports_errors_is_dropped_in_the_end() -> None:
@@ -254,11 +254,11 @@ async def test_an_engine_that_asks_again_while_its_batch_waits_for_the_disk_gets
     journal.gate.set()
     batch = await asyncio.wait_for(feed, LONG)
     assert controller.state is EngineState.WEIGHT_SYNCING
-    assert not controller.pool.batch_ready
+    assert not controller.pool.collection.ready
     controller.step_done(done(batch))
     controller.rollout_ready(ready(1, batch.batch_id))
     assert controller.state is EngineState.ROLLING
-    assert not controller.pool.batch_ready
+    assert not controller.pool.collection.ready
 
 
 async def test_what_is_told_is_on_disk() -> None:
@@ -308,7 +308,7 @@ async def test_new_claims_are_refused_while_the_disk_fails() -> None:
         with pytest.raises(UnavailableError, match="no space") as refused:
             await controller.claim(ClaimWish("me"))
         assert refused.value.code == "journal_unavailable"
-    assert controller.pool.running == 0
+    assert not controller.pool.running
     journal.error = ""
     assert isinstance(await controller.claim(ClaimWish("me")), Grant)
 
@@ -320,7 +320,7 @@ async def test_claims_keep_the_pace_of_a_slow_disk() -> None:
     journal.gate.clear()
     claiming = asyncio.create_task(controller.claim(ClaimWish("me")))
     await anyio.wait_all_tasks_blocked()
-    assert not claiming.done() and controller.pool.running == 0
+    assert not claiming.done() and not controller.pool.running
     journal.gate.set()
     assert isinstance(await claiming, Grant)
     journal.failing = True
@@ -338,7 +338,7 @@ async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     controller.offline("crashed")
     controller.sync_job(JOB.model_copy(update={"resume": True}))
     assert controller.pool.information().completed_tasks == 1
-    assert controller.pool.can_continue("me", running.episode_uuid)
+    assert controller.pool.running.of("me", running.episode_uuid) is not None
     controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
     assert controller.pool.information().completed_tasks == 0
     with pytest.raises(ConflictError) as late:
@@ -368,7 +368,7 @@ async def test_a_run_goes_on_unless_it_was_stopped_and_does_not_resume(resume: b
     goes_on = resume or not stopped
     assert controller.pool.information().tasks == ({"complete": 2, "partial": 1} if goes_on else {})
     assert len(controller.status().steps) == goes_on
-    assert controller.pool.can_continue("me", claims[3].episode_uuid) == goes_on
+    assert (controller.pool.running.of("me", claims[3].episode_uuid) is not None) == goes_on
     assert len({record.run_id for record in journal.of(RunRow)}) == (1 if goes_on else 2)
 
 

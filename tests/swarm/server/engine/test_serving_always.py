@@ -212,10 +212,10 @@ async def test_a_trainer_that_dies_leaves_vllm_serving_and_gets_its_batch_again(
 async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_that_dies_ends_the_serving() -> None:
     controller = rolling()
     for _ in range(JOB.batch_attempts):
-        await out(controller) if not controller.pool.batch_ready else await controller.next_batch()
+        await out(controller) if not controller.pool.collection.ready else await controller.next_batch()
         controller.trainer_died("out of memory")
         controller.rollout_ready(always())
-    assert controller.pool.collection.outstanding is None and controller.pool.collection.dropped == 4
+    assert controller.pool.collection.groups.outstanding is None and controller.pool.collection.dropped == 4
     controller.trainer_died("out of memory")
     controller.weight_sync_begins()
     assert not controller.serves, "another trainer would find a paused vLLM"

@@ -15,6 +15,7 @@ from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
 from swarm.states import EngineState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
+from tests.token_data import model_call
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
 OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
@@ -53,16 +54,8 @@ def refused(pool: EpisodePool, count: int = 1) -> Refusal:
 
 
 def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
-    call = ModelCall(
-        call_id=f"call-{next(CALLS)}",
-        prompt_ids=[0],
-        response_ids=[token],
-        logprobs=[-1.0],
-        min_policy_version=0,
-        max_policy_version=0,
-        finish_reason="stop",
-    )
-    record(pool, pool.open(episode.episode_uuid, episode.key), call)
+    call = model_call([0], [token], call_id=f"call-{next(CALLS)}")
+    record(pool, pool.running.open(episode.episode_uuid, episode.key), call)
 
 
 def record(pool: EpisodePool, episode: Episode, call: ModelCall) -> None:
@@ -101,7 +94,7 @@ def test_unknown_and_doubled_episodes() -> None:
     (mine,) = sampled(pool, 1)
     with pytest.raises(NotFoundError):
         pool.end("me", "a", ends(mine, Claim("nobody", "")), as_group=True)
-    assert pool.can_continue("me", mine.episode_uuid), "all or none"
+    assert pool.running.of("me", mine.episode_uuid) is not None, "all or none"
     with pytest.raises(RequestError, match="twice"):
         pool.end("me", "a", ends(mine, mine))
     assert pool.abort("me", "nobody") == ""
@@ -110,15 +103,15 @@ def test_unknown_and_doubled_episodes() -> None:
 def test_keys_open_only_their_running_episode() -> None:
     pool = rolling_pool()
     one, two = sampled(pool, 2)
-    assert pool.open(one.episode_uuid, one.key).episode_uuid == one.episode_uuid
+    assert pool.running.open(one.episode_uuid, one.key).episode_uuid == one.episode_uuid
     for uuid, key in ((one.episode_uuid, two.key), (one.episode_uuid, ""), ("nobody", one.key)):
         with pytest.raises(AuthenticationError):
-            pool.open(uuid, key)
-    episode = pool.open(one.episode_uuid, one.key)
+            pool.running.open(uuid, key)
+    episode = pool.running.open(one.episode_uuid, one.key)
     assert one.key not in repr(episode)
     pool.end("me", "a", ends(one))
     with pytest.raises(AuthenticationError):
-        pool.open(one.episode_uuid, one.key)
+        pool.running.open(one.episode_uuid, one.key)
     assert episode.over.happened
 
 
@@ -126,14 +119,14 @@ def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:
     clock = Clock()
     pool = rolling_pool(clock=clock)
     one, two = claim(pool, 2)
-    busy = pool.open(one.episode_uuid, one.key)
+    busy = pool.running.open(one.episode_uuid, one.key)
     counted = pool.begin_call([busy])
     clock.now += 240
     assert pool.expire() == 1
-    assert pool.can_continue("me", one.episode_uuid)
+    assert pool.running.of("me", one.episode_uuid) is not None
     with pytest.raises(ConflictError, match="idle"):
         pool.end("me", "a", ends(two))
-    assert pool.next_deadline() == clock.now + 240, "the call may end at once"
+    assert pool.running.deadlines.next() == clock.now + 240, "the call may end at once"
     clock.now += 100
     pool.end_call([busy], counted)
     clock.now += 239
@@ -147,7 +140,7 @@ def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
     clock = Clock()
     pool = rolling_pool(clock=clock)
     (chatty,) = claim(pool, max_seconds=300.0)
-    episode = pool.open(chatty.episode_uuid, chatty.key)
+    episode = pool.running.open(chatty.episode_uuid, chatty.key)
     for _ in range(5):
         clock.now += 50
         pool.end_call([episode], pool.begin_call([episode]))
@@ -182,18 +175,18 @@ def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> No
     pool = rolling_pool()
     grant = pool.claim(ClaimWish("me", episodes=3, as_group=True))
     assert isinstance(grant, Grant)
-    group = pool.open_group(grant.group_uuid, grant.group_key)
+    group = pool.running.open_group(grant.group_uuid, grant.group_key)
     assert [episode.episode_uuid for episode in group.members] == [one.episode_uuid for one in grant.claims]
     assert grant.group_key not in repr(group)
     for uuid, key in ((grant.group_uuid, grant.claims[0].key), ("nobody", grant.group_key), ("ä", "ä")):
         with pytest.raises(AuthenticationError):
-            pool.open_group(uuid, key)
+            pool.running.open_group(uuid, key)
     with pytest.raises(AuthenticationError):
-        pool.open(grant.claims[0].episode_uuid, grant.group_key)
+        pool.running.open(grant.claims[0].episode_uuid, grant.group_key)
     pool.abort("me", grant.claims[1].episode_uuid)
     with pytest.raises(AuthenticationError):
-        pool.open_group(grant.group_uuid, grant.group_key)
-    assert pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+        pool.running.open_group(grant.group_uuid, grant.group_key)
+    assert pool.running.open(grant.claims[0].episode_uuid, grant.claims[0].key)
 
 
 def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
@@ -202,24 +195,24 @@ def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
     grant = pool.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"))
     assert isinstance(grant, Grant)
     uuids = [one.episode_uuid for one in grant.claims]
-    assert pool.grant_again(uuids, as_group=True) == grant
+    assert pool.running.grant_again(uuids, as_group=True) == grant
     assert len(records) == 2, "nothing new happened"
     pool.abort("me", uuids[1])
-    again = pool.grant_again(uuids, as_group=True)
+    again = pool.running.grant_again(uuids, as_group=True)
     assert [one.episode_uuid for one in again.claims] == uuids
     assert again.claims[0] == grant.claims[0]
     for uuid, key in ((uuids[1], grant.claims[1].key), (uuids[1], again.claims[1].key)):
         with pytest.raises(AuthenticationError):
-            pool.open(uuid, key)
+            pool.running.open(uuid, key)
     with pytest.raises(AuthenticationError):
-        pool.open_group(again.group_uuid, again.group_key)
+        pool.running.open_group(again.group_uuid, again.group_key)
 
 
 def test_the_journal_is_told_everything_once_and_in_order() -> None:
     records: list[Row] = []
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
-    episode = pool.open(one.episode_uuid, one.key)
+    episode = pool.running.open(one.episode_uuid, one.key)
     pool.end("me", "a", ends(one, reward=0.5), end_key="k")
     pool.end("me", "a", ends(one, reward=0.5), end_key="k")
     record(pool, episode, episode.calls[0])
@@ -234,7 +227,7 @@ def test_the_journal_is_told_everything_once_and_in_order() -> None:
 def test_one_quarantined_episode_drops_its_group() -> None:
     pool = rolling_pool()
     good, bad = sampled(pool, 2)
-    episode = pool.open(bad.episode_uuid, bad.key)
+    episode = pool.running.open(bad.episode_uuid, bad.key)
     pool.quarantine(episode, "3 token ids but 2 log-probabilities")
     pool.quarantine(episode, "another")
     reason = pool.end("me", "a", ends(good, bad), as_group=True)
@@ -246,7 +239,7 @@ def test_one_quarantined_episode_drops_its_group() -> None:
 def test_a_group_is_told_each_reason_for_which_one_of_it_is_not_trained() -> None:
     pool = rolling_pool()
     good, bad, silent = sampled(pool, 2) + claim(pool, 1)
-    pool.quarantine(pool.open(bad.episode_uuid, bad.key), "odd tokens")
+    pool.quarantine(pool.running.open(bad.episode_uuid, bad.key), "odd tokens")
     told = pool.end("me", "t", ends(good, bad, silent), as_group=True)
     assert told == "quarantined: odd tokens; no completed LLM call was recorded in the episode"
     assert pool.end("me", "t", ends(good, bad, silent), as_group=True) == told

@@ -8,9 +8,11 @@ from msgspec import structs
 
 from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, EpisodeRow, Row, StateRow, StepRow
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import TrainBatch, TrainGroup, Trajectory
 from swarm.tracker.timelines import merge_calls
 from swarm.types import StepResult, WorkflowOutput
+from tests.token_data import model_call, timeline
+from tests.token_data import trajectory as made_trajectory
 
 
 def claimed(uuid: str, client: str = "c", **fields: Any) -> EpisodeRow:
@@ -21,36 +23,17 @@ def claimed(uuid: str, client: str = "c", **fields: Any) -> EpisodeRow:
 def call(uuid: str, call_id: str, tokens: int = 3) -> CallRow:
     return CallRow(
         uuid,
-        ModelCall(
-            call_id=call_id,
-            prompt_ids=list(range(5)),
-            response_ids=list(range(100, 100 + tokens)),
-            logprobs=[-1 / 3 - k for k in range(tokens)],
-            min_policy_version=1,
-            max_policy_version=2,
-            finish_reason="stop",
+        model_call(
+            range(5), range(100, 100 + tokens), 1, 2, call_id=call_id, logprobs=[-1 / 3 - k for k in range(tokens)]
         ),
     )
 
 
 def trajectory(uuid: str, task_id: str = "t", reward: float = 1.0, tokens: int = 3) -> Trajectory:
-    timeline = Timeline(
-        prompt_ids=[1, 2, 70_000],
-        response_ids=list(range(tokens)),
-        response_mask=[k % 2 for k in range(tokens)],
-        logprobs=[-0.1 * k for k in range(tokens)],
-        min_policy_version=3,
-        max_policy_version=4,
-        num_calls=1,
-    )
-    return Trajectory(
-        episode_uuid=uuid,
-        task_id=task_id,
-        reward=reward,
-        timelines=[timeline],
-        num_calls=1,
-        log_metrics={"length": 0.1, "ä": float("inf")},
-    )
+    mask, logprobs = [k % 2 for k in range(tokens)], [-0.1 * k for k in range(tokens)]
+    line = timeline([1, 2, 70_000], range(tokens), 3, 4, response_mask=mask, logprobs=logprobs)
+    metrics = {"length": 0.1, "ä": float("inf")}
+    return made_trajectory(line, episode_uuid=uuid, task_id=task_id, reward=reward, log_metrics=metrics)
 
 
 def ended(uuid: str, task_id: str = "t", tokens: int = 3, client: str = "c", **fields: Any) -> EndRow:

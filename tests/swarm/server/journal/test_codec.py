@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.server.journal.codec import clean, pack_call, pack_json, pack_trajectory, unpack_call, unpack_trajectory
-from swarm.tokens import ModelCall, Timeline, Trajectory
+from swarm.tokens import Timeline, Trajectory
+from tests.token_data import model_call
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 IDS = st.lists(INT32, max_size=5)
@@ -14,15 +15,7 @@ FLOATS = st.floats(allow_nan=False, width=32)
 @given(prompt=IDS, response=IDS, data=st.data())
 def test_a_call_comes_back_exactly(prompt: list[int], response: list[int], data: st.DataObject) -> None:
     logprobs = data.draw(st.lists(FLOATS, min_size=len(response), max_size=len(response)))
-    call = ModelCall(
-        call_id="a",
-        prompt_ids=prompt,
-        response_ids=response,
-        logprobs=logprobs,
-        min_policy_version=1,
-        max_policy_version=2,
-        finish_reason="\ud800",
-    )
+    call = model_call(prompt, response, 1, 2, call_id="a", logprobs=logprobs, finish_reason="\ud800")
     assert unpack_call("a", pack_call(call)) == call
 
 
@@ -52,15 +45,7 @@ def test_a_trajectory_comes_back_exactly(response: list[int], data: st.DataObjec
 
 
 def test_token_data_is_small() -> None:
-    call = ModelCall(
-        call_id="a",
-        prompt_ids=[150_000] * 1000,
-        response_ids=[],
-        logprobs=[],
-        min_policy_version=0,
-        max_policy_version=0,
-        finish_reason="stop",
-    )
+    call = model_call([150_000] * 1000, [])
     assert len(pack_call(call)) < 4_100
 
 

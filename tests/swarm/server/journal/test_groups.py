@@ -13,10 +13,11 @@ from swarm.server.journal.export import ExportReport, ExportState, export
 from swarm.server.journal.groups import model_of
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Row, RunRow
-from swarm.tokens import ModelCall, Trajectory
+from swarm.tokens import Trajectory
 from swarm.tracker.timelines import merge_calls
 from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import claimed, ended, over
+from tests.token_data import model_call
 
 JOB = "model: tiny\n"
 
@@ -28,15 +29,7 @@ def decode(ids: list[int], *, special: bool) -> str:
 
 def episode(name: str, tokens: Sequence[int], task_id: str = "t", reward: float = 1.0, **notes: Any) -> tuple[Row, ...]:
     """One answer of so many tokens, as the data plane and its client record it."""
-    call = ModelCall(
-        call_id=name,
-        prompt_ids=[0, 9],
-        response_ids=list(tokens),
-        logprobs=[-1.0] * len(tokens),
-        min_policy_version=3,
-        max_policy_version=4,
-        finish_reason="length",
-    )
+    call = model_call([0, 9], tokens, 3, 4, call_id=name, finish_reason="length")
     timelines = merge_calls([call])
     trajectory = Trajectory(episode_uuid=name, task_id=task_id, reward=reward, timelines=timelines, num_calls=1)
     output = WorkflowOutput(reward=reward, notes=Notes(**notes))

@@ -1,0 +1,110 @@
+"""``Plan``: the routes of a configuration with their hooks loaded, before anything is connected.
+
+Invariant: a mistake in a configuration is found by its plan, before anything of it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
+from gateway.config.route import RouteSettings, Share, UpstreamConfig
+from reward_hooks import Hooks, load_hooks
+from swarm.credentials import digest
+from swarm.errors import ConfigError
+
+#: Address, token, name as a client of its own (empty: none), and share.
+SwarmKey = tuple[str, str, str, Share | None]
+UpstreamKey = tuple[UpstreamConfig, float]
+
+
+@dataclass(frozen=True)
+class PlannedRoute:
+    """Where the requests for some model names go, before it is connected.
+
+    Attributes:
+        name: in keys, metrics and logs.
+        settings: how it answers.
+        names: that applications may ask for, apart from the model that the swarm serves.
+        answers_to_served: whether the name of the swarm's model leads here too.
+        is_default: whether it takes what names no model or an unknown one.
+        hooks: that judge; ``None``: a plain upstream answers everything.
+    """
+
+    name: str
+    settings: RouteSettings
+    names: tuple[str, ...]
+    answers_to_served: bool
+    is_default: bool
+    hooks: Hooks | None
+
+    @property
+    def swarm_keys(self) -> dict[str, SwarmKey]:
+        """By the label of the callers that have a share of their own, and for all others (empty). Routes with the same
+        key share one :class:`Swarm`."""
+        settings = self.settings
+        if settings.swarm_url is None:
+            return {}
+        token = settings.swarm_token.get_secret_value()
+        server = settings.swarm_url.rstrip("/"), token
+        # a name is one app's, over all gateways; at the swarm server it belongs to the token that used it first
+        name = f"share-{self.name}" + (f"-{digest(token).hex()[:8]}" if token else "")
+        shares: dict[str, SwarmKey] = {"": (*server, "" if settings.share is None else name, settings.share)}
+        for label, share in settings.key_shares.items():
+            shares[label] = (*server, f"{name}/{label}", share)
+        return shares
+
+    @property
+    def upstream_key(self) -> UpstreamKey | None:
+        """Routes with the same key share one :class:`Upstream`."""
+        settings = self.settings
+        return (settings.upstream, settings.sample_timeout_seconds) if settings.upstream is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One configuration, its hooks loaded, with nothing connected yet."""
+
+    config: GatewayConfig
+    routes: tuple[PlannedRoute, ...]
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> Plan:
+        """The plan of ``config``; loading its hooks runs their code.
+
+        Raises:
+            ConfigError: hooks do not load, or sessions would end after the groups that they are to credit.
+        """
+        loaded: dict[str, Hooks] = {}
+
+        def hooks_of(settings: RouteSettings) -> Hooks | None:
+            if settings.swarm_url is None or settings.hooks is None:
+                return None
+            if settings.hooks not in loaded:
+                loaded[settings.hooks] = load_hooks(settings.hooks)
+            _check_sessions(settings, loaded[settings.hooks])
+            return loaded[settings.hooks]
+
+        if not config.routes:
+            # a plain upstream itself knows which models it has
+            is_default = config.swarm_url is None or config.default_route is not None
+            aliases = tuple(config.model_aliases)
+            return cls(config, (PlannedRoute(ONLY_ROUTE, config, aliases, True, is_default, hooks_of(config)),))
+        return cls(config, tuple(_planned(route, config, hooks_of(route)) for route in config.routes))
+
+
+def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> PlannedRoute:
+    is_default = route.name == config.default_route
+    aliases = config.model_aliases if is_default else []
+    names = tuple(dict.fromkeys([*(route.models or [route.name]), *aliases]))
+    return PlannedRoute(route.name, route, names, not route.models, is_default, hooks)
+
+
+def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:
+    idle, window = settings.idle_seconds(credits=True), settings.session_window_seconds
+    if hooks.session_end is not None and 0 < window <= idle:
+        raise ConfigError(
+            f"session_idle_seconds ({idle:g}) is not below session_window_seconds ({window:g}): a session that falls "
+            f"silent would end after its groups are submitted, and on_session_end of {hooks.source} would credit none; "
+            "lower the first or raise the second (0: no group waits for it)"
+        )

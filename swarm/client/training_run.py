@@ -1,0 +1,371 @@
+"""``Training``: the episodes of one training, until its steps are done, and its evaluations.
+
+Invariant: an episode is counted once, as finished or as failed; when the last step is done nothing new is begun and
+what runs may finish. While an evaluation is due or runs, no train episode is begun, so that no step comes between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.claiming import Throttle, as_policy
+from swarm.client.episodes import attempts_of, with_retries_async
+from swarm.client.members import Member
+from swarm.client.portal import in_thread
+from swarm.client.wire import EpisodeEndpoint, RetryPolicy
+from swarm.errors import ConflictError
+from swarm.states import EngineState
+from swarm.status import ServerStatus
+from swarm.types import Model, Task, WorkflowOutput
+
+#: Most episodes at once by default: in threads, each has one.
+MAX_PARALLEL = 256
+
+Execute = Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]]
+
+#: States in which no step is computed.
+_AT_REST = (EngineState.ROLLING, EngineState.BOOTING, EngineState.OFFLINE)
+_AWAY = (EngineState.BOOTING, EngineState.OFFLINE)
+
+
+class TrainReport(Model):
+    """The outcome of a training: episodes, their mean reward, and the global steps at its start and end."""
+
+    finished: int
+    failed: int
+    mean_reward: float | None
+    first_step: int
+    last_step: int
+
+
+class EvaluationReport(Model):
+    """One evaluation: the step whose weights it tried, episodes, their mean reward, and the share of successes of those
+    that say so."""
+
+    step: int
+    finished: int
+    failed: int
+    mean_reward: float | None
+    success_rate: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is."""
+
+    step: int
+    first_step: int
+    last_step: int
+    finished: int
+    failed: int
+    mean_reward: float | None
+    evaluating: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tasks that eval episodes try before the first step, after every so many, and after the last.
+
+    The last one needs an engine that still serves then: ``job.serve_after_training``.
+
+    Args:
+        dataset: gives the tasks, anew for each evaluation; it must end.
+        every_steps: steps between two evaluations.
+        samples: episodes of each task.
+        on_done: called with each report, in the thread of the client's event loop.
+    """
+
+    dataset: Callable[[], Iterable[Task]]
+    every_steps: int
+    samples: int = 1
+    on_done: Callable[[EvaluationReport], None] = lambda report: None
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train.
+
+    Args:
+        num_repeat: episodes per task; default the job's.
+        total_steps: training steps after which it ends; default what the job still has.
+        max_parallel: episodes at once; default the job's slots.
+        auto_retry: ``True`` tries an episode up to three times, a number that many times, ``False`` once.
+        throttle_policy: as for :meth:`SwarmClient.begin_episode`; the task is filled in.
+        evaluation: of the policy, by eval episodes.
+        shuffle_rewards: permute the rewards of each task's episodes: a control run, which must not learn.
+        patient: wait for an engine that is OFFLINE, because somebody starts it again.
+        on_progress: called with each change, in the thread of the client's event loop.
+    """
+
+    num_repeat: int | None = None
+    total_steps: int | None = None
+    max_parallel: int | None = None
+    auto_retry: bool | int = True
+    throttle_policy: Throttle | None = None
+    evaluation: Evaluation | None = None
+    shuffle_rewards: bool = False
+    patient: bool = False
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+class Training:
+    """The episodes of one training, and their counts; ``num_repeat`` of each task."""
+
+    def __init__(self, status: ServerStatus, options: TrainOptions) -> None:
+        job = status.job
+        if job is None:
+            raise ConflictError("the swarm server has no job: auto_sync_train_config_and_start_engine first")
+        self._options = options
+        self.num_repeat = options.num_repeat or job.num_repeat
+        self._max_parallel = options.max_parallel or min(job.slots, MAX_PARALLEL)
+        self._attempts = attempts_of(options.auto_retry)
+        self._first = self._step = status.engine.global_step
+        steps = options.total_steps
+        self._last = job.total_training_steps if steps is None else self._first + steps
+        self._stopping = False
+        #: whether train episodes, and whether any episodes, may begin
+        self._open, self._served = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._served.set()
+        self._claiming: set[asyncio.Task[tuple[str, EpisodeEndpoint]]] = set()
+        self._evaluated = -1
+        self._evaluating: asyncio.Task[None] | None = None
+        self._broken: BaseException | None = None
+        self._finished = 0
+        self._rewards = 0.0
+        self._failures = 0
+        #: of the episodes that failed in a row; more than one bad task
+        self._errors: list[Exception] = []
+        self._most_errors = max(self._max_parallel, 2 * self.num_repeat)
+        self._gave_up = False
+
+    async def run(
+        self, client: AsyncSwarmClient, take: Callable[[], Awaitable[Member | None]], execute: Execute
+    ) -> TrainReport:
+        """Run an episode for each that ``take`` returns, until it returns none or the last step is done."""
+        self._client, self._execute = client, execute
+        free = asyncio.Semaphore(self._max_parallel)
+        running: set[asyncio.Task[None]] = set()
+        last: Member | None = None
+
+        async def work(member: Member) -> None:
+            try:
+                self._count((await self._episode(member.task, member)).reward)
+            except Exception as exc:
+                self._count_failure(exc)
+            finally:
+                if member.shuffle is not None:
+                    member.shuffle.leave(member.place)
+                free.release()
+
+        self._show()
+        async with client.watching_status(self._observe) as status:
+            await self._observe(status)
+            try:
+                while await free.acquire() and not self._stopping and (member := await take()) is not None:
+                    last = member
+                    running.add(started := asyncio.create_task(work(member)))
+                    started.add_done_callback(running.discard)
+                if last is not None and last.shuffle is not None:
+                    last.shuffle.leave_after(last.place)
+                await _all_done(running)
+            except asyncio.CancelledError:
+                for one in running:
+                    one.cancel()
+                if self._evaluating is not None:
+                    self._evaluating.cancel()
+                raise
+            except Exception:
+                # the dataset failed: what runs may finish
+                self._stop()
+                raise
+            finally:
+                await _all_done(running)
+                if self._evaluating is not None:
+                    await asyncio.wait([self._evaluating])
+        if self._broken is not None:
+            raise self._broken
+        if self._failures and not self._finished:
+            raise ExceptionGroup(f"all {self._failures} episodes failed", self._errors)
+        # those that run when the last step is done may fail
+        if self._gave_up and self._step < self._last:
+            raise ExceptionGroup(f"{len(self._errors)} episodes in a row failed", self._errors)
+        return TrainReport(
+            finished=self._finished,
+            failed=self._failures,
+            mean_reward=self._mean,
+            first_step=self._first,
+            last_step=self._step,
+        )
+
+    # ------------------------------------------------------------------ episodes
+
+    async def _episode(self, task: Task, member: Member | None = None) -> WorkflowOutput:
+        """Run one episode, with retries; an eval episode unless it is for a ``member``. Returns what the agent did."""
+
+        async def run() -> WorkflowOutput:
+            uuid, api = await (self._begin_eval() if member is None else self._begin_train(task))
+            output = await self._execute(task, api)
+            shuffle = member.shuffle if member is not None else None
+            given = output if shuffle is None or member is None else await shuffle.given(member.place, output)
+            await self._client.end_episode(task, uuid, given)
+            return output
+
+        tracked = lambda: self._client.run_tracked(run())  # noqa: E731
+        return await with_retries_async(tracked, self._attempts, RetryPolicy(), task.task_id)
+
+    async def _begin_eval(self) -> tuple[str, EpisodeEndpoint]:
+        await self._served.wait()
+        return await self._client.begin_episode(episode_type="eval")
+
+    async def _begin_train(self, task: Task) -> tuple[str, EpisodeEndpoint]:
+        throttle = as_policy(self._options.throttle_policy, task.task_id)
+        current = asyncio.current_task()
+        assert current is not None
+        while True:
+            await self._open.wait()
+            if self._stopping:
+                raise asyncio.CancelledError
+            claiming = asyncio.create_task(self._client.begin_episode(throttle_policy=throttle))
+            self._claiming.add(claiming)
+            try:
+                return await claiming
+            except asyncio.CancelledError:
+                # what was taken back for an evaluation is claimed again behind it
+                if self._stopping or current.cancelling():
+                    raise
+            finally:
+                self._claiming.discard(claiming)
+
+    def _count(self, reward: float) -> None:
+        self._finished += 1
+        self._rewards += reward
+        if not self._gave_up:
+            self._errors.clear()
+        self._show()
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failures += 1
+        if len(self._errors) < self._most_errors:
+            self._errors.append(error)
+        self._show()
+        if len(self._errors) == self._most_errors and not self._stopping:
+            self._gave_up = True
+            self._stop()
+
+    @property
+    def _mean(self) -> float | None:
+        return self._rewards / self._finished if self._finished else None
+
+    def _show(self) -> None:
+        self._options.on_progress(
+            Progress(
+                step=self._step,
+                first_step=self._first,
+                last_step=self._last,
+                finished=self._finished,
+                failed=self._failures,
+                mean_reward=self._mean,
+                evaluating=self._evaluating is not None,
+            )
+        )
+
+    # ------------------------------------------------------------------ steps and evaluations
+
+    async def _observe(self, status: ServerStatus) -> None:
+        state, step = status.engine.engine_status, status.engine.global_step
+        self._step = max(self._step, step)
+        away = self._options.patient and state in _AWAY
+        self._served.clear() if away else self._served.set()
+        if self._evaluating is None and not self._stopping:
+            done = self._step >= self._last
+            computing = status.training_seconds is not None or state not in _AT_REST
+            if state is EngineState.ROLLING and self._is_due(step):
+                self._close()
+                self._evaluating = asyncio.create_task(self._evaluate(step))
+                self._evaluating.add_done_callback(self._evaluation_over)
+            elif done and (state is EngineState.OFFLINE or not self._is_due(self._last)):
+                self._stop()
+            elif done or away or (computing and self._is_due(step + 1)):
+                # the next step is evaluated before another one can follow it
+                self._close()
+            else:
+                self._open.set()
+        self._show()
+
+    def _is_due(self, step: int) -> bool:
+        evaluation = self._options.evaluation
+        if evaluation is None or step <= self._evaluated:
+            return False
+        return self._evaluated < 0 or step % evaluation.every_steps == 0 or step >= self._last
+
+    async def _evaluate(self, step: int) -> None:
+        evaluation = self._options.evaluation
+        assert evaluation is not None
+        outputs: list[WorkflowOutput] = []
+        failed = 0
+        free = asyncio.Semaphore(self._max_parallel)
+
+        async def work(task: Task) -> None:
+            nonlocal failed
+            try:
+                outputs.append(await self._episode(task))
+            except Exception:  # it has been logged
+                failed += 1
+            finally:
+                free.release()
+
+        tasks = iter(await in_thread(evaluation.dataset)())
+        take = in_thread(lambda: next(tasks, None))
+        async with asyncio.TaskGroup() as group:
+            while (task := await take()) is not None:
+                for _ in range(evaluation.samples):
+                    await free.acquire()
+                    group.create_task(work(task))
+        self._evaluated = step
+        told = [one.is_success for one in outputs if one.is_success is not None]
+        report = EvaluationReport(
+            step=step,
+            finished=len(outputs),
+            failed=failed,
+            mean_reward=fmean(one.reward for one in outputs) if outputs else None,
+            success_rate=fmean(told) if told else None,
+        )
+        evaluation.on_done(report)
+
+    def _evaluation_over(self, evaluating: asyncio.Task[None]) -> None:
+        self._evaluating = None
+        if evaluating.cancelled():
+            return
+        self._broken = evaluating.exception()
+        if isinstance(self._broken, ExceptionGroup) and len(self._broken.exceptions) == 1:
+            # of the task group: the tasks cannot be read
+            self._broken = self._broken.exceptions[0]
+        if self._broken is not None or self._step >= self._last:
+            self._stop()
+        else:
+            self._open.set()
+        self._show()
+
+    def _close(self) -> None:
+        """Begin no train episodes for now, and take back the claims that wait."""
+        self._open.clear()
+        for claiming in self._claiming:
+            claiming.cancel()
+
+    def _stop(self) -> None:
+        """Begin no more episodes, and give up the claims that wait."""
+        self._stopping = True
+        self._open.set()
+        self._served.set()
+        for claiming in self._claiming:
+            claiming.cancel()
+
+
+async def _all_done(tasks: set[asyncio.Task[None]]) -> None:
+    while tasks:
+        await asyncio.wait(tasks)

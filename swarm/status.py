@@ -1,0 +1,246 @@
+"""What the swarm server says of itself, to monitors and clients: its engine, its pool, who runs what, its log.
+
+Requests ignore unknown fields (other clients send more than we read); our answers are exact.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from pydantic import Field
+
+from swarm.job import ServingMode, TrainJob
+from swarm.protocol import EpisodeType, WireRequest
+from swarm.states import EngineState
+from swarm.types import EvalResult, Model, StepResult
+
+#: Starts of an engine, or of its trainer, after deaths with no training step between them.
+MAX_RESTARTS = 5
+#: Seconds.
+_LONGEST_PAUSE = 60.0
+
+
+class EngineStatus(Model):
+    """``GET /get_engine_status``."""
+
+    engine_status: EngineState
+    engine_status_detail: str = ""
+    global_step: int = 0
+
+
+class BufferedEpisode(WireRequest):
+    """One running episode; ``latest_activity_timestamp`` is Unix seconds. Its address and key are told to nobody."""
+
+    episode_uuid: str
+    episode_status: str = ""
+    episode_type: str = "train"
+    client_uuid: str = ""
+    openai_base_url: str = ""
+    openai_api_key: str = ""
+    latest_activity_timestamp: float = 0.0
+    discard_episode_timeout: float = 0.0
+    llm_call_count: int = 0
+    optional_task_id: str = ""
+
+
+class EpisodeBufferResponse(Model):
+    """``POST /get_episode_buffer``: the episodes that run now."""
+
+    buffer: list[BufferedEpisode]
+
+
+class ActiveSwarmClient(Model):
+    """A client that a batch waits for which all clients agree on; ``last_activity_at`` is Unix seconds."""
+
+    client_uuid: str
+    last_activity_at: float
+    allowed_sync_weight: bool = Field(description="it agreed")
+
+
+class SwarmClientInstruction(Model):
+    """What AgentJet's server would tell its trainer."""
+
+    active_clients: list[ActiveSwarmClient]
+
+
+class PoolInformation(Model):
+    """``GET /get_current_batch_rollout_pool_information``: what the current batch has and still needs; all zeros while
+    there is no job.
+
+    The fields from ``sample_collection_method`` on are what AgentJet's client and monitor read; in ``/status`` they are
+    left at their defaults.
+    """
+
+    batch_size: int = 0
+    num_repeat: int = 0
+    slots: int = 0
+    completed_tasks: int = 0
+    completed_episodes: int = 0
+    running_episodes: int = 0
+    quarantined_episodes: int = 0
+    dropped_episodes: int = 0
+    trained_episodes: int = Field(default=0, description="of recorded steps of this run")
+    tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
+    sample_collection_method: str = ""
+    completed_episode_target: int = 0
+    completed_task_target: int = 0
+    completed_non_dummy_tasks: int = 0
+    completed_non_dummy_task_target: int = 0
+    task_expected_num_repeat: int = 0
+    completed_tasks_details: dict[str, list[str]] = Field(default={}, description="task_id -> finished episode uuids")
+    completed_tasks_rewards: dict[str, list[float]] = Field(default={}, description="task_id -> their rewards")
+    completed_tasks_client_uuids: dict[str, list[str]] = Field(default={}, description="task_id -> their clients")
+    running_episode_details: dict[str, dict[str, str]] | None = Field(
+        default=None, description="episode_uuid -> what a monitor shows of it; null when none runs"
+    )
+    engine_status: str | None = None
+    global_step: int | None = None
+    booting_start_time: float | None = Field(default=None, description="Unix seconds, while the engine boots")
+    swarm_client_instruction: SwarmClientInstruction | None = Field(default=None, description="null: there is no job")
+    training_model_path: str | None = Field(default=None, description="the job's model")
+
+
+class PushVerboseLogRequest(WireRequest):
+    """``POST /push_verbose_log``: a line for the monitor; long ones are cut."""
+
+    tag: str = ""
+    message: str
+
+
+class LogEntry(Model):
+    """One pushed line; ``timestamp`` is Unix seconds."""
+
+    timestamp: float
+    tag: str = ""
+    message: str
+
+
+class VerboseLogsResponse(Model):
+    """``GET /get_verbose_logs``: the lines pushed within the last half minute, oldest first."""
+
+    entries: list[LogEntry]
+
+
+class ClientRow(Model):
+    """One client in a monitor; counts are of episodes, since the server started."""
+
+    client_uuid: str
+    active: bool = Field(description="gave a sign of life lately")
+    idle_seconds: float = Field(description="since its last sign of life")
+    running: int = 0
+    claimed: int = 0
+    ended: int = Field(default=0, description="with a result")
+    aborted: int = 0
+    timed_out: int = Field(default=0, description="idle or past the wall-clock cap")
+    waiting: int = Field(default=0, description="finished, waiting for a batch")
+    trained: int = 0
+    dropped: int = Field(default=0, description="finished, but never to be trained")
+    groups: int = Field(default=0, description="places that its tasks have in the current batch")
+    throttled: bool = Field(default=False, description="its last claim waits: it has its share of the batch")
+    takes_part: bool = Field(default=False, description="ended or aborted a train episode for the current batch")
+    agreed: bool = Field(default=False, description="has no more for the current batch")
+
+
+class ReplicaStatus(Model):
+    """One vLLM replica as the data plane sees it; ``in_flight`` counts answers (one call may sample several)."""
+
+    address: str
+    healthy: bool = Field(description="false while no connection can be made; then it is probed and gets no calls")
+    in_flight: int
+    calls: int = Field(description="tries of calls sent there")
+    failures: int = Field(description="of those, how many failed; aborts for a weight sync are none")
+
+
+class RunningEpisode(Model):
+    """One claimed episode in a monitor; times are in seconds."""
+
+    episode_uuid: str = Field(description="only its end where the caller's token claims episodes but is no admin's")
+    client_uuid: str
+    episode_type: EpisodeType
+    task_id: str = Field(default="", description="as its claim's throttle_policy told it")
+    seconds: float = Field(description="since its claim")
+    seconds_left: float = Field(description="until its wall-clock cap")
+    idle_seconds: float = Field(description="since its last LLM call; 0 while one is in flight")
+    idle_timeout: float
+    in_flight: int = Field(description="LLM calls now")
+    calls: int = Field(description="LLM calls completed")
+    quarantined: str = Field(default="", description="why it can never be trained")
+
+
+class Rates(Model):
+    """Means over the last ``window`` seconds."""
+
+    window: float
+    claims_per_minute: float
+    episodes_per_minute: float = Field(description="ended with a result")
+    sampled_tokens_per_second: float
+    trained_tokens_per_second: float
+
+
+class JournalStatus(Model):
+    """The journal: what is not yet on disk, and what is."""
+
+    pending: int = Field(description="records that wait for the disk")
+    oldest_pending_seconds: float
+    last_commit_seconds: float = Field(description="how long the last commit took")
+    commits: int
+    records: int
+    bytes: int
+    error: str = Field(default="", description="why the last commit failed")
+
+
+class EngineFailure(Model):
+    """The engine, or its trainer, died, and has neither done a step nor been stopped on purpose since; kept while it
+    starts again."""
+
+    reason: str
+    count: int = Field(ge=1, description="deaths in a row")
+    wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+
+    def pause(self, first: float) -> float:
+        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one,
+        up to a minute; with jitter."""
+        return min(_LONGEST_PAUSE, first * 2 ** (self.count - 1)) * random.uniform(0.5, 1.0)
+
+
+class ServerStatus(Model):
+    """``GET /status``: everything a monitor shows."""
+
+    engine: EngineStatus
+    boot_stage: str = ""
+    engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
+    serving: ServingMode | None = Field(default=None, description="when episodes run; null while no engine serves")
+    training_seconds: float | None = Field(default=None, description="since the trainer got the batch that it has")
+    engine_changes: int | None = Field(
+        default=None, description="another number after each change of state: `?after_change=` it waits for the next"
+    )
+    weight_syncs: int = Field(default=0, description="entries into WEIGHT_SYNCING in this server's life")
+    engine_pid: int | None = None
+    engine_failure: EngineFailure | None = None
+    waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
+    last_lines: list[str] = Field(default=[], description="last output of a dead engine")
+    model: str = ""
+    pool: PoolInformation | None = None
+    running: list[RunningEpisode] = Field(default=[], description="longest idle first; at most `?episodes=` of them")
+    longest_wait_seconds: float = Field(default=0.0, description="of the claims that wait")
+    rates: Rates | None = None
+    outcomes: dict[str, int] = Field(default={}, description="how episodes ended, since the server started")
+    quarantined: dict[str, int] = Field(default={}, description="reason -> episodes, since the server started")
+    dropped: dict[str, int] = Field(default={}, description="cause -> episodes, since the server started")
+    tokens: dict[str, int] = Field(
+        default={},
+        description="of recorded calls, since the server started: `sampled`, and of these `trained`, `repeated`"
+        " (sampled again in the same place) and `dropped`; `masked` ones lie between answers",
+    )
+    dropped_tokens: dict[str, int] = Field(default={}, description="cause -> sampled tokens, since the server started")
+    clients: list[ClientRow] = []
+    replicas: list[ReplicaStatus] = []
+    journal: JournalStatus | None = None
+    log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
+    steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
+    evaluations: list[EvalResult] = Field(default=[], description="of this run, by policy version, oldest first")
+    code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
+    job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
+    job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
+    resolved_config: dict[str, Any] | None = None
