@@ -43,8 +43,11 @@ def test_the_right_number_alone_is_worth_most(
     arithmetic: ModuleType, answer: str | None, reward: float, success: bool
 ) -> None:
     choice = SimpleNamespace(message=SimpleNamespace(content=answer))
-    completions = SimpleNamespace(create=lambda **_: SimpleNamespace(choices=[choice]))
-    client: Any = SimpleNamespace(chat=SimpleNamespace(completions=completions))
+
+    def create(**_: object) -> SimpleNamespace:
+        return SimpleNamespace(choices=[choice])
+
+    client: Any = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
     output = arithmetic.solve(arithmetic.task((3, 4)), client)
     assert (output.reward, output.is_success) == (pytest.approx(reward), success)
 
