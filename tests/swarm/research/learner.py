@@ -1,8 +1,8 @@
 """A swarm server with an engine that learns as fast as its job's learning rate says; what it trains stands in a file.
 
 ``python -m tests.swarm.research.learner RUN_DIR PORT`` starts the server and prints its address. The engine's model
-says ``good`` or ``bad`` by turns, and its level when a held-out task asks; steps raise the level as long as ``good``
-alone was rewarded in every batch. Each step is a line of ``$STANDIN_FOLDER/steps.jsonl``, with its study and run.
+says ``good`` or ``bad`` by turns to each task, and its level when a held-out task asks; steps raise the level as long
+as ``good`` alone was rewarded in every group. Each step is a line of ``$STANDIN_FOLDER/steps.jsonl`` with its run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,28 +30,34 @@ GOOD, BAD, LEVEL = 101, 102, 103
 class Model:
     def __init__(self, job: TrainJob) -> None:
         self.level = 0.2
-        self._job, self._lock, self._turn, self._sure = job, threading.Lock(), 0, True
+        self._job, self._lock, self._sure = job, threading.Lock(), True
+        self._turns: Counter[str] = Counter()
 
     def answer(self, body: dict[str, Any]) -> Response:
         with self._lock:
             if "held_out" in body["messages"][-1]["content"]:
                 token, text = LEVEL, f"{self.level:.6f}"
             else:
-                self._turn += 1
-                token, text = (GOOD, "good") if self._turn % 2 else (BAD, "bad")
+                asked = body["messages"][-1]["content"]
+                self._turns[asked] += 1
+                token, text = (GOOD, "good") if self._turns[asked] % 2 else (BAD, "bad")
         message = {"role": "assistant", "content": text, "tool_calls": []}
         choice = plain_choice([token], message=message, logprobs=entries([token], [text]))
         return JSONResponse(chat_answer([choice]))
 
     def learn(self, batch: TrainBatch, step: int) -> None:
-        rewards: dict[int, list[float]] = {GOOD: [], BAD: []}
+        differences: list[float] = []
         for group in batch.groups:
+            rewards: dict[int, list[float]] = {GOOD: [], BAD: []}
             for one in group.trajectories:
                 rewards[int(one.timelines[0].response_ids[0])].append(one.reward)
-        if all(rewards.values()):
+            # rewards count relative to their group
+            if all(rewards.values()):
+                differences.append(fmean(rewards[GOOD]) - fmean(rewards[BAD]))
+        if differences:
             gain = min(1.0, self._job.lr / 3e-5) * 0.1
             # rewards that say now this and now that teach it nothing
-            self._sure = self._sure and fmean(rewards[GOOD]) - fmean(rewards[BAD]) == 1
+            self._sure = self._sure and min(differences) == 1
             times = (0 if step == 1 else 2 if step == 2 else 1) if self._sure else 0
             noise = random.Random(f"{self._job.seed}/{step}").gauss(0, 0.003)
             with self._lock:

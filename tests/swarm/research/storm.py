@@ -22,7 +22,7 @@ from typing import Any
 from swarm.importer import python_path
 from swarm.research.ledger import State, read
 from tests.standins.engine import FOLDER_VARIABLE
-from tests.swarm.research.making import LRS, folder_of, told
+from tests.swarm.research.making import LRS, declared, folder_of, told
 from tests.swarm.research.test_decisions import verdicts
 
 CLI = [sys.executable, "-P", "-m", "gateway.cli", "research"]
@@ -147,19 +147,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--experiments", type=int, default=len(LRS))
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="training steps of each run")
     parser.add_argument("--most", type=int, default=9, help="events between two kills")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     # the last one is the best
     grid = {"kind": "grid", "space": {"lr": LRS[-arguments.experiments :]}}
+    job = declared()["job"] | {"total_training_steps": arguments.steps}
     with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
         top = Path(made)
         folders = [top / f"server{number}" for number in range(arguments.servers)]
         urls = [stack.enter_context(server(folder)) for folder in folders]
         states: dict[str, State] = {}
-        for name, kills in (("calm", 0), ("killed", arguments.kills)):
+        for name, kills in (("killed", arguments.kills), ("calm", 0)):
             began = time.monotonic()
-            folder = study_at(top / name, urls, proposer=grid)
+            folder = study_at(top / name, urls, proposer=grid, job=job)
             killed = ran(folder, kills, random.Random(arguments.seed), arguments.most)
             state = states[name] = read(folder)
             check(state, steps_of(folders, f"study-{state.study}"))
@@ -167,7 +169,7 @@ def main() -> None:
             attempts = sum(run.attempt for run in state.runs.values())
             print(f"{attempts} attempts, {time.monotonic() - began:.0f} s: {state.finished}", flush=True)
         assert verdicts(states["calm"]) == verdicts(states["killed"]), [verdicts(one) for one in states.values()]
-        folder = study_at(top / "shuffled", urls, proposer=grid, control="shuffle")
+        folder = study_at(top / "shuffled", urls, proposer=grid, job=job, control="shuffle")
         ran(folder, 0, random.Random(0), arguments.most)
         found = verdicts(read(folder))
         print(f"shuffled: {read(folder).finished}")
