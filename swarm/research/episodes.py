@@ -17,7 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from swarm.client import SwarmClient
-from swarm.client.training import Evaluation, TrainOptions, begin_training
+from swarm.client.training import TrainOptions, begin_training
+from swarm.client.training_run import Evaluation
 from swarm.client.workflow import load_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError
