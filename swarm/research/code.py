@@ -8,6 +8,7 @@ the study began, with that digest.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -61,7 +62,8 @@ def kept(folder: Path, digest: str, name: str) -> Tree:
     """
     try:
         archive = _place(folder, digest).read_bytes()
-        place = folder / RUNS / name
+        place = folder / RUNS / name / digest
+        shutil.rmtree(place, ignore_errors=True)
         manifest = check_and_extract(archive, place)
     except (OSError, SwarmGatewayError) as exc:
         raise ConfigError(f"the code {digest[:12]} of the study is gone from {_place(folder, digest)}: {exc}") from exc

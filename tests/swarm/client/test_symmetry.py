@@ -33,8 +33,8 @@ AGENTJET = {
 }
 #: Where the facade keeps its asynchronous client.
 ONLY_SYNC = {"connection"}
-#: For work on the event loop.
-ONLY_ASYNC = {"in_background", "open_episodes"}
+#: For the gateway, whose work is on the event loop.
+ONLY_ASYNC = {"in_background", "open_episodes", "account_group"}
 
 
 def public(kind: type) -> set[str]:
