@@ -61,7 +61,7 @@ def sync(
     with target.connect() as client:
         known = client.code()
         selected = _selected(known)
-        if selected is not None and selected.digest == code.digest and known.enabled:
+        if selected is not None and selected.digest == code.digest and known.enabled and not force_restart:
             # the server would say the same, for the price of the upload
             if as_json:
                 print_json({**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")})

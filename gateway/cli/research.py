@@ -139,8 +139,14 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
         try:
             Runner(declared, folder, held, lab, on_event).run(stopping)
         except (StudyStoppedError, ProposerError) as exc:
-            typer.echo(f"swarm-gateway: {exc.message}; `research resume {folder}` goes on", err=True)
+            how = "" if quick else f"; `research resume {folder}` goes on"
+            typer.echo(f"swarm-gateway: {exc.message}{how}", err=True)
             raise typer.Exit(1) from None
+        finally:
+            if quick:
+                # nothing resumes a rehearsal
+                for server in declared.servers:
+                    lab.release(server)
         if quick and phase(held.state) == "finished":
             failed = [f"{name}: {run.why}" for name, run in held.state.runs.items() if run.outcome == "failed"]
             typer.echo(
@@ -148,7 +154,8 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
             )
             raise typer.Exit(1 if failed else 0)
         if phase(held.state) != "finished":
-            typer.echo(f"interrupted; `swarm-gateway research resume {folder}` goes on", err=True)
+            how = "run the rehearsal again" if quick else f"`swarm-gateway research resume {folder}` goes on"
+            typer.echo(f"interrupted; {how}", err=True)
             raise typer.Exit(130)
 
 

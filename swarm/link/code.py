@@ -92,7 +92,8 @@ def differences(folder: Path, digest: str, processes: Mapping[str, ImportedCode]
     ]
     changed = [process for process, code in processes.items() if code.digest != digest]
     if changed and not wrong:
-        wrong = [f"{' and '.join(changed)} read other files there than were synced: sync the code again"]
+        who = " and ".join(changed)
+        wrong = [f"{who} read other files there than were synced: send them again (`code sync --force-restart`)"]
     return "; ".join(wrong)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.research.study import FILE, Study, inside
+from swarm.research.study import FILE, Study, inside, read_study
 from swarm.sync import CodeArchive, build_archive, check_and_extract
 from swarm.sync.manifest import digest_of, fingerprint, manifest_of
 
@@ -74,8 +74,10 @@ def kept(folder: Path, digest: str, name: str) -> Tree:
 
 def _locked_digest(study: Study, folder: Path, manifest: Mapping[str, str]) -> str:
     """The digest of the files that decide the score, the study's own declaration among them."""
+    # where it runs may change: servers die
+    declared = read_study(folder).model_dump_json(exclude={"servers", "boot_seconds"})
     locked = {name: one for name, one in manifest.items() if any(inside(name, top) for top in study.locked)}
-    return digest_of(locked | {f"declared/{FILE}": fingerprint((folder / FILE).read_bytes(), executable=False)})
+    return digest_of(locked | {f"declared/{FILE}": fingerprint(declared.encode(), executable=False)})
 
 
 def check_locked(study: Study, folder: Path, digest: str) -> None:

@@ -6,9 +6,11 @@ began with, in a process of its own, while no step is taken.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from swarm.client import RetryPolicy, SwarmClient
-from swarm.errors import EngineError, SwarmGatewayError, UnavailableError
+from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
 from swarm.metrics import TRAIN
@@ -44,7 +46,7 @@ class RunFailedError(SwarmGatewayError):
 
 
 class ServerGoneError(SwarmGatewayError):
-    """A swarm server cannot be used: it does not answer, or somebody else's engine runs there."""
+    """A swarm server cannot be used: it does not answer, refuses the token, or runs somebody else's engine."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class EngineLab:
                 if not self._engine(client, order, stopping):
                     return None
                 return self._train(client, order, stopping)
-        except UnavailableError as exc:
+        except (UnavailableError, AuthenticationError, ForbiddenError) as exc:
             raise ServerGoneError(f"{server}: {exc.message}") from exc
         except (RunFailedError, ServerGoneError):
             raise
@@ -138,7 +140,10 @@ class EngineLab:
         status = client.status()
         offline = status.engine.engine_status is EngineState.OFFLINE
         if not offline and not self._is_ours(status):
-            raise ServerGoneError(f"{client.server_url} runs another job; stop its engine, or name another server")
+            stop = f"swarm-gateway swarm engine stop --url {client.server_url}"
+            raise ServerGoneError(
+                f"{client.server_url} runs another job: stop its engine (`{stop}`), or name another server"
+            )
         if offline and order.measured:
             raise RunFailedError("its engine is gone, and its weights with it")
         if offline or status.job is None or status.job.experiment != order.name:
@@ -295,7 +300,8 @@ class Child:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):  # with all that it started
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
         for stream in (self._in, self._process.stdout):

@@ -134,9 +134,13 @@ def _drawn(draw: random.Random, values: list[Any] | Range) -> Any:
 
 def _parsed(answer: object, whose: str) -> Proposal:
     try:
-        return Proposal() if answer is None else Proposal.model_validate(answer)
+        proposal = Proposal() if answer is None else Proposal.model_validate(answer)
+        json.dumps(proposal.set, allow_nan=False)
     except ValidationError as exc:
         raise ProposerError(describe_validation(exc, whose, Proposal).message) from exc
+    except (TypeError, ValueError) as exc:
+        raise ProposerError(f"{whose}: `set` cannot be written as JSON: {exc}") from exc
+    return proposal
 
 
 def _called(proposer: Function, folder: Path, state: dict[str, Any]) -> Proposal:

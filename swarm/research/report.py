@@ -126,6 +126,9 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
 def _answer(state: State) -> str:
     if state.finished is None:
         return "The study is not over; there is no result yet."
+    base = state.runs.get(BASE)
+    if base is None or base.outcome != "done":
+        return f"There is no result: the base run {base.outcome}: {base.why}." if base else "There is no result."
     if not (found := kept(state)):
         return "Nothing was found that beats the base job."
     return "; ".join(

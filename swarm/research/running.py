@@ -7,6 +7,7 @@ run is begun there. After a kill the engine that still has a run goes on with it
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import uuid
 from collections.abc import Sequence
@@ -181,10 +182,15 @@ class Runner:
                 "experiment": name,
                 "seed": study.seed + run.seed,
                 "serve_after_training": True,
+                # another run's weights are no beginning, and no step may fall into an evaluation
+                "resume": False,
+                "serving": "between_steps",
             }
         )
 
         def measure(step: int, scores: list[float], rewards: dict[int, float]) -> Ending | None:
+            if not all(map(math.isfinite, scores)):
+                return Ending("failed", f"a score of step {step} is not a finite number")
             self._record("measured", run=run.name, step=step, scores=scores, rewards=rewards)
             return self._ending(run)
 

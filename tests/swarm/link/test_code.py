@@ -99,4 +99,4 @@ def test_files_that_are_not_as_they_were_synced_are_told(tmp_path: Path) -> None
     for process, told in processes.items():
         processes[process] = ImportedCode(told.folder, {"one": str(code / "one.py"), "output": str(code)}, told.digest)
     said = differences(code, digest_of(manifest), processes)
-    assert said == "a Ray worker read other files there than were synced: sync the code again"
+    assert said == "a Ray worker read other files there than were synced: send them again (`code sync --force-restart`)"

@@ -119,7 +119,7 @@ def test_a_study_without_patch_paths_takes_none(begun: Begun) -> None:
 def test_a_changed_evaluator_is_noticed_on_disk(begun: Begun, name: str) -> None:
     before = (begun.folder / name).read_bytes()
     try:
-        (begun.folder / name).write_bytes(before + b"\n# easier\n")
+        (begun.folder / name).write_bytes(before + (b"\nseed: 7\n" if name == "study.yaml" else b"\n# easier\n"))
         with pytest.raises(ConfigError, match="is not the one that the study began with"):
             code.check_locked(begun.study, begun.folder, begun.locked)
     finally:

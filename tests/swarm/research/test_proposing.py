@@ -52,6 +52,14 @@ def test_draws_are_the_same_after_a_kill(tmp_path: Path) -> None:
     assert sum(one.set["lr"] < 3e-5 for one in first) in range(4, 17), "even in the logarithm"
 
 
+def test_what_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\ndef next_one(state):\n    return {'set': {'lr': np.float32(1e-5)}}\n"
+    )
+    with pytest.raises(ProposerError, match="cannot be written as JSON"):
+        all_of({"kind": "function", "function": "mine:next_one"}, tmp_path)
+
+
 def test_a_function_gets_the_state(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def next_one(state):\n"

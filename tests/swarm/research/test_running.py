@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.research import app
 from swarm.errors import ConfigError
+from swarm.job import TrainJob
 from swarm.research.decisions import Ending
 from swarm.research.lab import Lab, Order, RunFailedError, ServerGoneError
 from swarm.research.ledger import Ledger, State, read
@@ -118,6 +120,42 @@ def test_a_server_that_is_gone_is_done_without(tmp_path: Path) -> None:
         done(folder, before)
     assert read(folder).open_runs() == ["base"], "it waits to be resumed"
     assert done(folder).finished
+
+
+def test_a_study_goes_on_elsewhere_when_its_server_is_renamed(tmp_path: Path) -> None:
+    def before(server: str, order: Order) -> None:
+        raise ServerGoneError(f"{server} does not answer")
+
+    folder = folder_of(tmp_path / "study", proposer=GRID, servers=["http://gone"])
+    with pytest.raises(StudyStoppedError):
+        done(folder, before)
+    declared = folder / "study.yaml"
+    declared.write_text(declared.read_text().replace("http://gone", "http://there"))
+    assert done(folder).finished
+
+
+def test_a_score_that_is_no_number_fails_its_run_and_the_answer_says_so(tmp_path: Path) -> None:
+    class Blind(ScriptedLab):
+        def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+            return order.measure(0, [0.5, math.nan], {})
+
+    folder = folder_of(tmp_path / "study", proposer=GRID)
+    study = read_study(folder)
+    (folder / "runs").mkdir(exist_ok=True)
+    with Ledger(folder) as ledger:
+        begin(study, folder, ledger)
+        lab = Blind(study, folder / "runs" / "engines.jsonl")
+        Runner(study, folder, ledger, lab, lambda kind, values: None).run(threading.Event())
+        assert ledger.state.runs["base"].why == "a score of step 0 is not a finite number"
+        text = markdown(study, ledger.state, "report.png")
+    assert "There is no result: the base run failed: a score of step 0" in text
+
+
+def test_runs_begin_with_the_model_and_take_no_step_during_an_evaluation(tmp_path: Path) -> None:
+    jobs: list[TrainJob] = []
+    folder = folder_of(tmp_path / "study", proposer=GRID)
+    done(folder, lambda server, order: jobs.append(order.job))
+    assert {(one.resume, one.serving) for one in jobs} == {(False, "between_steps")}
 
 
 def test_a_stop_leaves_it_to_be_resumed(tmp_path: Path) -> None:
