@@ -224,8 +224,13 @@ def _explore(study: Study, state: State, busy: bool) -> Action | None:
     if waiting and _within(study, state, study.reserved_runs):
         return Claim(Run(waiting[0]))
     if state.exhausted is None:
-        why = _explored(study, state)
-        return Record("exhausted", {"why": why}) if why else Propose(f"e{len(state.experiments) + 1}")
+        if why := _explored(study, state):
+            return Record("exhausted", {"why": why})
+        if study.stop.patience is not None and busy:
+            barren, running = _since_the_best(study, state)
+            if barren + running >= study.stop.patience:
+                return None  # what runs may decide it
+        return Propose(f"e{len(state.experiments) + 1}")
     return None if busy else Record("chosen", {"experiments": choose(study, state)})
 
 
@@ -239,12 +244,18 @@ def _explored(study: Study, state: State) -> str:
     tried = [one.name for one in state.experiments.values() if one.name in state.runs]
     if study.stop.experiments is not None and len(tried) >= study.stop.experiments:
         return f"the stop rule: {len(tried)} experiments"
-    if study.stop.patience is not None:
-        gains = [told.mean if (told := last_gain(study, state, name)) else -math.inf for name in tried]
-        best = max(range(len(gains)), key=gains.__getitem__, default=-1) if any(one > 0 for one in gains) else -1
-        if len(tried) - 1 - best >= study.stop.patience:
-            return f"the stop rule: no new best in {study.stop.patience} experiments"
+    if study.stop.patience is not None and _since_the_best(study, state)[0] >= study.stop.patience:
+        return f"the stop rule: no new best in {study.stop.patience} experiments"
     return ""
+
+
+def _since_the_best(study: Study, state: State) -> tuple[int, int]:
+    """How many first runs have ended since the best one that beats the base, and how many go on."""
+    tried = [name for name in state.experiments if name in state.runs]
+    over = [name for name in tried if state.runs[name].outcome is not None]
+    gains = [told.mean if (told := last_gain(study, state, name)) else -math.inf for name in over]
+    best = max(range(len(gains)), key=gains.__getitem__, default=-1) if any(one > 0 for one in gains) else -1
+    return len(over) - 1 - best, len(tried) - len(over)
 
 
 def _within(study: Study, state: State, reserved: int) -> bool:

@@ -211,6 +211,9 @@ def test_the_stop_rule_and_the_budget_end_exploring() -> None:
     lrs = [3e-5, 2e-6, 3e-6, 4e-6, 5e-6]
     state = driven(Driver(study_of(stop={"patience": 2}), {}, lrs))
     assert len(state.experiments) == 3 and "no new best in 2" in (state.exhausted or "")
+    # an experiment that runs is none without a gain: each of the first two is a new best
+    state = driven(Driver(study_of(stop={"patience": 1}), {}, [2e-6, 3e-5, 3e-6, 4e-6]))
+    assert len(state.experiments) == 3
     state = driven(Driver(study_of(stop={"experiments": 1}), {}, lrs))
     assert len(state.experiments) == 1
     state = driven(Driver(study_of(budget={"runs": 12}), {}, lrs))
