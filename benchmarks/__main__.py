@@ -6,6 +6,7 @@
 * ``soak``: hundreds of clients on several servers for minutes; errors, memory and file descriptors.
 * ``serving``: latency of a fixed rate of requests over real training steps, by serving mode.
 * ``code``: code sync of many files, from a git checkout to the selected snapshot.
+* ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, hooks, lifecycle, overhead, serving, soak, training
+from benchmarks import code, hooks, lifecycle, loop, overhead, serving, soak, training
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "soak": soak,
     "serving": serving,
     "code": code,
+    "loop": loop,
     "training": training,
 }
 

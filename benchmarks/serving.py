@@ -155,12 +155,8 @@ async def _watch(http: httpx.AsyncClient, server: str, arm: Arm, steps: int, beg
         await asyncio.sleep(0.1)
 
 
-@contextmanager
-def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generator[dict[str, str]]:
-    """``swarm-gateway up`` from when it is ready to the end of the block; the addresses of its servers."""
-    folder.mkdir(parents=True)
-    (folder / "letters.py").write_text(HOOKS)
-    job = {
+def _job(mode: ServingMode, options: argparse.Namespace) -> dict[str, Any]:
+    return {
         "model": str(options.model),
         "served_model_name": "policy",
         "device": "cpu",
@@ -171,6 +167,19 @@ def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generat
         "lr": 1e-6,
         "serving": mode,
     }
+
+
+@contextmanager
+def up(job: dict[str, Any], folder: Path, **environment: str) -> Generator[dict[str, str]]:
+    """``swarm-gateway up`` from when it is ready to the end of the block; the addresses of its servers.
+
+    Args:
+        job: the section of that name; ``HOOKS`` give the reward.
+        folder: new, for everything that it writes.
+        environment: variables beside those of this process.
+    """
+    folder.mkdir(parents=True)
+    (folder / "letters.py").write_text(HOOKS)
     sections = {
         "job": job,
         "swarm": {"port": 0, "run_dir": "run", "boot_timeout": BOOT_SECONDS},
@@ -178,7 +187,7 @@ def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generat
             "port": 0,
             "hooks": "letters:hooks",
             "claim_wait_seconds": ANSWER_SECONDS,
-            "routes": [{"name": "policy"}],
+            "routes": [{"name": job["served_model_name"]}],
         },
     }
     path = folder / "up.yaml"
@@ -187,7 +196,7 @@ def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generat
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.cli", "up", str(path), "--json"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -291,7 +300,7 @@ def run(options: argparse.Namespace) -> None:
             for mode in options.only:
                 print(f"round {number + 1}: {mode}", file=sys.stderr, flush=True)
                 arms.append(arm := Arm(mode))
-                with _up(mode, options, Path(place) / f"{number}-{mode}") as urls:
+                with up(_job(mode, options), Path(place) / f"{number}-{mode}") as urls:
                     asyncio.run(load(urls, options, arm))
     modes = {mode: summary([arm for arm in arms if arm.mode == mode]) for mode in options.only}
     report: dict[str, Any] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import loop
 from benchmarks.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -107,3 +108,16 @@ def test_code() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["files"] == 120 and report["seconds"].keys() == {"pack", "sync", "again"}
+
+
+def test_loop_report() -> None:
+    def steps(seconds: float, cpu: float, **metrics: float) -> list[loop.Step]:
+        return [
+            loop.Step(seconds * number, cpu * number, {"timing_s/gen": seconds / 2} | metrics) for number in range(4)
+        ]
+
+    report = loop.report_of({"ours": [steps(2.0, 3.0)], "trl": [steps(5.0, 9.0)], "verl": []})
+    assert report["arms"]["ours"]["steps"] == 3 and report["arms"]["ours"]["seconds_each"] == [2.0, 2.0, 2.0]
+    assert report["arms"]["ours"]["steps_per_hour"] == 1800
+    assert report["arms"]["ours"]["outside_sampling_and_update"] == 0.5
+    assert report["ratios"] == {"ours / trl": {"steps_per_hour": 2.5, "cpu": 3.0}}
