@@ -106,7 +106,8 @@ def ours(
                 if over.is_set() or not answer.raise_for_status().headers.get("x-swarm-drop-reason"):
                     return
 
-    with up(job, folder, **environment) as urls, ThreadPoolExecutor(len(asked)) as pool:
+    # the servers go first: what still waits for an answer then ends
+    with ThreadPoolExecutor(len(asked)) as pool, up(job, folder, **environment) as urls:
         futures: list[Future[None]] = []
 
         def send(done: int) -> None:
@@ -179,11 +180,7 @@ def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:
     steps: list[Step] = []
     with running as (check, step_ended):
         deadline = time.monotonic() + BOOT_SECONDS
-        while len(steps) < job["total_training_steps"]:
-            check()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{arm} has done {len(steps)} steps, and no other in time; see {folder}")
-            time.sleep(0.05)
+        while True:
             text = lines.read_text() if lines.exists() else ""
             # a line that is being written has no end yet
             for line in text[: text.rfind("\n") + 1].splitlines()[len(steps) :]:
@@ -191,6 +188,12 @@ def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:
                 step_ended(len(steps))
                 deadline = time.monotonic() + STEP_SECONDS
                 print(f"{arm}: step {len(steps)}", file=sys.stderr, flush=True)
+            if len(steps) == job["total_training_steps"]:
+                break
+            check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{arm} has done {len(steps)} steps, and no other in time; see {folder}")
+            time.sleep(0.05)
     return steps
 
 
