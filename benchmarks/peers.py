@@ -1,6 +1,7 @@
-"""Other people's gateways, to be measured beside ours: LiteLLM's proxy and ferrogw, a native one.
+"""Other people's programs, to be measured beside ours: the gateways LiteLLM and ferrogw, and the trainer TRL.
 
-They live in an environment of their own, because their dependencies are not ours; :func:`install` makes it once.
+The gateways live in an environment of their own, because their dependencies are not ours; TRL in one with ours, too.
+:func:`install` and :func:`install_trl` make them once.
 LiteLLM is pinned: 1.82.7, 1.82.8 and 1.107.0 were compromised releases and must never be installed.
 """
 
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import urllib.error
 import urllib.request
 from collections.abc import Generator
@@ -24,6 +26,7 @@ HOME = Path(__file__).parent.parent / ".bench-peers"
 PACKAGES = ("litellm[proxy]==1.109.1", "ferrogw==1.5.10")
 #: LiteLLM asks for releases of these that an index may not hold yet; neither is on the way of a request.
 _OVERRIDES = "certifi>=2025\nlitellm-proxy-extras>=0.4\n"
+TRL = "trl==1.16.0"
 _INSTALL_SECONDS, _START_SECONDS = 900, 120
 _KEY = "fgw_benchmark"
 #: ferrogw takes none but names that it knows; the scripted vLLM takes any.
@@ -40,10 +43,6 @@ def install() -> None:
     Raises:
         PeerError: pip failed.
     """
-    ready = HOME / ".ready"
-    wanted = "\n".join(PACKAGES)
-    if ready.exists() and ready.read_text() == wanted:
-        return
     overrides = HOME / "overrides.txt"
     commands = [
         [sys.executable, "-m", "venv", str(HOME)],
@@ -53,6 +52,32 @@ def install() -> None:
     commands[-1] += ["--override", str(overrides), *PACKAGES]
     HOME.mkdir(exist_ok=True)
     overrides.write_text(_OVERRIDES)
+    _make(HOME, "\n".join(PACKAGES), commands)
+
+
+def install_trl() -> Path:
+    """Make TRL's environment unless it is there: the packages that run this, with TRL on top; its Python.
+
+    Raises:
+        PeerError: pip failed.
+    """
+    home = HOME / "trl"
+    python = home / "bin/python"
+    commands = [
+        [sys.executable, "-m", "venv", str(home)],
+        [str(python), "-m", "pip", "install", "--quiet", "--no-deps", TRL],
+    ]
+    _make(home, TRL, commands)
+    own = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (own / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def _make(home: Path, wanted: str, commands: list[list[str]]) -> None:
+    """Run ``commands`` unless ``home`` has what is ``wanted``."""
+    ready = home / ".ready"
+    if ready.exists() and ready.read_text() == wanted:
+        return
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS)
         if done.returncode:

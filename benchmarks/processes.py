@@ -31,7 +31,7 @@ from swarm.job import TrainJob, dump_job
 ROOT = Path(__file__).parent.parent
 ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.engine")
 _START_SECONDS = 180
-_BOOT_SECONDS, _STOP_SECONDS = 900.0, 180.0
+BOOT_SECONDS, STOP_SECONDS = 900.0, 180.0
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,16 @@ async def start_engine(server: Running, job: TrainJob) -> None:
 
 
 @contextlib.contextmanager
-def up(folder: Path, job: Mapping[str, Any], gateway: Mapping[str, Any], *hooks: str) -> Generator[dict[str, str]]:
+def up(
+    folder: Path, job: Mapping[str, Any], gateway: Mapping[str, Any], *hooks: str, **environment: str
+) -> Generator[dict[str, str]]:
     """``swarm-gateway up`` with the real verl and vLLM on a CPU, from when it is ready to the end of the block.
 
     Args:
         folder: a new one, for its files; ``up.log`` is what it says.
         job, gateway: the sections of its configuration; the model is served as ``policy``.
         hooks: sources of the hook files, each named by the function that it begins with.
+        environment: variables beside those of this process.
 
     Yields:
         The addresses of its servers, by name.
@@ -144,7 +147,7 @@ def up(folder: Path, job: Mapping[str, Any], gateway: Mapping[str, Any], *hooks:
         (folder / f"{name}.py").write_text(source)
     sections = {
         "job": {"served_model_name": "policy", "device": "cpu", **job},
-        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": _BOOT_SECONDS},
+        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": BOOT_SECONDS},
         "gateway": {"port": 0, "hooks": ".", "routes": [{"name": "policy"}], **gateway},
     }
     path, log = folder / "up.yaml", folder / "up.log"
@@ -153,7 +156,7 @@ def up(folder: Path, job: Mapping[str, Any], gateway: Mapping[str, Any], *hooks:
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.cli", "up", str(path), "--json"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -163,14 +166,14 @@ def up(folder: Path, job: Mapping[str, Any], gateway: Mapping[str, Any], *hooks:
         finally:
             process.terminate()
             try:
-                process.wait(_STOP_SECONDS)
+                process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
 def _ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
-    deadline = time.monotonic() + _BOOT_SECONDS
+    deadline = time.monotonic() + BOOT_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         events = [
             json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")

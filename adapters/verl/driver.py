@@ -106,7 +106,7 @@ class _Run:
         device = resolve_device(job)
         config = verl_config(job, model, self._run_dir, device)
         serving = serving_mode(job, config)
-        environment = self._environment(job, model, device, serving)
+        environment = run_environment(self._run_dir, job, model, device, serving)
         link.send(ResolvedConfig(config=as_told(config)))
         vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         parsers = (
@@ -246,43 +246,44 @@ class _Run:
             remove_leftovers(self._ray_folder, self._began)
         timer.cancel()
 
-    def _environment(self, job: TrainJob, model: str, device: str, serving: ServingMode) -> dict[str, str]:
-        """Variables for every process of the run; what the operator has set wins where it is a matter of taste."""
-        from adapters.verl.cpu import cpu_environment
 
-        variables = {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            # prestarted workers would be one idle Python process per logical CPU
-            "RAY_prestart_worker_first_driver": "0",
-            "RAY_enable_worker_prestart": "0",
-            "RAY_DEDUP_LOGS": "0",
-            # Ray runs its workers at nice 15, where anything else on the machine starves trainer and vLLM
-            "RAY_worker_niceness": "0",
-            "TOKENIZERS_PARALLELISM": "true",
-            "NCCL_DEBUG": "WARN",
-            "VLLM_LOGGING_LEVEL": "WARN",
-            # caches compiled for other weights have been seen to be used (vllm#31199)
-            "VLLM_DISABLE_COMPILE_CACHE": "1",
-            "VERL_LOGGING_LEVEL": "WARN",
-            "VLLM_NO_USAGE_STATS": "1",
-            "TRANSFER_QUEUE_ENABLE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        if Path(model).is_dir():
-            variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        forced = {RUN_VARIABLE: secrets.token_hex(4)}
-        if job.nnodes == 1:
-            # Ray's word for "this machine only": otherwise it puts everything, and vLLM with it, on the address that
-            # other machines see, without authentication
-            forced["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        if device == "cpu":
-            for name, value in cpu_environment(self._run_dir, serving).items():
-                (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value
-        # the supervisor's comes with everything that the run imports from, synced code first
-        paths = [forced.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
-        forced["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
-        return {**chosen, **forced}
+def run_environment(run_dir: Path, job: TrainJob, model: str, device: str, serving: ServingMode) -> dict[str, str]:
+    """Variables for every process of the run; what the operator has set wins where it is a matter of taste."""
+    from adapters.verl.cpu import cpu_environment
+
+    variables = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # prestarted workers would be one idle Python process per logical CPU
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Ray runs its workers at nice 15, where anything else on the machine starves trainer and vLLM
+        "RAY_worker_niceness": "0",
+        "TOKENIZERS_PARALLELISM": "true",
+        "NCCL_DEBUG": "WARN",
+        "VLLM_LOGGING_LEVEL": "WARN",
+        # caches compiled for other weights have been seen to be used (vllm#31199)
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
+        "VERL_LOGGING_LEVEL": "WARN",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if Path(model).is_dir():
+        variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    forced = {RUN_VARIABLE: secrets.token_hex(4)}
+    if job.nnodes == 1:
+        # Ray's word for "this machine only": otherwise it puts everything, and vLLM with it, on the address that
+        # other machines see, without authentication
+        forced["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if device == "cpu":
+        for name, value in cpu_environment(run_dir, serving).items():
+            (forced if name in ("VERL_USE_EXTERNAL_MODULES", "PYTHONPATH") else variables)[name] = value
+    # the supervisor's comes with everything that the run imports from, synced code first
+    paths = [forced.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    forced["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
+    return {**chosen, **forced}
 
 
 def innermost(exc: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import credit
+from benchmarks import credit, loop
 from benchmarks.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -122,3 +122,16 @@ def test_credit_tells_what_each_arm_has_learned() -> None:
     # Student's t of two degrees of freedom: 4.303 * 0.1 / sqrt(3)
     assert told["last"] == {"mean": 0.8, "low": 0.552, "high": 1.048}
     assert (told["seeds"], told["credited"]) == (3, 36)
+
+
+def test_loop_report() -> None:
+    def steps(seconds: float, cpu: float, **metrics: float) -> list[loop.Step]:
+        return [
+            loop.Step(seconds * number, cpu * number, {"timing_s/gen": seconds / 2} | metrics) for number in range(4)
+        ]
+
+    report = loop.report_of({"ours": [steps(2.0, 3.0)], "trl": [steps(5.0, 9.0)], "verl": []})
+    assert report["arms"]["ours"]["steps"] == 3 and report["arms"]["ours"]["seconds_each"] == [2.0, 2.0, 2.0]
+    assert report["arms"]["ours"]["steps_per_hour"] == 1800
+    assert report["arms"]["ours"]["outside_sampling_and_update"] == 0.5
+    assert report["ratios"] == {"ours / trl": {"steps_per_hour": 2.5, "cpu": 3.0}}
