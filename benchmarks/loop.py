@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import peers
-from benchmarks.processes import BOOT_SECONDS, ROOT, STOP_SECONDS, up
+from benchmarks.processes import BOOT_SECONDS, ROOT, STOP_SECONDS, stop, up
 from benchmarks.serving import ANSWER_SECONDS, HOOKS, STEP_SECONDS
 
 ARMS = ("ours", "verl", "trl", "ours_rows")
@@ -159,13 +159,7 @@ def peer(
         # it has done its last step
         process.wait(STOP_SECONDS)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(process)
 
 
 def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:

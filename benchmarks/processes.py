@@ -164,12 +164,17 @@ def up(
         try:
             yield _ready(process, log)
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End ``process``; kill it if it has not ended after :data:`STOP_SECONDS`."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:

@@ -30,7 +30,7 @@ class EngineStatus(Model):
 
 
 class BufferedEpisode(WireRequest):
-    """One running episode; ``latest_activity_timestamp`` is Unix seconds. Its address and key are told to nobody."""
+    """One running episode; ``latest_activity_timestamp`` is Unix seconds. It leaves out address and key."""
 
     episode_uuid: str
     episode_status: str = ""
@@ -179,7 +179,7 @@ class Rates(Model):
 
 
 class JournalStatus(Model):
-    """The journal: what is not yet on disk, and what is."""
+    """The journal: what waits for the disk, and what is on it."""
 
     pending: int = Field(description="records that wait for the disk")
     oldest_pending_seconds: float

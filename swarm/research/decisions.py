@@ -134,7 +134,7 @@ def gain(study: Study, state: State, run: str, step: int, confidence: float) -> 
 
 
 def last_gain(study: Study, state: State, experiment: str) -> Interval | None:
-    """:func:`gain` of the experiment's first run at the last step where it can be told."""
+    """The :func:`gain` of the experiment's first run at its latest step that has one; ``None`` if no step has."""
     run = state.runs.get(experiment)
     steps = sorted(run.scores, reverse=True) if run else []
     told = (gain(study, state, experiment, step, study.decision.confidence) for step in steps)

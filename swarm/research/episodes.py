@@ -29,7 +29,7 @@ _MOST = 32
 
 
 class TrainOrder(Model):
-    """What ``train`` is told; ``folder`` holds its code, and paths start from there."""
+    """The settings of the ``train`` process; ``folder`` holds its code, and relative paths start there."""
 
     server: str
     token: str | None
@@ -43,7 +43,7 @@ class TrainOrder(Model):
 
 
 class EvaluateOrder(Model):
-    """What ``evaluate`` is told."""
+    """The settings of the ``evaluate`` process."""
 
     server: str
     token: str | None

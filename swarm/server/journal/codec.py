@@ -19,7 +19,7 @@ from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory, VersionRu
 from swarm.types import Notes
 
 _JSON = json.JSONEncoder(default=str)
-#: What readers are told of these states; the others have names of their own.
+#: The names that readers see for these states; they see the other states under their own names.
 STATE_NAMES = {
     EpisodeState.FINISHED: "waiting",
     EpisodeState.BATCHED: "out",
