@@ -50,6 +50,7 @@ _DOING = {
 def up(
     config: Annotated[Path, typer.Argument(help="YAML file with the mappings job, swarm and gateway")],
     log_format: LogFormat = "text",
+    check: Annotated[bool, typer.Option("--check", help="only say whether file, hooks and model are right")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine; one Ctrl-C stops them all."""
@@ -58,6 +59,12 @@ def up(
     from gateway.watch import UpFailedError
 
     plan = replace(read_plan(config), log_format=log_format)
+    if check:
+        if as_json:
+            print_json({"ok": True, "model": plan.job.model})
+        else:
+            typer.echo(f"{config}: right; the model is {plan.job.model}")
+        return
     with event_printer(as_json) as on_event:
         try:
             run_up(plan, on_event)

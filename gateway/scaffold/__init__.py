@@ -1,6 +1,7 @@
-"""``swarm-gateway new NAME``: a folder with hooks, mock users, data and a configuration that run as they are.
+"""``swarm-gateway new NAME``: a folder with hooks, mock users, data and a configuration that run as they are; and
+``swarm-gateway skill``, which tells a coding agent how to fill it.
 
-Invariant: an existing folder is never touched, and a new one appears complete.
+Invariant: what exists is never touched, and a new folder appears complete.
 """
 
 from __future__ import annotations
@@ -42,6 +43,29 @@ def scaffold(name: str, parent: Path) -> Path:
         _write(name, target)
     except OSError as exc:
         raise ConfigError(f"cannot make {target}: {exc.strerror or exc}") from exc
+    return target
+
+
+def skill() -> str:
+    """The skill ``build-agent`` for coding agents, in Markdown."""
+    return files("gateway.scaffold").joinpath("SKILL.md").read_text(encoding="utf-8")
+
+
+def write_skill(parent: Path) -> Path:
+    """Write ``parent/build-agent/SKILL.md`` and return it.
+
+    Raises:
+        ConfigError: another text is there, or it cannot be written.
+    """
+    target = parent / "build-agent" / "SKILL.md"
+    try:
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(skill(), encoding="utf-8")
+        elif target.read_text(encoding="utf-8") != skill():
+            raise ConfigError(f"{target} exists already and differs; remove it or choose another folder")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot write {target}: {getattr(exc, 'strerror', None) or exc}") from exc
     return target
 
 
