@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster check format bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster check format docs bench lock clean
 
 setup: $(READY)
 
@@ -59,6 +59,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# the site, in build/docs; a warning fails, such as a link to a page or heading that is not there
+docs: $(READY)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -66,4 +70,4 @@ lock: $(READY)
 	requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) demo-out runs
+	rm -rf $(VENV) build demo-out runs

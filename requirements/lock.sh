@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=${UV:-.venv/bin/uv}
-"$uv" pip compile requirements/cpu.in pyproject.toml --extra dev --override requirements/overrides.txt \
+"$uv" pip compile requirements/cpu.in pyproject.toml --extra dev --extra docs --extra research --override requirements/overrides.txt \
     --python-version 3.11 --python-platform linux --no-header --no-annotate --upgrade ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} \
     -q -o requirements/cpu.lock.new
 { echo "# Full CPU set for 'make setup', installed with --no-deps after torch. Made by 'make lock'."
