@@ -21,7 +21,7 @@ from statistics import NormalDist, fmean, variance
 from typing import Any, NamedTuple
 
 from swarm.metrics import TRAIN
-from swarm.research.ledger import BASE, Experiment, Outcome, Run, State
+from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
 from swarm.types import StepResult
 
@@ -151,6 +151,12 @@ def is_due(study: Study, run: Run, step: int) -> bool:
     return step % study.evaluator.every_steps == 0 or step == study.steps
 
 
+def most_trained(study: Study, known: RunState) -> int:
+    """The steps that the attempt of a run may have trained at most: it waits for each evaluation that is due."""
+    every = study.evaluator.every_steps
+    return min(study.steps, (max(known.scores, default=0) // every + 1) * every)
+
+
 def ending(study: Study, state: State, run: Run) -> Ending | None:
     """Whether what was measured ends ``run``."""
     scores = state.runs[run.name].scores
@@ -203,7 +209,7 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
         return Record("exhausted", {"why": f"the base run {base.outcome}: {base.why}"})
     if state.chosen is None:
         return _explore(study, state, bool(busy))
-    if _within(study, state, 0):
+    if not _lacks(study, state, 0):
         for run in confirmation(study, state.chosen):
             if run.name not in state.runs:
                 return Claim(run)
@@ -221,7 +227,7 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
 
 def _explore(study: Study, state: State, busy: bool) -> Action | None:
     waiting = [one.name for one in state.experiments.values() if not one.refused and one.name not in state.runs]
-    if waiting and _within(study, state, study.reserved_runs):
+    if waiting and not _lacks(study, state, study.reserved_runs):
         return Claim(Run(waiting[0]))
     if state.exhausted is None:
         if why := _explored(study, state):
@@ -236,8 +242,8 @@ def _explore(study: Study, state: State, busy: bool) -> Action | None:
 
 def _explored(study: Study, state: State) -> str:
     """Why no more experiments are proposed."""
-    if not _within(study, state, study.reserved_runs):
-        return "the budget for first runs is used"
+    if lacking := _lacks(study, state, study.reserved_runs):
+        return f"the budget for first runs is used: no more {lacking}"
     # a proposer that is always refused must end as well
     if len(state.experiments) >= 3 * study.budget.runs:
         return f"{len(state.experiments)} proposals are enough for this budget"
@@ -258,13 +264,22 @@ def _since_the_best(study: Study, state: State) -> tuple[int, int]:
     return len(over) - 1 - best, len(tried) - len(over)
 
 
-def _within(study: Study, state: State, reserved: int) -> bool:
-    """Whether the budget has another run beside ``reserved`` ones."""
-    budget = study.budget
-    if len(state.runs) + 1 + reserved > budget.runs or (budget.hours is not None and state.hours >= budget.hours):
-        return False
-    used = sum(study.steps if run.outcome is None else max(run.scores, default=0) for run in state.runs.values())
-    return budget.steps is None or used + study.steps * (1 + reserved) <= budget.steps
+def _lacks(study: Study, state: State, reserved: int) -> str:
+    """What the budget does not have for another run beside ``reserved`` ones: runs, steps or hours; empty if it has
+    all. A run is taken to last as long as the longest one that was done."""
+    budget, runs, more = study.budget, state.runs.values(), 1 + reserved
+    if len(runs) + more > budget.runs:
+        return "runs"
+    steps = sum(run.lost_steps + study.steps if run.outcome is None else run.steps for run in runs)
+    if budget.steps is not None and steps + study.steps * more > budget.steps:
+        return "steps"
+    longest = max((run.seconds for run in runs if run.outcome == "done"), default=0.0)
+    still = sum(max(0.0, longest - run.seconds) for run in runs if run.outcome is None)
+    if budget.hours is not None and (
+        state.hours >= budget.hours or state.hours + (still + longest * more) / 3600 > budget.hours
+    ):
+        return "hours"
+    return ""
 
 
 def choose(study: Study, state: State) -> list[str]:

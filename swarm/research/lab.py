@@ -33,6 +33,12 @@ from swarm.research.study import Study
 from swarm.states import EngineState
 from swarm.status import ServerStatus
 
+#: Tries of one evaluation; each of its episodes has three of its own.
+EVALUATIONS = 3
+#: Starts of an engine for one attempt, where its server was started again while it booted.
+_STARTS = 3
+#: How long a server may take to come back meanwhile.
+_AWAY_SECONDS = 60.0
 _TICK = 0.5
 _STOP_SECONDS = 180.0
 _REWARD = f"{TRAIN}reward_mean"
@@ -57,6 +63,7 @@ class Order:
         name: of the run at the server, the same whenever it is taken up.
         job: of the engine.
         measured: the steps that are measured already.
+        on_step: told each step that the run has reached.
         measure: records the scores of the held-out tasks and the training rewards at a step; returns how the run ends,
             if it does.
     """
@@ -68,6 +75,7 @@ class Order:
     tree: code.Tree
     shuffle: bool
     measured: frozenset[int]
+    on_step: Callable[[int], None]
     measure: Callable[[int, list[float], dict[int, float]], Ending | None]
 
 
@@ -146,31 +154,48 @@ class EngineLab:
             )
         if offline and order.measured:
             raise RunFailedError("its engine is gone, and its weights with it")
-        if offline or status.job is None or status.job.experiment != order.name:
+        fresh = offline or status.job is None or status.job.experiment != order.name
+        if fresh:
             self._tell(order, "starts an engine")
             if not offline:
                 client.stop_engine()
                 client.wait_for_state(EngineState.OFFLINE, wait_seconds=_STOP_SECONDS)
-            self._sync_code(client, order)
-            client.sync_train_config(order.job)
-            client.start_engine(wait=False)
+            self._start(client, order)
         else:
             self._tell(order, f"goes on at step {status.engine.global_step}")
-        deadline = time.monotonic() + self._study.boot_seconds
+        return self._booted(client, order, stopping, _STARTS if fresh else 1)
+
+    def _start(self, client: SwarmClient, order: Order) -> None:
+        if self._study.sync_packages:
+            client.sync_train_code(order.tree.archive, revision=order.tree.digest[:12], message=f"run {order.name}")
+        client.sync_train_config(order.job)
+        client.start_engine(wait=False)
+
+    def _booted(self, client: SwarmClient, order: Order, stopping: threading.Event, starts: int) -> bool:
+        """Wait until the engine rolls; if its server was started again meanwhile, start it again, up to ``starts``
+        times in all: nothing was trained yet."""
+        answered = time.monotonic()
+        deadline = answered + self._study.boot_seconds
         while not stopping.is_set():
             try:
                 client.wait_for_state(EngineState.ROLLING, wait_seconds=_TICK)
                 return True
             except EngineError as exc:
-                raise RunFailedError(f"the engine did not start: {exc.message}") from exc
+                answered = time.monotonic()
+                # a server that saw the engine die says so
+                if client.status().engine_failure is not None or starts == 1:
+                    raise RunFailedError(f"the engine did not start: {exc.message}") from exc
+                starts -= 1
+                self._tell(order, "starts the engine again: its server was started again")
+                self._start(client, order)
             except UnavailableError as exc:
-                if exc.code != "not_ready" or time.monotonic() > deadline:
+                now = time.monotonic()
+                answered = now if exc.code == "not_ready" else answered
+                if now > answered + _AWAY_SECONDS:
+                    raise  # the server is gone
+                if now > deadline:
                     raise RunFailedError(exc.message) from exc
         return False
-
-    def _sync_code(self, client: SwarmClient, order: Order) -> None:
-        if self._study.sync_packages:
-            client.sync_train_code(order.tree.archive, revision=order.tree.digest[:12], message=f"run {order.name}")
 
     def _train(self, client: SwarmClient, order: Order, stopping: threading.Event) -> Ending | None:
         study = self._study
@@ -192,16 +217,17 @@ class EngineLab:
                 line = child.next(_TICK)
                 status = client.status()
                 _check_alive(status)
-                if end := trouble(study, order.run, status.steps):
-                    return end
                 if status.engine.global_step != step or line:
                     step, moved = status.engine.global_step, time.monotonic()
+                    order.on_step(step)
                     self._tell(order, f"step {step} of {study.steps}")
+                if end := trouble(study, order.run, status.steps):
+                    return end
                 if line and "due" in line:
                     if is_due(study, order.run, step) and step not in measured:
                         scores = self._evaluate(client, order, stopping)
-                        if scores is None:
-                            return None
+                        if scores is None or isinstance(scores, Ending):
+                            return scores
                         rewards = {one.step: one.metrics[_REWARD] for one in status.steps if _REWARD in one.metrics}
                         measured.add(step)
                         if end := order.measure(step, scores, rewards):
@@ -214,7 +240,23 @@ class EngineLab:
                     return Ending("failed", f"stalled: no step for {study.early_stop.stall_seconds:g} s after {step}")
         return None
 
-    def _evaluate(self, client: SwarmClient, order: Order, stopping: threading.Event) -> list[float] | None:
+    def _evaluate(self, client: SwarmClient, order: Order, stopping: threading.Event) -> list[float] | Ending | None:
+        """The scores; an evaluation that fails is made again, while the weights wait for it."""
+        why = ""
+        for attempt in range(1, EVALUATIONS + 1):
+            told = self._evaluated(client, order, stopping)
+            if told is None:
+                return None
+            if "scores" in told:
+                return told["scores"]
+            # an engine that died is no fault of the evaluator
+            _check_alive(client.status())
+            why = f"the evaluation failed {attempt} times: {told.get('failed', 'it ended')}"
+            self._tell(order, why)
+        return Ending("failed", why)
+
+    def _evaluated(self, client: SwarmClient, order: Order, stopping: threading.Event) -> dict[str, Any] | None:
+        """What the process of an evaluation tells; ``None`` if ``stopping`` came first."""
         evaluator = self._study.evaluator
         # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
         tree = code.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
@@ -232,9 +274,7 @@ class EngineLab:
         with Child("evaluate", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
             while not stopping.is_set():
                 if (line := child.next(_TICK)) is not None:
-                    if "scores" not in line:
-                        raise RunFailedError(f"the evaluation failed: {line.get('failed', 'it ended')}")
-                    return line["scores"]
+                    return line
                 _check_alive(client.status())
                 if time.monotonic() > deadline:
                     raise RunFailedError(f"the evaluation took longer than {evaluator.seconds:g} s")

@@ -51,17 +51,34 @@ class Run:
 
 @dataclass
 class RunState:
-    """What is known of a run that was claimed. ``scores`` are by step, one per held-out task; ``rewards`` are by
-    training step."""
+    """What is known of a run that was claimed: of its latest attempt, but for what the ones before it cost
+    (``lost_steps``, ``lost_seconds``).
+
+    ``scores`` are by step, one per held-out task; ``rewards`` are by training step; ``trained`` is the last step, once
+    the run has ended. Between ``began`` and ``last`` (Unix seconds) its engine was in use.
+    """
 
     server: str
     attempt: int
     began: float
     last: float
+    lost_steps: int = 0
+    lost_seconds: float = 0.0
+    trained: int = 0
     scores: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     rewards: dict[int, float] = field(default_factory=dict[int, float])
     outcome: Outcome | None = None
     why: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Of an engine, for the latest attempt."""
+        return self.last - self.began
+
+    @property
+    def steps(self) -> int:
+        """Training steps of all attempts."""
+        return self.lost_steps + max(self.trained, *self.scores, 0)
 
     def score(self, step: int) -> float | None:
         """The mean score at ``step``, if it was measured."""
@@ -101,7 +118,7 @@ class State:
     @property
     def hours(self) -> float:
         """Of engines, as far as the ledger knows."""
-        return sum(run.last - run.began for run in self.runs.values()) / 3600
+        return sum(run.lost_seconds + run.seconds for run in self.runs.values()) / 3600
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take in one event.
@@ -141,13 +158,18 @@ class State:
             raise StateError(f"run {name} is of no experiment")
         if run.arm != "first" and (self.chosen is None or run.experiment not in (BASE, *self.chosen)):
             raise StateError(f"run {name} confirms what was not chosen")
-        # while nobody ran the study, no engine was used
-        began = event["at"] if known is None else known.began + event["at"] - known.last
-        # the weights of an earlier attempt are lost, and so is what was measured of them
-        if known is None or event["attempt"] > known.attempt:
-            self.runs[name] = RunState(event["server"], event["attempt"], began, event["at"])
+        at = event["at"]
+        if known is None:
+            self.runs[name] = RunState(event["server"], event["attempt"], at, at)
+            return
+        # while nobody ran the study, no engine was used; `again`: it failed just now
+        idle = 0.0 if event["again"] else at - known.last
+        if event["attempt"] > known.attempt:
+            # the weights of an earlier attempt are lost, and so is what was measured of them
+            steps, seconds = known.lost_steps + event["lost"], known.lost_seconds + at - idle - known.began
+            self.runs[name] = RunState(event["server"], event["attempt"], at, at, steps, seconds)
         else:
-            known.server, known.began, known.last = event["server"], began, event["at"]
+            known.server, known.began, known.last = event["server"], known.began + idle, at
 
     def _measured(self, event: Mapping[str, Any]) -> None:
         run = self._open(event)
@@ -160,7 +182,7 @@ class State:
 
     def _ended(self, event: Mapping[str, Any]) -> None:
         run = self._open(event)
-        run.outcome, run.why = event["outcome"], event["why"]
+        run.outcome, run.why, run.trained = event["outcome"], event["why"], event["step"]
 
     def _chosen(self, event: Mapping[str, Any]) -> None:
         unknown = [one for one in event["experiments"] if one not in self.experiments]

@@ -19,14 +19,13 @@ from swarm.research.study import Study
 
 def summary(study: Study, state: State) -> dict[str, Any]:
     """Where the study is, in JSON's types."""
-    used = sum(max(run.scores, default=0) for run in state.runs.values())
     return {
         "study": state.study,
         "question": study.question,
         "phase": phase(state),
         "why": state.finished or state.exhausted or "",
         "runs": {"used": len(state.runs), "of": study.budget.runs},
-        "steps": {"used": used, "of": study.budget.steps},
+        "steps": {"used": sum(run.steps for run in state.runs.values()), "of": study.budget.steps},
         "hours": {"used": round(state.hours, 4), "of": study.budget.hours},
         "running": {
             name: {"server": state.runs[name].server, "step": _last(state.runs[name])} for name in state.open_runs()

@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.research import code
-from swarm.research.decisions import Claim, Ending, Propose, Record, ending, next_action
+from swarm.research.decisions import Claim, Ending, Propose, Record, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
 from swarm.research.proposing import propose, pruned
@@ -55,6 +55,8 @@ class Runner:
         self._study, self._folder, self._ledger, self._lab, self._on_event = study, folder, ledger, lab, on_event
         self._base = code.kept(folder, ledger.state.code, "base")
         self._gone: dict[str, str] = {}
+        #: run -> the step of its attempt; not there after a kill until a server tells it
+        self._reached: dict[str, int] = {}
 
     def run(self, stopping: threading.Event) -> None:
         """See the class.
@@ -112,10 +114,22 @@ class Runner:
     def _claim(self, run: Run, server: str) -> int:
         """Record that ``server`` takes ``run``; the number of the attempt."""
         known = self._ledger.state.runs.get(run.name)
+        if known is not None and known.server == server:
+            self._record("claimed", run=run.name, server=server, attempt=known.attempt, lost=0, again=False)
+            return known.attempt
         # elsewhere it begins anew
-        attempt = 1 if known is None else known.attempt + (known.server != server)
-        self._record("claimed", run=run.name, server=server, attempt=attempt)
+        attempt = 1 if known is None else known.attempt + 1
+        self._attempt(run, server, attempt, again=False)
         return attempt
+
+    def _attempt(self, run: Run, server: str, attempt: int, *, again: bool) -> None:
+        lost = self._trained(run) if attempt > 1 else 0
+        self._record("claimed", run=run.name, server=server, attempt=attempt, lost=lost, again=again)
+        self._reached[run.name] = 0
+
+    def _trained(self, run: Run) -> int:
+        """Steps that the attempt has trained; if nobody saw them, as many as it may have."""
+        return self._reached.get(run.name, most_trained(self._study, self._ledger.state.runs[run.name]))
 
     def _record(self, event: str, **values: Any) -> None:
         self._ledger.append(event, **values)
@@ -144,7 +158,9 @@ class Runner:
         while True:
             # what was measured before a kill may have been the end
             end = self._ending(run)
-            if end is None:
+            if end is not None:
+                self._reached[run.name] = max(self._ledger.state.runs[run.name].scores)
+            else:
                 try:
                     end = self._lab.run(server, self._order(run, attempt), stopping)
                 except ServerGoneError as exc:
@@ -156,12 +172,12 @@ class Runner:
                         return
                     if attempt < ATTEMPTS:
                         attempt += 1
-                        self._record("claimed", run=run.name, server=server, attempt=attempt)
+                        self._attempt(run, server, attempt, again=True)
                         self._on_event("doing", {"run": run.name, "words": f"again, because {exc.message}"})
                         continue
                     end = Ending("failed", exc.message)
             if end is not None:
-                self._record("ended", run=run.name, outcome=end.outcome, why=end.why)
+                self._record("ended", run=run.name, outcome=end.outcome, why=end.why, step=self._trained(run))
             else:
                 assert stopping.is_set(), f"run {run.name} has no end"
             return
@@ -188,6 +204,9 @@ class Runner:
             }
         )
 
+        def on_step(step: int) -> None:
+            self._reached[run.name] = step
+
         def measure(step: int, scores: list[float], rewards: dict[int, float]) -> Ending | None:
             if not all(map(math.isfinite, scores)):
                 return Ending("failed", f"a score of step {step} is not a finite number")
@@ -197,4 +216,4 @@ class Runner:
         tree = code.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
         measured = frozenset(state.runs[run.name].scores)
         shuffle = study.control == "shuffle" or run.arm == "control"
-        return Order(run, name, job, settings, tree, shuffle, measured, measure)
+        return Order(run, name, job, settings, tree, shuffle, measured, on_step, measure)

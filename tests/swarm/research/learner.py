@@ -3,6 +3,7 @@
 ``python -m tests.swarm.research.learner RUN_DIR PORT`` starts the server and prints its address. The engine's model
 says ``good`` or ``bad`` by turns to each task, and its level when a held-out task asks; steps raise the level as long
 as ``good`` alone was rewarded in every group. Each step is a line of ``$STANDIN_FOLDER/steps.jsonl`` with its run.
+While there is a pipe ``$STANDIN_FOLDER/gate``, an engine boots until somebody writes to it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from swarm.job import TrainJob, parse_job
+from swarm.research.decisions import NOT_FINITE
 from swarm.tokens import TrainBatch
 from tests.standins.engine import FOLDER_VARIABLE, Engine, Log
 from tests.standins.vllm import ScriptedVllm, chat_answer, entries, listening, plain_choice
 
 GOOD, BAD, LEVEL = 101, 102, 103
+#: Learning rates: a metric of each step is no number; no step is ever reported.
+DIVERGING, STALLING = 0.9, 0.8
 
 
 class Model:
@@ -71,7 +75,20 @@ class Learner(Engine):
         self._log = Log(Path(os.environ[FOLDER_VARIABLE]) / "steps.jsonl")
         self._log.write(study=job.project, run=job.experiment, step=0)
 
+    def boot(self) -> None:
+        super().boot()
+        if (gate := Path(os.environ[FOLDER_VARIABLE]) / "gate").exists():
+            gate.read_bytes()
+
+    def report(self) -> None:
+        if self.job.lr == DIVERGING:
+            self.requests.report(self.version, {"loss": 0.25, NOT_FINITE: 1.0})
+        else:
+            super().report()
+
     def step(self, batch: TrainBatch) -> bool:
+        if self.job.lr == STALLING:
+            return True
         self._learnt.learn(batch, self.version)
         self._log.write(study=self.job.project, run=self.job.experiment, step=self.version)
         return super().step(batch)
@@ -88,7 +105,9 @@ def _server(run_dir: str, port: str) -> None:
     from swarm.server.run import run
 
     run(
-        ServerConfig(port=int(port), run_dir=Path(run_dir), post_rolling_timeout=1.0, stop_grace=1.0),
+        ServerConfig(
+            port=int(port), run_dir=Path(run_dir), post_rolling_timeout=1.0, stop_grace=1.0, allow_code_sync=True
+        ),
         engine_command=(sys.executable, "-P", __file__),
         on_ready=lambda url: print(f"listening on {url}", flush=True),
     )

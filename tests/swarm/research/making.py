@@ -114,6 +114,7 @@ class ScriptedLab:
                 return None
             step += 1
             self._write(server=server, of=order.name, step=step)
+            order.on_step(step)
 
     def release(self, server: str) -> None:
         self._write(server=server, released=True)

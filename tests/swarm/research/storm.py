@@ -55,10 +55,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def server(folder: Path) -> Generator[str]:
-    """The address of a swarm server."""
-    command = [sys.executable, "-P", "-m", "tests.swarm.research.learner", str(folder / "run"), "0"]
-    folder.mkdir(parents=True)
+def server(folder: Path, port: int = 0, end: signal.Signals = signal.SIGINT) -> Generator[str]:
+    """The address of a swarm server, which gets the signal ``end`` after the block."""
+    command = [sys.executable, "-P", "-m", "tests.swarm.research.learner", str(folder / "run"), str(port)]
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(folder), start_new_session=True
@@ -69,7 +69,7 @@ def server(folder: Path) -> Generator[str]:
         assert "listening on" in line, (folder / "log").read_text()
         yield line.split()[-1]
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         with suppress(subprocess.TimeoutExpired):
             process.wait(30)
         process.kill()

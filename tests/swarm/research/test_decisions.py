@@ -104,29 +104,33 @@ def proposed(name: str, lr: float = 2e-6, refused: str = "") -> dict[str, Any]:
     return {"event": "proposed", "at": 0.0, "experiment": name, **told}
 
 
-def claimed(run: str, attempt: int = 1) -> dict[str, Any]:
-    return {"event": "claimed", "at": 0.0, "run": run, "server": "u", "attempt": attempt}
+def claimed(run: str, attempt: int = 1, lost: int = 0, again: bool = False) -> dict[str, Any]:
+    told = {"server": "u", "attempt": attempt, "lost": lost, "again": again}
+    return {"event": "claimed", "at": 0.0, "run": run, **told}
 
 
 def measured(run: str, step: int, scores: list[float]) -> dict[str, Any]:
     return {"event": "measured", "at": 0.0, "run": run, "step": step, "scores": scores, "rewards": {}}
 
 
-def ended(run: str, outcome: str = "done") -> dict[str, Any]:
-    return {"event": "ended", "at": 0.0, "run": run, "outcome": outcome, "why": ""}
+def ended(run: str, outcome: str = "done", step: int = 4) -> dict[str, Any]:
+    return {"event": "ended", "at": 0.0, "run": run, "outcome": outcome, "why": "", "step": step}
 
 
 class Driver:
-    """Drives a study without anything real; ``fates`` are runs that end otherwise."""
+    """Drives a study without anything real; ``fates`` are runs that end otherwise, a step takes ``pace`` seconds."""
 
-    def __init__(self, study: Study, fates: dict[str, Ending], lrs: list[float] | None = None) -> None:
+    def __init__(
+        self, study: Study, fates: dict[str, Ending], lrs: list[float] | None = None, pace: float = 0.0
+    ) -> None:
         self.study, self.fates, self.lrs = study, fates, lrs or []
+        self.pace, self.clock = pace, 0.0
         self.events: list[dict[str, Any]] = [begun()]
         self.state = fold(self.events)
         self.busy: dict[str, int] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        event = json.loads(json.dumps(event))
+        event = json.loads(json.dumps({**event, "at": self.clock}))
         self.state.apply(event)
         self.events.append(event)
 
@@ -159,6 +163,7 @@ class Driver:
     def work(self, name: str) -> None:
         """Let a busy run take a step."""
         run, step = Run.named(name), self.busy[name]
+        self.clock += self.pace
         end = self.fates.get(name) if step == 2 else None
         if end is None and is_due(self.study, run, step) and step not in self.state.runs[name].scores:
             experiment = self.state.experiments.get(run.experiment)
@@ -169,7 +174,7 @@ class Driver:
             end = ending(self.study, self.state, run)
         self.busy[name] = step + 1
         if end is not None:
-            self.add({**ended(name, end.outcome), "why": end.why})
+            self.add({**ended(name, end.outcome, step), "why": end.why})
             del self.busy[name]
 
 
@@ -220,6 +225,29 @@ def test_the_stop_rule_and_the_budget_end_exploring() -> None:
     assert len(state.experiments) == 2 and len(state.runs) == 12 and verdicts(state)["e1"] == "kept"
     state = driven(Driver(study_of(budget={"runs": 40, "steps": 4 * 11}), {}, lrs))
     assert len(state.experiments) == 1
+
+
+def test_hours_are_reserved_for_the_confirmation() -> None:
+    # five evaluations and steps of twelve minutes: an hour for each run
+    study = study_of(budget={"runs": 40, "hours": 12.01})
+    state = driven(Driver(study, {}, [3e-5, 2e-6, 3e-6, 4e-6], pace=720.0))
+    assert state.exhausted == "the budget for first runs is used: no more hours" and len(state.experiments) == 2
+    assert verdicts(state)["e1"] == "kept" and state.hours == pytest.approx(12.0)
+
+
+def test_what_lost_attempts_cost_is_in_the_budget() -> None:
+    base = [begun(), claimed(BASE), measured(BASE, 2, [0.5] * 6), claimed(BASE, 2, lost=3, again=True)]
+    events = [*base, measured(BASE, 4, [0.6] * 6), ended(BASE)]
+    events = [{**event, "at": 100.0 * place} for place, event in enumerate(events)]
+    state = fold(events)
+    # begun at 100 s; it failed at 300 s, and was made again at once
+    assert (state.runs[BASE].steps, state.hours) == (7, pytest.approx(400 / 3600))
+    assert next_action(study_of(budget={"runs": 40, "steps": 47}), state) == Propose("e1")
+    exhausted = next_action(study_of(budget={"runs": 40, "steps": 46}), state)
+    assert isinstance(exhausted, Record) and "no more steps" in exhausted.values["why"]
+    # nobody ran the study between a kill and this claim
+    events[3] = {**claimed(BASE, 2, lost=2), "at": 300.0}
+    assert fold(events).hours == pytest.approx(300 / 3600)
 
 
 @pytest.mark.slow

@@ -105,6 +105,23 @@ def test_an_attempt_that_fails_is_made_once_more_with_another_name(tmp_path: Pat
     assert "e1.2" in starts and len(starts) == len(set(starts))
 
 
+def test_the_steps_of_failed_attempts_are_counted(tmp_path: Path) -> None:
+    folder, stopping = folder_of(tmp_path / "study", proposer=GRID), threading.Event()
+
+    def before(server: str, order: Order) -> None:
+        if order.name == "base.1":
+            order.on_step(3)
+            raise RunFailedError("the engine died")
+        if order.name == "e1.1" and not stopping.is_set():
+            stopping.set()
+        elif order.name == "e1.1":
+            raise RunFailedError("its engine is gone, and its weights with it")
+
+    assert done(folder, before, stopping).runs["base"].steps == 3 + 4
+    # a resume does not know how many there were: it may have trained until its next evaluation
+    assert done(folder, before).runs["e1"].steps == 2 + 4
+
+
 def test_a_server_that_is_gone_is_done_without(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "study", proposer=GRID, servers=["http://gone", "http://there"])
 

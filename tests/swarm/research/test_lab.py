@@ -1,0 +1,109 @@
+"""How runs end early on a real swarm server, and what costs no attempt; only the engine stands in for verl."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.client import SwarmClient
+from swarm.research.lab import EngineLab
+from swarm.research.ledger import Ledger, State
+from swarm.research.running import Runner, begin
+from swarm.research.study import read_study
+from swarm.states import EngineState
+from tests.swarm.research.learner import DIVERGING, STALLING
+from tests.swarm.research.making import declared, told
+from tests.swarm.research.storm import server, study_at
+
+pytestmark = pytest.mark.slow
+
+#: The first evaluation ends like a process that the system kills.
+FLAKY = """
+import os
+from pathlib import Path
+
+if not (marker := Path({marker!r})).exists():
+    marker.touch()
+    os._exit(137)
+"""
+
+
+def declare(folder: Path, url: str, **changes: Any) -> Path:
+    """A study of two steps whose hours end with its base run."""
+    job = {**declared()["job"], "total_training_steps": 2, **changes.pop("job", {})}
+    return study_at(folder, [url], job=job, budget={"runs": 20, "hours": 1e-6}, **changes)
+
+
+def ran(folder: Path) -> State:
+    """The end of a study that runs its base alone."""
+    study = read_study(folder)
+    with Ledger(folder) as ledger:
+        begin(study, folder, ledger)
+        lab = EngineLab(study, folder, ledger.state, None, lambda kind, values: None)
+        Runner(study, folder, ledger, lab, lambda kind, values: None).run(threading.Event())
+        assert list(ledger.state.runs) == ["base"] and ledger.state.finished
+        return ledger.state
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with server(tmp_path_factory.mktemp("server")) as address:
+        yield address
+
+
+def test_a_metric_that_is_no_number_ends_a_run(tmp_path: Path, url: str) -> None:
+    base = ran(declare(tmp_path / "study", url, job={"lr": DIVERGING})).runs["base"]
+    assert (base.outcome, base.why) == ("failed", "NaN: a metric of step 1 is not finite")
+    # the second step may be there before anybody looks
+    assert base.attempt == 1 and base.steps in (1, 2)
+
+
+def test_a_run_without_steps_ends(tmp_path: Path, url: str) -> None:
+    changes = {"job": {"lr": STALLING}, "early_stop": {"stall_seconds": 1.0}}
+    base = ran(declare(tmp_path / "study", url, **changes)).runs["base"]
+    assert base.outcome == "failed" and base.why.startswith("stalled: no step for 1 s")
+    with SwarmClient(url) as client:
+        assert client.status().engine.engine_status is EngineState.OFFLINE
+
+
+def test_code_is_synced_an_evaluation_is_made_again_and_hours_end_a_study(tmp_path: Path, url: str) -> None:
+    folder = declare(tmp_path / "study", url, sync_packages=["agent"])
+    with (folder / "evaluate.py").open("a") as file:
+        file.write(FLAKY.format(marker=str(tmp_path / "evaluated")))
+    state = ran(folder)
+    base = state.runs["base"]
+    assert (tmp_path / "evaluated").exists()
+    assert (base.outcome, base.attempt, sorted(base.scores)) == ("done", 1, [0, 2])
+    assert state.exhausted == "the budget for first runs is used: no more hours" and state.hours > 0
+    with SwarmClient(url) as client:
+        assert (client.runs().runs[-1].code or "").endswith(state.code[:16])
+
+
+def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(tmp_path: Path) -> None:
+    place, boots, killed = tmp_path / "server", threading.Event(), threading.Event()
+    place.mkdir()
+    os.mkfifo(place / "gate")
+
+    def hold() -> None:
+        with (place / "gate").open("w"):  # which waits for the engine
+            boots.set()
+            killed.wait(60)
+
+    threading.Thread(target=hold, daemon=True).start()
+    with ThreadPoolExecutor(1) as pool:
+        with server(place, end=signal.SIGKILL) as url:
+            running = pool.submit(ran, declare(tmp_path / "study", url))
+            assert boots.wait(60)
+        (place / "gate").unlink()
+        killed.set()
+        with server(place, int(url.rpartition(":")[2])):
+            base = running.result(120).runs["base"]
+    assert (base.attempt, base.outcome) == (1, "done")
+    assert [one["step"] for one in told(place / "steps.jsonl")] == [0, 0, 1, 2]
