@@ -27,7 +27,11 @@ from adapters.verl.weights_socket import private_handle
 NICENESS = 5
 
 
-@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"])
+# beside verl's own, which is of no vendor
+EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cuda", vendor="nvidia")(SharedPrefixEngine)
+
+
+@EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cpu")
 class CpuEngine(SharedPrefixEngine):
     """verl's FSDP engine on the CPU."""
 
@@ -94,6 +98,11 @@ class SwarmWorker(ActorRolloutRefWorker):
         super().init_model()
         if self.rollout is not None:
             self.rollout.zmq_handle = private_handle(self.rollout.zmq_handle)
+        engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
+        for engine in engines:
+            if isinstance(engine, SharedPrefixEngine):
+                engine.shared_prefixes = self.config.shared_prefixes
+                engine.savings = engines[0].savings
 
 
 class CpuTrainingWorker(SwarmTrainingWorker):
@@ -122,12 +131,3 @@ class SwarmCpuWorker(SwarmWorker):
         # before the first computation: the threads that it starts have the priority of this one
         os.nice(NICENESS)
         super().__init__(*args, **kwargs)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self) -> None:
-        """Build the models, which compute shared prefixes once unless the job says otherwise."""
-        super().init_model()
-        engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
-        for engine in engines:
-            engine.shared_prefixes = self.config.shared_prefixes == "auto"
-            engine.savings = engines[0].savings
