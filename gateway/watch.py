@@ -94,7 +94,7 @@ class EngineWatch:
         """
         self._see_config(status)
         entered = status.engine.engine_status is not self._state
-        if self._state is None and status.engine.engine_status is EngineState.BOOTING and status.steps:
+        if self._state is None and status.engine.engine_status is not EngineState.OFFLINE and status.steps:
             # a run continues after a crash: its earlier steps were reported then
             self._reported.update(step.batch_id for step in status.steps)
             self._last_step = status.steps[-1].step

@@ -39,8 +39,7 @@ from reward_hooks.contract import (
     UserRequest,
 )
 from swarm.errors import HookError
-from swarm.text import sendable
-from swarm.types import Model, Task
+from swarm.types import Model, Task, sendable
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,17 @@
-"""``TrainJob``: the small configuration of one training run, from which the engine's own configuration is mapped.
+"""``TrainJob``: the small configuration of one training run, from which the engine's own configuration is mapped; and
+a job from layers of settings, with where each value comes from.
 
-Priority of a value: keyword or ``--set`` > job YAML > the server's defaults > the defaults here > verl's defaults.
+Invariant: ``set`` (keywords, ``--set``) > the job's YAML > the server's defaults > the defaults here > verl's defaults.
+Of ``overrides`` each key of verl is a value of its own.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -19,6 +22,11 @@ from swarm.types import Model
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+
+#: Where a value comes from, the strongest first; then :data:`OURS` and verl.
+SET, JOB, SERVER = "set", "job", "server defaults"
+OURS, VERL = "swarm-gateway", "verl"
+LAYERS = (SET, JOB, SERVER)
 
 #: AgentJet's names of fields.
 SPELLINGS = {"algorithm": "advantage", "project_name": "project", "experiment_name": "experiment"}
@@ -258,3 +266,59 @@ def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
     """The YAML text from which :func:`parse_job` reads an equal job; ``only_set``: of the fields that were given, so
     that a server's defaults may fill the others."""
     return yaml.safe_dump(job.model_dump(mode="json", exclude_unset=only_set), sort_keys=False)
+
+
+class Layered(NamedTuple):
+    """A job, and the layer of each of its fields and each of its overrides."""
+
+    job: TrainJob
+    fields: dict[str, str]
+    overrides: dict[str, str]
+
+
+def layered(
+    job: Mapping[str, Any],
+    *,
+    set_: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
+    where: str = "job",
+) -> Layered:
+    """The job of these layers.
+
+    Args:
+        job: fields as in a job's YAML.
+        set_: fields, and keys of verl, which have dots or begin with ``+``.
+        server: fields as in a job's YAML.
+        where: names the job in errors.
+
+    Raises:
+        ConfigError: a misspelt field, or a value that is out of range; names each.
+    """
+    values: dict[str, Any] = {}
+    fields: dict[str, str] = {}
+    overrides: dict[str, tuple[str, Any, str]] = {}
+    for layer, given in ((SERVER, server or {}), (JOB, job), (SET, _of_set(set_ or {}))):
+        for name, value in given.items():
+            name = SPELLINGS.get(name, name)
+            if name == "overrides" and isinstance(value, Mapping):
+                for key, one in cast("Mapping[str, Any]", value).items():
+                    # with + or without it is the same key
+                    overrides[str(key).removeprefix("+")] = (str(key), one, layer)
+            else:
+                values[name], fields[name] = value, layer
+    if overrides:
+        values["overrides"] = {key: value for key, value, _ in overrides.values()}
+    try:
+        merged = TrainJob.model_validate(values)
+    except ValidationError as exc:
+        raise describe_validation(exc, where, TrainJob) from exc
+    return Layered(merged, fields, {key: layer for key, (_, _, layer) in overrides.items()})
+
+
+def _of_set(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` as fields of a job: what has a dot is a key of verl."""
+    if "" in given:
+        raise ConfigError("set: a value without a name")
+    verl = {name.removeprefix("overrides."): value for name, value in given.items() if "." in name or name[0] == "+"}
+    fields = {name: value for name, value in given.items() if "." not in name and name[0] != "+"}
+    return {**fields, **({"overrides": {**fields.get("overrides", {}), **verl}} if verl else {})}

@@ -69,3 +69,9 @@ class EvalResult(Model):
     step: int
     episodes: int
     metrics: dict[str, float]
+
+
+def sendable(text: str) -> str:
+    """``text`` that somebody's code made, with lone surrogates, which no answer, log or body can say, spelled as Python
+    escapes them."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -21,8 +21,7 @@ from adapters.verl.health import HealthWatch
 from adapters.verl.replicas import Replicas, VllmDiedError
 from swarm.errors import EngineError
 from swarm.job import ServingMode
-from swarm.link.batches import BatchRequests
-from swarm.link.engine import EngineEnd
+from swarm.link.engine import BatchRequests, EngineEnd
 from swarm.link.messages import BatchReady, Resume, Stop, WeightsSynced
 from swarm.metrics import EVAL
 from swarm.tokens import TrainBatch, batch_metrics

@@ -18,8 +18,7 @@ from adapters.models import resolve_model
 from adapters.verl.config import as_told, implied_values, resolve_device, verl_config
 from adapters.verl.parsers import VLLM
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
-from swarm.layers import LAYERS, OURS, VERL
+from swarm.job import LAYERS, OURS, VERL, TrainJob
 
 _PARSERS = ("tool_call_parser", "reasoning_parser")
 
@@ -39,7 +38,7 @@ def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, st
     """verl's configuration for ``job`` (``config``), and the source of each of its values (``sources``).
 
     Args:
-        job: of :func:`swarm.layers.layered`.
+        job: of :func:`swarm.job.layered`.
         fields: the layer of each field that was given.
         overrides: the layer of each override, by verl's key.
         run_dir: of the engine.

@@ -164,7 +164,7 @@ def rollback(
     wait: Wait = _BOOT_SECONDS,
     as_json: AsJson = False,
 ) -> None:
-    """Select an earlier snapshot again."""
+    """Select an earlier snapshot again; before the oldest one there is the server's own code."""
     with target.connect() as client:
         if snapshot not in (None, NONE):
             snapshot = _named(client.code(), str(snapshot))

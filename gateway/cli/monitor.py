@@ -20,7 +20,7 @@ def monitor(
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar="OPENAI_API_KEY", help="key of the gateways; once, or once for each"),
+        typer.Option("--api-key", envvar="SWARM_GATEWAY_KEY", help="key of the gateways; once, or once for each"),
     ] = None,
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="seconds between two looks")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="print one status of all as JSON and leave")] = False,

@@ -5,6 +5,7 @@ Invariant: a relative path in a file is relative to that file.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,7 @@ def read_plan(path: Path) -> UpPlan:
     """What ``up`` runs, from its file, every section validated before anything starts.
 
     Raises:
-        ConfigError: a missing section, a misspelt key, a model or a hooks folder that is not there.
+        ConfigError: a missing section, a misspelt key (of verl, too), a model or a hooks folder that is not there.
     """
     data = read_mapping(path, "config")
     unknown = [name for name in data if name not in ("job", "swarm", "gateway")]
@@ -85,8 +86,8 @@ def read_train(path: Path) -> TrainPlan:
     """What ``train`` runs, from its file, with the workflow loaded and the first tasks read before anything starts.
 
     Raises:
-        ConfigError: a misspelt key, a model that is not there, a workflow that does not load, tasks that cannot be
-            read.
+        ConfigError: a misspelt key (of verl, too), a model that is not there, a workflow that does not load, tasks
+            that cannot be read.
     """
     data = read_mapping(path, "config")
     try:
@@ -111,6 +112,9 @@ def _server_plan(path: Path, data: dict[str, Any]) -> UpPlan:
     section = _section(path, data, "swarm")
     server = parse_server(section, f"{path}, swarm", folder)
     run_dir = (folder / server.run_dir).resolve()
+    if job.overrides or server.job_defaults is not None:
+        check = load_attribute("swarm.server.engine.changes:check_overrides")
+        asyncio.run(check(server.model_copy(update={"run_dir": run_dir}), job))
     return UpPlan(
         job=job,
         swarm_section={**section, "run_dir": str(run_dir)},

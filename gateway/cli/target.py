@@ -49,7 +49,7 @@ class Target:
     api_key: Annotated[
         str | None,
         typer.Option(
-            "--api-key", envvar="OPENAI_API_KEY", help="admin key of the gateway; where it has no keys: --token"
+            "--api-key", envvar="SWARM_GATEWAY_KEY", help="admin key of the gateway; where it has no keys: --token"
         ),
     ]
 

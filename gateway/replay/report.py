@@ -135,12 +135,15 @@ def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
 
 
 def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
-    """The steps that carry a reward, as the swarm server reports them."""
-    return [
-        _point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds})
-        for step in steps
-        if f"{TRAIN}reward_mean" in step.metrics
-    ]
+    """The steps that carry a reward, as the swarm server reports them; of those that were done again, from an earlier
+    checkpoint, the last time."""
+    points: list[StepPoint] = []
+    for step in steps:
+        while points and points[-1].step >= step.step:
+            points.pop()
+        if f"{TRAIN}reward_mean" in step.metrics:
+            points.append(_point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds}))
+    return points
 
 
 def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:

@@ -24,8 +24,7 @@ from reward_hooks.contract import malformed_calls
 from swarm.client import EpisodeGroup
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
 from swarm.protocol import MAX_NAME
-from swarm.text import sendable
-from swarm.types import Notes
+from swarm.types import Notes, sendable
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.protocol import MAX_REASON
-from swarm.text import sendable
-from swarm.types import Notes, Task, WorkflowOutput
+from swarm.types import Notes, Task, WorkflowOutput, sendable
 
 logger = logging.getLogger(__name__)
 

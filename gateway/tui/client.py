@@ -152,7 +152,7 @@ class StatusClient(Generic[StatusT]):
             self._headers["authorization"] = f"Bearer {target.secret}"
         self._http = HttpClient()
 
-    async def get(self, query: Mapping[str, int | float] | None = None, wait: float = 0.0) -> StatusT | Trouble:
+    async def get(self, query: Mapping[str, int | float | str] | None = None, wait: float = 0.0) -> StatusT | Trouble:
         """The status, within ``wait`` plus :data:`DEADLINE` seconds."""
         target, limit = self._target, wait + DEADLINE
         url = target.url_of(self._path) + (f"?{urlencode(query)}" if query else "")
@@ -216,7 +216,7 @@ def _error_status(target: Target, answer: Answer) -> Trouble:
 _HOW_TO_ENTER = {
     Kind.SWARM: "give --token or SWARM_TOKEN; "
     "`swarm-gateway swarm tokens create monitor --scope read` in its run folder makes one",
-    Kind.GATEWAY: "give --api-key or OPENAI_API_KEY, a key that is not restricted to routes; "
+    Kind.GATEWAY: "give --api-key or SWARM_GATEWAY_KEY, a key that is not restricted to routes; "
     "`swarm-gateway keys create monitor` makes one",
 }
 

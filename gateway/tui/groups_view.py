@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Table, measure, printable, seconds, short, table_of
-from swarm.groups import Group, GroupAnswer, StepRewards
+from swarm.groups import Group, GroupAnswer, StepRewards, Wanted
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _REWARDS_SHOWN = 8
+_BOUNDS = {">=": "at_least", "<=": "at_most"}
 
 _ANSWERS: Columns[tuple[int, GroupAnswer]] = {
     ">": lambda one: str(one[0]),
@@ -32,6 +33,28 @@ _REWARDS: Columns[StepRewards] = {
     ">highest": lambda one: measure(one.high),
     ">answers": lambda one: str(sum(one.counts)),
 }
+
+
+def wanted_of(text: str) -> Wanted:
+    """What somebody typed to find groups: words, ``route:NAME``, ``reason:PART``, ``>=0.5``, ``<=0.5``."""
+    words: list[str] = []
+    found: dict[str, str | float] = {}
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        if colon and name in ("route", "reason"):
+            found[name] = value
+        elif word[:2] in _BOUNDS and (number := _number(word[2:])) is not None:
+            found[_BOUNDS[word[:2]]] = number
+        else:
+            words.append(word)
+    return Wanted.model_validate({"words": " ".join(words), **found})
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def groups_table(groups: Sequence[Group], now: float) -> Table:

@@ -17,17 +17,19 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
-from gateway.tui.groups_view import answers_table, groups_table, rewards_table
+from gateway.tui.groups_view import answers_table, groups_table, rewards_table, wanted_of
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.swarm_view import Order, episodes
 from gateway.tui.widgets import Board, Grid, LogPanel, Panel, StackPanel, TablePanel, content
-from swarm.groups import JudgedGroups
+from swarm.groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
 
 #: Rows of the terminal below which the head leaves out minor lines.
 _BRIEF = 34
+_FILTER = "client, task, episode or type; Enter keeps, Escape clears"
+_FIND = "words, route:NAME, reason:PART, >=0.5, <=0.5; Enter finds, Escape shows all"
 #: Seconds from which on the age of a status is a warning.
 _OLD = 5.0
 _OVERVIEW: Columns[tuple[int, AnyPoller]] = {
@@ -101,7 +103,7 @@ class SwarmPage(Page):
         Binding("o", "order", "Order"),
         Binding("n", "group(1)", "Next group", show=False),
         Binding("b", "group(-1)", "Group before", show=False),
-        Binding("escape", "clear", "All episodes", show=False),
+        Binding("escape", "clear", "All", show=False),
     ]
 
     def __init__(self, poller: SwarmPoller) -> None:
@@ -115,8 +117,10 @@ class SwarmPage(Page):
         super().__init__(poller, [steps, self._episodes, *tables, self._log, self._groups])
         self._swarm = poller
         self._order = Order.IDLE
-        self._filter = Input(placeholder="client, task, episode or type; Enter keeps, Escape clears", id="filter")
+        self._filter = Input(id="filter")
         self._filter.display = False
+        # what is typed finds groups, not episodes
+        self._finding = False
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
@@ -133,19 +137,28 @@ class SwarmPage(Page):
         self.show()
 
     def action_filter(self) -> None:
-        self.board.choose(self._episodes.key)
+        finding = self.board.chosen is self._groups
+        if finding != self._finding:
+            self.action_clear()
+            self._finding = finding
+        if not finding:
+            self.board.choose(self._episodes.key)
+        self._filter.placeholder = _FIND if finding else _FILTER
         self._filter.display = True
         self._filter.focus()
 
     def action_clear(self) -> None:
         self._filter.value = ""
         self._filter.display = False
+        self._swarm.find(Wanted())
         self.focused.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.show()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        if self._finding:
+            self._swarm.find(wanted_of(self._filter.value))
         self._filter.display = bool(self._filter.value)
         self.focused.focus()
 
@@ -156,7 +169,7 @@ class SwarmPage(Page):
         if status is not None and view is not None:
             self._show_groups()
             self._curves.show(view.tables["curves"])
-            self._episodes.show(episodes(status, self._order, self._filter.value))
+            self._episodes.show(episodes(status, self._order, "" if self._finding else self._filter.value))
 
     def _show_groups(self) -> None:
         found = self._swarm.groups

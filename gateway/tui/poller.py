@@ -21,7 +21,7 @@ from gateway.tui.client import STEPS, GatewayStatus, StatusClient, Trouble, nons
 from gateway.tui.format import View, seconds, step_line
 from gateway.tui.targets import Kind, Target
 from swarm.client import RetryPolicy
-from swarm.groups import JudgedGroups
+from swarm.groups import JudgedGroups, Wanted
 from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult
 
@@ -210,6 +210,7 @@ class SwarmPoller(Poller[ServerStatus]):
         self._asked_steps = 0
         #: the latest groups, or why there are none
         self.groups: JudgedGroups | Trouble | None = None
+        self._wanted = Wanted()
         self._groups_at = -_GROUPS_SECONDS
         self._groups_client = StatusClient(target, JudgedGroups, "/judged_groups")
 
@@ -219,10 +220,18 @@ class SwarmPoller(Poller[ServerStatus]):
         finally:
             await self._groups_client.close()
 
+    def find(self, wanted: Wanted) -> None:
+        """Ask for these groups from now on."""
+        if wanted != self._wanted:
+            self._wanted, self.groups, self._groups_at = wanted, None, -_GROUPS_SECONDS
+            self.hurry()
+
     async def _ask_groups(self) -> None:
+        wanted = self._wanted
         if time.monotonic() - self._groups_at >= _GROUPS_SECONDS:
-            self.groups = await self._groups_client.get({"limit": _GROUPS})
-            self._groups_at = time.monotonic()
+            found = await self._groups_client.get({"limit": _GROUPS, **wanted.model_dump(exclude_defaults=True)})
+            if wanted is self._wanted:
+                self.groups, self._groups_at = found, time.monotonic()
 
     async def _ask(self) -> ServerStatus | Trouble:
         self._asked_steps = self.history.wanted

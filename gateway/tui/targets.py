@@ -67,7 +67,7 @@ def make_targets(
         swarm_urls, gateway_urls = [Kind.SWARM.default_url], [Kind.GATEWAY.default_url]
     targets = [
         *_of_kind(Kind.SWARM, swarm_urls, tokens, "--token (or SWARM_TOKEN)"),
-        *_of_kind(Kind.GATEWAY, gateway_urls, api_keys, "--api-key (or OPENAI_API_KEY)"),
+        *_of_kind(Kind.GATEWAY, gateway_urls, api_keys, "--api-key (or SWARM_GATEWAY_KEY)"),
     ]
     return list({(target.kind, target.address): target for target in targets}.values())
 

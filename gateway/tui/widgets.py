@@ -200,8 +200,8 @@ The monitor only looks: no key changes anything on a server.
  p           pause what is shown        tab         the next panel (shift: before)
  r           send requests now          arrows      scroll the panel
  /           filter episodes by words   o           sort episodes by something else
- escape      show all episodes again    a letter    the panel with it in its title
- n, b        the next group of answers, the one before
+ escape      show all again             a letter    the panel with it in its title
+ n, b        the next group of answers, the one before; among the answers `/` finds groups
 
 States of an engine
 {states}

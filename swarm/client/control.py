@@ -18,8 +18,7 @@ from typing import Any
 from swarm.client import wire
 from swarm.client.engine import EngineControl
 from swarm.errors import ConfigError, ConflictError, RequestError
-from swarm.job import TrainJob, dump_job
-from swarm.layers import layered
+from swarm.job import TrainJob, dump_job, layered
 from swarm.protocol import (
     CodeStatus,
     ResolveConfigRequest,
@@ -207,14 +206,14 @@ class Control(EngineControl):
         """Go back to an earlier snapshot: ``none`` for the server's own code, default the one before the selected one.
 
         Raises:
-            NotFoundError: the server has none of that name.
+            NotFoundError: the server has none of that name; or its own code is selected, so there is none before.
             RequestError: the engine is not OFFLINE, and ``force_restart`` is off.
         """
         if snapshot is None:
             # a repetition must not go back twice
             known = await self.code()
-            earlier = [one.id for one in known.snapshots if known.selected is None or one.id < known.selected]
-            snapshot = earlier[-1] if earlier else None if known.selected is None else "none"
+            if known.selected is not None:
+                snapshot = max((one.id for one in known.snapshots if one.id < known.selected), default="none")
         body = SelectCodeRequest(id=snapshot, force_restart=force_restart)
         query = {"sender": this_user()}
         call = wire.Call("POST", "/code/select", SyncTrainCodeResponse, body, _CHANGE_SECONDS, query)

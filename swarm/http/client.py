@@ -170,8 +170,10 @@ class HttpClient:
             limit = aiohttp.ClientTimeout(total=max(seconds, 1e-3), sock_connect=CONNECT_SECONDS)
         try:
             with self.translated():
+                # not aiohttp's own way to the environment, which sends the passwords of a .netrc along
+                proxy = proxy_of(url) if self._proxies else None
                 return await session.request(
-                    method, url, data=content, headers=headers, allow_redirects=False, timeout=limit
+                    method, url, data=content, headers=headers, allow_redirects=False, timeout=limit, proxy=proxy
                 )
         except ValueError as exc:
             # the URL or a header is malformed
@@ -192,7 +194,6 @@ class HttpClient:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=_NOT_ADDED,
-                trust_env=self._proxies,
             )
         return self._opened
 
@@ -228,10 +229,15 @@ def _words(exc: aiohttp.ClientError) -> str:
 
 
 def has_proxy(url: str) -> bool:
-    """Whether the environment names a proxy for ``url``; a loopback address never has one."""
+    """Whether the environment names a proxy for ``url``."""
+    return proxy_of(url) is not None
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for ``url``; a loopback address never has one."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    return not is_loopback(host) and parts.scheme in getproxies() and not proxy_bypass(host)
+    return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

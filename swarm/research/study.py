@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, describe_validation, parse_mapping
-from swarm.layers import layered
+from swarm.job import TrainJob, describe_validation, layered, parse_mapping
 from swarm.types import Model
 
 FILE = "study.yaml"

@@ -23,11 +23,9 @@ from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
 from swarm.server.api.code import CODE_PATH, CODE_TYPE, CodeRoutes
-from swarm.server.api.config import ConfigRoutes
-from swarm.server.api.engine import EngineRoutes
+from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
-from swarm.server.api.groups import GroupRoutes
-from swarm.server.api.metrics import MetricsRoutes
+from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
 from swarm.server.audit import AuditLog
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ControlRoute, Scopes, TokenRing

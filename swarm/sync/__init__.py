@@ -2,6 +2,6 @@
 
 from swarm.sync.archive import CodeArchive, build_archive, left_out_lines
 from swarm.sync.extract import check_and_extract
-from swarm.sync.limits import ArchiveLimits
+from swarm.sync.manifest import ArchiveLimits
 
 __all__ = ["ArchiveLimits", "CodeArchive", "build_archive", "check_and_extract", "left_out_lines"]

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import ConfigError
-from swarm.sync.limits import MIB, ArchiveLimits, check_name
-from swarm.sync.manifest import BYTECODE, digest_of, fingerprint
+from swarm.sync.manifest import BYTECODE, MIB, ArchiveLimits, check_name, digest_of, fingerprint
 
 logger = logging.getLogger(__name__)
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from gateway.replay.report import TrainingReport, read_report
 from tests.engine import tiny_model
-from tests.engine.engine_process import processes_with
+from tests.gateway.train_process import HELD, TrainProcess, check_resume
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra"),
 ]
 
-ROOT = Path(__file__).parents[2]
-MARK = "SWARM_GATEWAY_TRAIN_TEST"
+COMMAND = (sys.executable, "-m", "gateway.cli", "train", "my.yaml", "--json")
 SECONDS = 900.0
 
 FILE = """\
@@ -68,34 +62,9 @@ def test_a_short_file_and_a_short_workflow_train_the_model(tmp_path: Path) -> No
     (tmp_path / "my.yaml").write_text(FILE)
     (tmp_path / "letters.py").write_text(WORKFLOW)
     (tmp_path / "words.jsonl").write_text("".join(f'{{"question": "say {n}"}}\n' for n in range(50)))
-    mark = uuid.uuid4().hex
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "gateway.cli", "train", str(tmp_path / "my.yaml"), "--json"],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                MARK: mark,
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                "TENSORBOARD_DIR": str(tmp_path / "tensorboard"),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        left = processes_with(MARK, mark)
-    finally:
-        for process in processes_with(MARK, mark):
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert not left
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    with TrainProcess(COMMAND, tmp_path, TENSORBOARD_DIR=str(tmp_path / "tensorboard")) as run:
+        assert run.ended(SECONDS) == 0, run.tail
+    events = run.events
     steps = {one["step"]: one["metrics"] for one in events if one["event"] == "step"}
     assert sorted(steps) == [1, 2]
     for metrics in steps.values():
@@ -121,3 +90,13 @@ def test_a_short_file_and_a_short_workflow_train_the_model(tmp_path: Path) -> No
     for name in ("swarm/reward_mean", "swarm/success_rate", "swarm/calls_mean", "swarm/log/length"):
         assert logged[name] == {step: pytest.approx(metrics[name]) for step, metrics in steps.items()}, name
     assert logged["eval/reward_mean"] == {one.step: pytest.approx(one.reward_mean) for one in report.evaluations}
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    tiny_model.build(tmp_path / "tiny")
+    job = FILE[: FILE.index("workflow:")].replace("total_training_steps: 2", "total_training_steps: 3, save_freq: 1")
+    rest = "workflow: letters:held\ntasks: {train: words.jsonl}\nswarm: {port: 0, run_dir: run}\n"
+    (tmp_path / "my.yaml").write_text(job.replace("console, tensorboard", "console") + rest)
+    (tmp_path / "letters.py").write_text(WORKFLOW + HELD)
+    (tmp_path / "words.jsonl").write_text("".join(f'{{"question": "say {n}"}}\n' for n in range(50)))
+    check_resume(COMMAND, tmp_path, "words.jsonl", SECONDS)

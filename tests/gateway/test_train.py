@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,12 +18,27 @@ from gateway.train import Trainer, TrainPlan, resumed
 from gateway.up import UpPlan, run_up
 from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
+from tests.gateway.train_process import HELD, check_resume
 from tests.standins.engine import FOLDER_VARIABLE
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_sync import claimed
 from tests.swarm.client.test_training import at
 
 ROOT = Path(__file__).parents[2]
+#: The command line, whose servers are started with the stand-in engine.
+WITH_STANDIN = """
+from dataclasses import replace
+from gateway.cli import main, sections
+read = sections.read_train
+
+def read_train(path):
+    plan = read(path)
+    command = (*plan.up.command[:-1], "tests.gateway.scripted_up", "paced")
+    return replace(plan, up=replace(plan.up, command=command))
+
+sections.read_train = read_train
+main()
+"""
 COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
 WORKFLOW = """
 from swarm.types import WorkflowOutput
@@ -64,8 +80,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         return replace(made, up=replace(made.up, command=command))
 
     yield plan
-    import sys
-
     sys.modules.pop("my_agent", None)
 
 
@@ -123,6 +137,14 @@ def test_one_ctrl_c_ends_it_with_a_report_of_what_there_is(file: Callable[..., T
     report = run.work.report
     assert report is not None and report.interrupted and report.control == "shuffle"
     assert [one.step for one in report.evaluations] == [0]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_behind_its_checkpoint(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
+    job = {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 3, "max_staleness": 0}
+    (tmp_path / "my_agent.py").write_text(WORKFLOW + HELD)
+    file(job={**job, "save_freq": 1}, workflow="my_agent:held", eval=None)
+    check_resume([sys.executable, "-c", WITH_STANDIN, "train", "train.yaml", "--json"], tmp_path, "train.jsonl", 60)
 
 
 @pytest.mark.slow

@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.job import TrainJob, parse_job
-from swarm.link.batches import BatchRequests
 from swarm.link.code import CODE_VARIABLE, ImportedCode, imported, top_level
-from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
+from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, BatchRequests, EngineEnd
 from swarm.link.messages import (
     BatchReady,
     BootProgress,
@@ -322,7 +321,8 @@ class Recording(Engine):
 
 
 class Paced(Engine):
-    """Takes a moment for each weight sync, and notes what it does in ``$STANDIN_FOLDER``.
+    """Takes a moment for each weight sync, notes the steps of its checkpoints as verl does, and notes what it does in
+    ``$STANDIN_FOLDER``.
 
     ``engine.jsonl`` has ``{"started": pid, "address": "host:port"}`` and ``{"step": n}`` per sync; ``calls.jsonl`` has
     ``{"asked": text, "ended": "served" or "cancelled", "at": seconds}`` per call, on the shared clock.
@@ -332,12 +332,18 @@ class Paced(Engine):
     server_timeout = 3.0
 
     def boot(self) -> None:
+        self._checkpoint = Path(os.environ["SWARM_RUN_DIR"]) / "checkpoints" / "latest_checkpointed_iteration.txt"
+        if self.job.resume:
+            self.version = int(self._checkpoint.read_text())
         self._log = Log(Path(os.environ[FOLDER_VARIABLE]) / "engine.jsonl")
         self._log.write(started=os.getpid(), address=self.address)
         super().boot()
 
     def step(self, batch: TrainBatch) -> bool:
         _pause(0.08)
+        if self.job.save_freq > 0 and self.version % self.job.save_freq == 0:
+            self._checkpoint.parent.mkdir(exist_ok=True)
+            self._checkpoint.write_text(str(self.version))
         self._log.write(step=self.version)
         return super().step(batch)
 

@@ -11,8 +11,7 @@ import yaml
 
 from swarm.agentjet import convert, read_fields
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, dump_job
-from swarm.layers import layered
+from swarm.job import TrainJob, dump_job, layered
 
 
 def composed(**changes: Any) -> dict[str, Any]:

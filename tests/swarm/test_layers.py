@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
-from swarm.layers import JOB, LAYERS, SERVER, SET, layered
+from swarm.job import JOB, LAYERS, SERVER, SET, TrainJob, layered
 
 CLIP = "actor_rollout_ref.actor.clip_ratio"
 

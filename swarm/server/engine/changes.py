@@ -9,6 +9,7 @@ starts from the job's model. The answer says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import sys
@@ -19,8 +20,7 @@ from typing import Any
 
 from swarm.agentjet import read_fields
 from swarm.errors import ConfigError, ConflictError, NotFoundError, SwarmGatewayError
-from swarm.job import parse_mapping
-from swarm.layers import Layered, layered
+from swarm.job import Layered, TrainJob, layered, parse_mapping
 from swarm.link.code import top_level
 from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
@@ -100,7 +100,7 @@ class Changes:
         """Select an earlier snapshot, or :data:`NO_CODE`; ``None``: the one before the selected one.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is none; or nothing is before the server's own code.
             ConflictError: as for :meth:`sync_code`, or its files are not as they were sent.
         """
         async with self._one:
@@ -135,11 +135,14 @@ class Changes:
             return None
 
     async def _before(self, selected: Stored | None) -> str:
+        if selected is None:
+            raise NotFoundError(
+                "there is nothing to go back from: no synced code is selected, the server's own code is what engines "
+                "run. Name the snapshot that they are to run (`swarm-gateway code list`)",
+                code="no_snapshot",
+            )
         known = [stored.id for stored in await asyncio.to_thread(self._snapshots.all)]
-        earlier = [one for one in known if selected is None or one < selected.id]
-        if not earlier and selected is None:
-            raise NotFoundError("no code was synced to this server", code="no_snapshot")
-        return earlier[-1] if earlier else NO_CODE
+        return max((one for one in known if one < selected.id), default=NO_CODE)
 
     def _answer(
         self, stored: Stored | None, *, changed: bool, restarted: bool, missing: dict[str, list[str]]
@@ -266,6 +269,24 @@ def read_defaults(path: Path | None) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read the server's job_defaults {path}: {exc}") from exc
     return parse_mapping(text, f"job_defaults {path}")
+
+
+async def check_overrides(config: ServerConfig, job: TrainJob) -> None:
+    """Refuse keys of verl in ``job`` that a server with ``config`` would refuse, before it is started.
+
+    Raises:
+        ConfigError: names what is wrong.
+        EngineError: as for :meth:`Resolver.resolve`.
+    """
+    layers = layered(job.model_dump(mode="json", exclude_unset=True), server=read_defaults(config.job_defaults))
+    if layers.overrides:
+        snapshots = Snapshots(config.run_dir)
+        code: Path | None = None
+        # a server whose selected code is gone says so when it starts an engine
+        with contextlib.suppress(FileNotFoundError):
+            if config.allow_code_sync and (selected := snapshots.selected()) is not None:
+                code = snapshots.files(selected.id)
+        await Resolver(config.run_dir).resolve(layers, code)
 
 
 def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:

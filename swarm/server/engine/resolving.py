@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError, EngineError
-from swarm.layers import OURS, Layered
+from swarm.job import OURS, Layered
 from swarm.protocol import ResolvedJob
 from swarm.server.engine.supervisor import ENGINE_COMMAND, engine_environment
 

@@ -11,6 +11,7 @@ import pytest
 
 from adapters.verl.deadline import REASON_FILE, passed_deadline
 from swarm.job import TrainJob
+from swarm.link.code import CODE_VARIABLE
 from swarm.link.messages import Finished
 from tests.engine.engine_process import EngineProcess
 
@@ -86,3 +87,13 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
     assert root_cause(task) == "ValueError: max_model_len (18000) is larger than the model's 8192"
     assert root_cause(task.as_instanceof_cause()).startswith("ValueError: max_model_len")
     assert root_cause(RuntimeError()) == "RuntimeError: no message"
+
+
+def test_a_missing_dependency_of_synced_code_says_which_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adapters.verl.driver import root_cause
+
+    missing = ModuleNotFoundError("No module named 'einops'", name="einops")
+    assert root_cause(missing) == "ModuleNotFoundError: No module named 'einops'"
+    monkeypatch.setenv(CODE_VARIABLE, "/a/snapshot")
+    told = root_cause(ray_exceptions.RayTaskError("run", "a long remote traceback", missing))
+    assert "needs the Python module 'einops'" in told and f"install it there for {sys.executable}" in told

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from swarm.errors import ConfigError, EngineError
-from swarm.layers import layered
+from swarm.job import layered
 from swarm.server.engine.resolving import Resolver
 
 resolve = pytest.importorskip("adapters.verl.resolve", reason="needs the cpu or gpu extra")

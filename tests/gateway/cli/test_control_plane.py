@@ -63,7 +63,7 @@ async def laptop(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Laptop]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("SWARM_TOKEN", "OPENAI_API_KEY"):
+    for name in ("SWARM_TOKEN", "SWARM_GATEWAY_KEY"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "checkout"
     (folder / "mine").mkdir(parents=True)
@@ -131,6 +131,8 @@ async def test_from_a_changed_line_to_the_engine_and_back(laptop: Laptop) -> Non
     assert (await laptop.command("code", "list"))["running"] == first["snapshot"]["id"]
     none = await laptop.command("code", "rollback", "none", "--force-restart")
     assert (none["snapshot"], (await laptop.command("code", "list"))["selected"]) == (None, None)
+    assert "nothing to go back from" in await laptop.command("code", "rollback", "--force-restart", code=2)
+    assert (await laptop.command("code", "list"))["selected"] is None
 
     runs = await laptop.command("config", "runs")
     ids = [first["snapshot"]["id"], second["snapshot"]["id"], first["snapshot"]["id"], None]
@@ -162,3 +164,16 @@ async def test_a_job_is_restarted_with_a_changed_field(laptop: Laptop) -> None:
     for wrong, said in (("lrr=1", "'lr'"), ("batch_size=0", "batch_size")):
         assert said in await laptop.command("config", "sync", job, "--set", wrong, code=2)
     await laptop.server.state.supervisor.stop()
+
+
+async def test_the_key_of_another_service_in_the_environment_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
+    server = create_app(ServerConfig(run_dir=tmp_path / "run"), engine_command=engine.command("train"))
+    # nothing has keys or tokens: the swarm server refuses one that it does not know
+    async with listening(server) as url, gateway_before(url, tmp_path) as http:
+        target = ("--gateway-url", str(http.base_url))
+        laptop = Laptop(tmp_path, target, tmp_path / "run", server)
+        assert (await laptop.command("code", "list"))["snapshots"] == []

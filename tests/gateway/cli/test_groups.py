@@ -14,9 +14,13 @@ from gateway.cli.root import app
 from gateway.tui.groups_view import bars
 from swarm.errors import ConfigError
 from swarm.groups import BINS, histogram
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
 from swarm.types import Notes, WorkflowOutput
+from tests.standins import engine
+from tests.standins.vllm import listening
 from tests.swarm.server.journal.build import batch, claimed, dropped, ended, refused, stepped, taken
 
 
@@ -49,14 +53,16 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def groups(run_dir: Path, *arguments: str) -> str:
-    command = ["groups", arguments[0], *arguments[1:], "--run-dir", str(run_dir)]
+def groups(place: Path | str, *arguments: str) -> str:
+    """What the command prints of the groups of a run folder, or of the server at an address."""
+    where = ["--run-dir", str(place)] if isinstance(place, Path) else ["--url", place]
+    command = ["groups", arguments[0], *arguments[1:], *where]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
-def listed(run_dir: Path, *options: str) -> list[str]:
+def listed(run_dir: Path | str, *options: str) -> list[str]:
     return [one["group_id"][:4] for one in json.loads(groups(run_dir, "list", "--json", *options))["groups"]]
 
 
@@ -99,6 +105,16 @@ def test_the_latest_groups_and_what_became_of_them(run_dir: Path) -> None:
 )
 def test_groups_are_found_by_words_route_reward_and_reason(run_dir: Path, options: list[str], found: list[str]) -> None:
     assert listed(run_dir, *options) == found
+
+
+@pytest.mark.anyio
+async def test_a_server_tells_the_same_of_its_own_groups(run_dir: Path) -> None:
+    app = create_app(ServerConfig(run_dir=run_dir), engine_command=engine.command("train"))
+    async with listening(app) as url:
+        for options in ([], ["--route", "math"], ["--reason", "rambles"], ["--at-least", "0.9"], ["--find", "monad"]):
+            assert await asyncio.to_thread(listed, url, *options) == listed(run_dir, *options), options
+        told = [json.loads(await asyncio.to_thread(groups, place, "show", "aa", "--json")) for place in (url, run_dir)]
+    assert told[0]["answers"] == told[1]["answers"] and told[0]["answers"][0]["reason"] == "it is brief"
 
 
 def test_texts_are_read_by_the_models_tokenizer_where_it_is_at_hand(

@@ -1,9 +1,10 @@
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from gateway.cli.sections import parse_server, read_plan, resolve_job
+from gateway.cli.sections import parse_server, read_plan, read_train, resolve_job
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -51,6 +52,24 @@ def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path)
     (tmp_path / "hooks" / "on_compute_relative_reward.py").write_text("def on_compute(\n")
     with pytest.raises(ConfigError, match=r"on_compute_relative_reward\.py"):
         read_plan(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["up", "train"])
+def test_a_wrong_key_of_verl_is_refused_before_anything_starts(tmp_path: Path, command: str) -> None:
+    pytest.importorskip("verl", reason="needs the cpu or gpu extra")
+    job = "job: {model: tiny, device: cpu, overrides: {KEY: 0.3}}\nswarm: {run_dir: run}\n"
+    own = {"up": "gateway: {hooks: hooks}", "train": "workflow: 'builtins:print'\ntasks: {train: tasks.jsonl}"}
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?"}\n')
+    path = project(tmp_path, job.replace("KEY", "actor_rollout_ref.actor.clip_ration") + own[command])
+    read = read_plan if command == "up" else read_train
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"clip_ration'; did you mean actor_rollout_ref\.actor\.clip_ratio "):
+        read(path)
+    print(f"{command}: {time.monotonic() - began:.2f} s")
+    assert not (tmp_path / "run").exists()
+    path.write_text(path.read_text().replace("clip_ration", "clip_ratio"))
+    read(path)
 
 
 def test_the_token_comes_from_the_environment_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

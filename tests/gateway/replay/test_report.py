@@ -70,6 +70,15 @@ def test_a_step_without_a_reward_is_absent_not_zero() -> None:
     assert (point.step, point.reward_mean, point.response_tokens) == (2, 0.4, None)
 
 
+def test_of_a_step_that_was_done_again_from_a_checkpoint_only_the_last_time_counts() -> None:
+    done = [1, 2, 3, 2, 3, 4]
+    steps = [
+        StepResult(step=number, batch_id=str(n), metrics={"swarm/reward_mean": float(n)}, seconds=1.0)
+        for n, number in enumerate(done)
+    ]
+    assert [(one.step, one.reward_mean) for one in points_of_steps(steps)] == [(1, 0.0), (2, 3.0), (3, 4.0), (4, 5.0)]
+
+
 def test_a_report_is_written_drawn_and_read_back(tmp_path: Path) -> None:
     write_report(report(), tmp_path / "out", [report("control")])
     assert read_report(tmp_path / "out") == report()

@@ -104,7 +104,7 @@ async def test_the_token_of_a_swarm_server(rig: server.Rig, overrides: dict[str,
 async def test_the_key_of_a_gateway(open_gateway: OpenGateway) -> None:
     async with open_gateway(api_keys=["key-of-the-gateway"]) as http:
         told = await trouble(Kind.GATEWAY, str(http.base_url), "wrong-one")
-        assert told.reason is Reason.REFUSED and "--api-key or OPENAI_API_KEY" in told.message
+        assert told.reason is Reason.REFUSED and "--api-key or SWARM_GATEWAY_KEY" in told.message
         assert isinstance(await ask(Kind.GATEWAY, str(http.base_url), "key-of-the-gateway"), GatewayStatus)
 
 

@@ -25,7 +25,7 @@ DEADLINE = 60.0
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("SWARM_TOKEN", "OPENAI_API_KEY")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("SWARM_TOKEN", "SWARM_GATEWAY_KEY")}
     return kept | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
 
 

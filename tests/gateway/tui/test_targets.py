@@ -30,7 +30,7 @@ def test_one_secret_for_all_or_one_for_each_and_every_server_once() -> None:
         ((["ftp://x"], [], [], []), "--swarm-url 'ftp://x' is no http address"),
         (([], [], ["http://"], []), "--gateway-url 'http://' is no http address; write it like http://127.0.0.1:8000"),
         ((["a", "b", "c"], ["1", "2"], [], []), "--token (or SWARM_TOKEN) is given 2 times for 3 addresses"),
-        (([], [], ["a"], ["sch\u00f6n"]), "--api-key (or OPENAI_API_KEY) has characters that no secret"),
+        (([], [], ["a"], ["sch\u00f6n"]), "--api-key (or SWARM_GATEWAY_KEY) has characters that no secret"),
     ],
 )
 def test_what_cannot_be(arguments: tuple[list[str], ...], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -273,15 +274,20 @@ async def test_a_header_cannot_smuggle_another(http: HttpClient) -> None:
     assert none.value.unsent
 
 
-async def test_a_proxy_of_the_environment_is_used_except_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: asyncio.Queue[str] = asyncio.Queue()
+async def test_a_proxy_of_the_environment_is_used_except_for_loopback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    came: asyncio.Queue[tuple[str, dict[str, str], bytes]] = asyncio.Queue()
+    (tmp_path / "netrc").write_text("default login somebody password secret")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines.put_nowait((await asked(reader))[0])
+        came.put_nowait(await asked(reader))
         writer.write(OK)
 
     async with serving(handle) as url:
-        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("http_proxy", url.replace("http://", "http://me:mine@"))
         monkeypatch.setenv("no_proxy", "inside.test")
         for there in (
             "http://inside.test/",
@@ -293,6 +299,10 @@ async def test_a_proxy_of_the_environment_is_used_except_for_loopback(monkeypatc
             assert not has_proxy(there)
         assert has_proxy("http://outside.test/")
         http = HttpClient(proxies=True)
-        assert (await http.get("http://outside.test/v1", 60)).content == b"ok"
+        for given in ({}, {"authorization": "Bearer key"}):
+            assert (await http.get("http://outside.test/v1", 60, given)).content == b"ok"
+            line, sent, _ = came.get_nowait()
+            assert line == "GET http://outside.test/v1 HTTP/1.1"
+            assert sent["proxy-authorization"] == "Basic bWU6bWluZQ=="
+            assert sent.get("authorization") == given.get("authorization"), "no password that nobody named"
         await http.close()
-    assert lines.get_nowait() == "GET http://outside.test/v1 HTTP/1.1"

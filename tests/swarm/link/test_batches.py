@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.link.batches import BatchRequests
+from swarm.link.engine import BatchRequests
 from swarm.link.messages import BatchReady, Message, RolloutReady, StepDone
 from tests.swarm.server.journal.build import batch as of
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import RequestError
 from swarm.sync import ArchiveLimits, build_archive, check_and_extract
-from swarm.sync.limits import MIB, check_name
-from swarm.sync.manifest import digest_of, manifest_of
+from swarm.sync.manifest import MIB, check_name, digest_of, manifest_of
 from tests.swarm.sync.making import tracked
 
 LIMITS = ArchiveLimits(max_files=20, max_file_bytes=4 * MIB, max_total_bytes=8 * MIB, max_archive_bytes=MIB)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.layers import layered
+from swarm.job import layered
 from swarm.server.engine.resolving import Resolver
 
 pytestmark = pytest.mark.anyio
