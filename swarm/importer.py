@@ -50,9 +50,8 @@ def code_of(modules: Iterable[ModuleType]) -> str:
 
 def own_code() -> str:
     """:func:`code_of` what this process has imported so far, but for what is installed, and this product."""
-    return code_of(
-        module for module in sys.modules.copy().values() if isinstance(module, ModuleType) and _is_own(module)
-    )
+    known: dict[str, Any] = {**sys.modules}  # anything may stand there, also None
+    return code_of(module for module in known.values() if isinstance(module, ModuleType) and _is_own(module))
 
 
 def _is_own(module: ModuleType) -> bool:
