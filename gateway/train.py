@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gateway.replay.report import TrainingReport, points_of_evaluations, points_of_steps
-from gateway.up import UpPlan
+from gateway.up import ServerPlan, UpPlan
 from gateway.watch import OnEvent, UpFailedError
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training
@@ -75,6 +75,11 @@ class TrainPlan:
     train: str | Path
     validation: str | Path | None
 
+    @property
+    def server(self) -> ServerPlan:
+        """The one that trains."""
+        return self.up.servers[0]
+
 
 def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
     """The plan of ``file``, whose paths start from ``folder``; its modules can be imported already.
@@ -90,8 +95,21 @@ def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
         if next(read_tasks(source), None) is None:
             raise ConfigError(f"{source} holds no task")
     # the engine serves on after its last step, to be evaluated
-    job = up.job.model_copy(update={"serve_after_training": file.eval is not None})
-    return TrainPlan(file, replace(up, job=job), load_workflow(file.workflow), train, validation)
+    up = _with_job(up, serve_after_training=file.eval is not None)
+    return TrainPlan(file, up, load_workflow(file.workflow), train, validation)
+
+
+def rehearsal(plan: TrainPlan) -> TrainPlan:
+    """``plan`` with two training steps, and few tasks at each evaluation."""
+    evaluated = plan.file.eval and plan.file.eval.model_copy(update={"every_steps": 2, "samples": 1, "tasks": 4})
+    file = plan.file.model_copy(update={"eval": evaluated})
+    return replace(plan, file=file, up=_with_job(plan.up, total_training_steps=2))
+
+
+def _with_job(up: UpPlan, **changes: Any) -> UpPlan:
+    """``up`` with other fields of its job."""
+    [server] = up.servers
+    return replace(up, servers=(replace(server, job=server.job.model_copy(update=changes)),))
 
 
 def resumed(plan: TrainPlan) -> TrainPlan:
@@ -100,11 +118,11 @@ def resumed(plan: TrainPlan) -> TrainPlan:
     Raises:
         ConfigError: there is none.
     """
-    job = plan.up.job
-    folder = Path(job.checkpoint_dir) if job.checkpoint_dir else plan.up.run_dir / "checkpoints"
+    job = plan.server.job
+    folder = Path(job.checkpoint_dir) if job.checkpoint_dir else plan.server.run_dir / "checkpoints"
     if not (folder / _CHECKPOINT_NOTE).is_file():
         raise ConfigError(f"--resume: there is no checkpoint in {folder}; job.save_freq writes one every so many steps")
-    return replace(plan, up=replace(plan.up, job=job.model_copy(update={"resume": True})))
+    return replace(plan, up=_with_job(plan.up, resume=True))
 
 
 class Trainer:
@@ -159,7 +177,7 @@ class Trainer:
                 self.report = self._reported(_status_now(client, status), time.monotonic() - began, because)
 
     def _tasks(self, status: ServerStatus) -> Any:
-        job = self._plan.up.job
+        job = self._plan.server.job
         # a run that goes on does not begin its tasks anew
         done = status.engine.global_step * job.batch_size
         return itertools.islice(epochs_of(self._plan.train, job.seed), done, None)
@@ -195,7 +213,7 @@ class Trainer:
         first = exc.exceptions[0]
         lines = "".join(traceback.format_exception(first)).splitlines()
         return UpFailedError(
-            f"{exc.message}, the first with: {first}", lines[-_TRACE_LINES:], self._plan.up.run_dir / "engine.log"
+            f"{exc.message}, the first with: {first}", lines[-_TRACE_LINES:], self._plan.server.run_dir / "engine.log"
         )
 
     def _reported(self, status: ServerStatus, seconds: float, because: str) -> TrainingReport:

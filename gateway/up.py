@@ -1,8 +1,9 @@
-"""``up``: run a swarm server, an engine and a gateway on one machine from one file, and stop them all at the end; with
-work beside them (``train``), until that is done.
+"""``up``: run swarm servers, their engines and a gateway on one machine from one file, and stop them all at the end;
+with work beside them (``train``), until that is done.
 
-The file has three mappings: ``job`` (``TrainJob``), ``swarm`` (``ServerConfig``) and ``gateway`` (``GatewayConfig``).
-Relative paths start from its folder. A signal sets a flag that every wait checks, so that no half-started child stays.
+The file has three mappings: ``job`` (``TrainJob``), ``swarm`` (``ServerConfig``) and ``gateway`` (``GatewayConfig``);
+or ``jobs`` with several of the first two, by name, and ``gateway``. Relative paths start from its folder. A signal sets
+a flag that every wait checks, so that no half-started child stays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,26 +53,44 @@ _WORK_GRACE = 30.0
 
 
 @dataclass(frozen=True)
+class ServerPlan:
+    """A swarm server with its engine.
+
+    Attributes:
+        name: of its job; empty where there is one job.
+        swarm_section: what the server reads from a file.
+    """
+
+    job: TrainJob
+    swarm_section: dict[str, Any]
+    run_dir: Path
+    name: str = ""
+    token: str | None = None
+    boot_timeout: float = 600.0
+
+    def of(self, what: str) -> str:
+        """``what`` with the name of its job, where there are several."""
+        return f"{what} of {self.name}" if self.name else what
+
+
+@dataclass(frozen=True)
 class UpPlan:
     """Everything that ``up`` starts, validated; each section is what its server reads from a file.
 
     Attributes:
-        gateway_section: its ``swarm_url`` defaults to the address of the server that ``up`` starts; ``None``: there is
-            no gateway.
+        servers: at least one; several have names.
+        gateway_section: its ``swarm_url``, and that of the route named like a server, default to the address of the
+            server that ``up`` starts; ``None``: there is no gateway. Its log is in the run folder of the first server.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
     """
 
-    job: TrainJob
-    swarm_section: dict[str, Any]
+    servers: tuple[ServerPlan, ...]
     gateway_section: dict[str, Any] | None
-    run_dir: Path
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
-    token: str | None = None
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    boot_timeout: float = 600.0
     restart_pause: float = 2.0
     log_format: Literal["text", "json"] = "text"
     command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
@@ -108,16 +128,85 @@ class _Working:
             self._thread.join(0.1)
 
 
+class _Server:
+    """A swarm server that was started, and the watch over its engine."""
+
+    def __init__(self, plan: ServerPlan, child: Child, on_event: OnEvent, restart_pause: float) -> None:
+        self.plan = plan
+        self.child = child
+        self.client: SwarmClient | None = None
+        self.engine_asked = False
+        self.tell: OnEvent = on_event
+        if plan.name:
+            self.tell = lambda kind, values: on_event(kind, {"job": plan.name, **values})
+        self.watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause)
+        self._silent_since: float | None = None
+
+    def connect(self, url: str, token: str) -> None:
+        # one attempt per call: the loops here repeat calls, and a signal must not wait for retries
+        policy = RetryPolicy(attempts=1, total=10.0)
+        self.client = SwarmClient(url, token=token, request_timeout=10.0, policy=policy)
+
+    def start_engine(self) -> None:
+        assert self.client is not None
+        self.client.sync_train_config(self.plan.job)
+        self.engine_asked = True
+        self.client.start_engine(wait=False)
+        self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(self.engine_log)})
+
+    @property
+    def engine_log(self) -> Path:
+        return self.plan.run_dir / "engine.log"
+
+    def look(self, restarts: bool) -> None:
+        """Report what is new; start a dead engine again if it ``restarts``.
+
+        Raises:
+            UpFailedError: the server does not answer, or the engine is given up; the message names the job.
+        """
+        assert self.client is not None
+        try:
+            status = self.client.status()
+        except UnavailableError:
+            # a busy server answers late; _check notices a dead one
+            self._silent_since = self._silent_since or time.monotonic()
+            if time.monotonic() - self._silent_since > _START_DEADLINE:
+                message = f"the {self.child.name} has not answered for {_START_DEADLINE:.0f} s"
+                raise UpFailedError(message, self.child.last_lines(), self.child.log) from None
+            return
+        self._silent_since = None
+        try:
+            self.watch.see(status)
+            if self.watch.restart_due and restarts:
+                self._restart(self.client, status)
+        except UpFailedError as exc:
+            if self.plan.name:
+                raise UpFailedError(f"{self.plan.name}: {exc.message}", exc.last_lines, exc.log) from exc
+            raise
+
+    def _restart(self, client: SwarmClient, status: ServerStatus) -> None:
+        """Start the engine again; the swarm server first waits for the end of all processes of the dead one."""
+        try:
+            client.start_engine(wait=False)
+        except (ConflictError, UnavailableError, UpstreamError):
+            pass  # the next status shows the outcome
+        except RequestError as exc:
+            self.watch.give_up(status, f"it cannot be started again: {exc.message}")
+
+
 @dataclass
 class _Started:
-    children: list[Child] = field(default_factory=list)
-    client: SwarmClient | None = None
-    engine_asked: bool = False
+    servers: list[_Server] = field(default_factory=list)
+    gateway: Child | None = None
     working: _Working | None = None
+
+    @property
+    def children(self) -> list[Child]:
+        return [one.child for one in self.servers] + ([self.gateway] if self.gateway else [])
 
 
 def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
-    """Run until Ctrl-C or SIGTERM, or until the job's last step; then stop the gateway, the engine and the server.
+    """Run until Ctrl-C or SIGTERM, or until the last step of all jobs; then stop gateway, engines and servers.
 
     :class:`EngineWatch` decides when a dead engine is started again; meanwhile the gateway answers through its
     ``upstream``, or with 503.
@@ -125,9 +214,9 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
     Args:
         plan: what to run.
         on_event: called with ``listening``, ``starting``, ``stopping``, ``stopped`` and the events of
-            :class:`EngineWatch`, and their values.
-        work: begins in a thread once the engine is ready; its end, and not the job's, ends everything. It stops
-            before the servers do, and what it raises is raised here.
+            :class:`EngineWatch`, and their values; of several jobs the engine's events have ``job``, its name.
+        work: begins in a thread once the engines are ready, with the first server; its end, and not the job's, ends
+            everything. It stops before the servers do, and what it raises is raised here.
 
     Raises:
         ConfigError: a port is in use or the run folder cannot be written; nothing was started.
@@ -147,7 +236,7 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
     started = _Started()
     try:
         _start(plan, started, stopping, on_event)
-        _watch(plan, started, stopping, on_event, work)
+        _watch(plan, started, stopping, work)
     finally:
         stopping.set()  # from here on a signal means: hurry
         try:
@@ -161,12 +250,13 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
 
 def _check_place(plan: UpPlan) -> None:
     """Raise early, with one line, for what would make a child fail."""
-    try:
-        plan.run_dir.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=plan.run_dir).close()
-    except OSError as exc:
-        reason = exc.strerror or exc
-        raise ConfigError(f"the run folder {plan.run_dir} cannot be written ({reason}); set swarm.run_dir") from exc
+    for folder in (server.run_dir for server in plan.servers):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as exc:
+            reason = exc.strerror or exc
+            raise ConfigError(f"the run folder {folder} cannot be written ({reason}); set swarm.run_dir") from exc
     with ExitStack() as bound:
         # bound together, so that a port given twice is an error as well
         for host, port in plan.addresses:
@@ -175,45 +265,39 @@ def _check_place(plan: UpPlan) -> None:
 
 
 def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
-    logs = plan.run_dir / "logs"
-    env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
-    env |= {TOKEN_VARIABLE: plan.token} if plan.token else {}
-    server = _spawn(plan, started, "swarm server", ["swarm", "start"], plan.swarm_section, logs / "swarm.log", env)
-    swarm_url = _listening(server, started, stopping)
-    if swarm_url is None:
+    for one in plan.servers:
+        env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
+        env |= {TOKEN_VARIABLE: one.token} if one.token else {}
+        log = one.run_dir / "logs" / "swarm.log"
+        child = _spawn(plan, one.of("swarm server"), ["swarm", "start"], one.swarm_section, log, env)
+        started.servers.append(_Server(one, child, on_event, plan.restart_pause))
+    for server in started.servers:
+        url = _listening(server.child, started, stopping)
+        if url is None:
+            return
+        on_event("listening", {"name": server.child.name, "url": url, "log": str(server.child.log)})
+        server.connect(url, plan.private_token)
+    if plan.gateway_section is not None and not _start_gateway(plan, plan.gateway_section, started, stopping, on_event):
         return
-    on_event("listening", {"name": server.name, "url": swarm_url, "log": str(server.log)})
-    # one attempt per call: the loops here repeat calls, and a signal must not wait for retries
-    started.client = SwarmClient(
-        swarm_url, token=plan.private_token, request_timeout=10.0, policy=RetryPolicy(attempts=1, total=10.0)
-    )
-    if plan.gateway_section is not None and not _start_gateway(
-        plan, plan.gateway_section, swarm_url, started, stopping, on_event
-    ):
-        return
-    started.client.sync_train_config(plan.job)
-    started.engine_asked = True
-    started.client.start_engine(wait=False)
-    engine_log = plan.run_dir / "engine.log"
-    on_event("starting", {"name": "engine", "model": plan.job.model, "log": str(engine_log)})
+    for server in started.servers:
+        server.start_engine()
 
 
 def _start_gateway(
-    plan: UpPlan,
-    section: dict[str, Any],
-    swarm_url: str,
-    started: _Started,
-    stopping: threading.Event,
-    on_event: OnEvent,
+    plan: UpPlan, section: dict[str, Any], started: _Started, stopping: threading.Event, on_event: OnEvent
 ) -> bool:
     """Whether it listens; False if a signal arrives first."""
-    gateway_section = {"swarm_url": swarm_url, **section}
+    urls = {one.plan.name: one.client.server_url for one in started.servers if one.client is not None}
+    gateway_section = {"swarm_url": next(iter(urls.values())), **section}
+    if "routes" in section:
+        own_routes = [{"swarm_url": urls[one["name"]]} if one["name"] in urls else {} for one in section["routes"]]
+        gateway_section["routes"] = [own | one for own, one in zip(own_routes, section["routes"], strict=True)]
     # for another server, named in the file, the gateway uses the environment's token
     own = {} if "swarm_url" in section else {TOKEN_VARIABLE: plan.private_token}
     # hooks may be modules beside the user's file
     gateway_env = own | {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
-    log = plan.run_dir / "logs" / "gateway.log"
-    gateway = _spawn(plan, started, "gateway", ["serve"], gateway_section, log, gateway_env)
+    log = plan.servers[0].run_dir / "logs" / "gateway.log"
+    gateway = started.gateway = _spawn(plan, "gateway", ["serve"], gateway_section, log, gateway_env)
     gateway_url = _listening(gateway, started, stopping)
     if gateway_url is None:
         return False
@@ -222,22 +306,14 @@ def _start_gateway(
 
 
 def _spawn(
-    plan: UpPlan,
-    started: _Started,
-    name: str,
-    arguments: list[str],
-    section: dict[str, Any],
-    log: Path,
-    env: dict[str, str],
+    plan: UpPlan, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]
 ) -> Child:
-    file = plan.run_dir / f"{log.stem}.yaml"
+    file = log.parent.parent / f"{log.stem}.yaml"
     # it may hold keys and tokens
     with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
         yaml.safe_dump(section, writer)
     options = ["--config", str(file), "--log-format", plan.log_format, "--stop-on-eof"]
-    child = Child(name, [*plan.command, *arguments, *options], log, env)
-    started.children.append(child)
-    return child
+    return Child(name, [*plan.command, *arguments, *options], log, env)
 
 
 def _listening(child: Child, started: _Started, stopping: threading.Event) -> str | None:
@@ -261,76 +337,52 @@ def _check(started: _Started) -> None:
             raise UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", lines, child.log)
 
 
-def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent, work: Work | None) -> None:
-    """Report events, and restart an engine that died, until a signal or the end of the work, else of the job."""
-    watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, on_event, restart_pause=plan.restart_pause)
-    silent_since: float | None = None
+def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, work: Work | None) -> None:
+    """Report events, and restart engines that died, until a signal or the end of the work, else of all jobs."""
+    servers = started.servers
     while not stopping.wait(_POLL):
-        if work is None and watch.finished:
+        if work is None and all(server.watch.finished for server in servers):
             return
         # the last steps are reported before all ends
         over = started.working is not None and started.working.over
         _check(started)
-        assert started.client is not None
-        if work is not None and started.working is None and watch.was_ready:
-            started.working = _Working(work, started.client.server_url, plan.private_token)
-        try:
-            status = started.client.status()
-        except UnavailableError:
-            # a busy server answers late; _check notices a dead one
-            silent_since = silent_since or time.monotonic()
-            if time.monotonic() - silent_since > _START_DEADLINE:
-                server = started.children[0]
-                message = f"the swarm server has not answered for {_START_DEADLINE:.0f} s"
-                raise UpFailedError(message, server.last_lines(), server.log) from None
-        else:
-            silent_since = None
-            watch.see(status)
-            if watch.restart_due and not over:
-                _restart(started.client, watch, status)
+        if work is not None and started.working is None and all(server.watch.was_ready for server in servers):
+            client = servers[0].client
+            assert client is not None
+            started.working = _Working(work, client.server_url, plan.private_token)
+        for server in servers:
+            server.look(restarts=not over)
         if over:
             return
 
 
-def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> None:
-    """Start the engine again; the swarm server first waits for the end of all processes of the dead one.
-
-    Raises:
-        UpFailedError: the job can no longer be started.
-    """
-    try:
-        client.start_engine(wait=False)
-    except (ConflictError, UnavailableError, UpstreamError):
-        pass  # the next status shows the outcome
-    except RequestError as exc:
-        watch.give_up(status, f"it cannot be started again: {exc.message}")
-
-
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
-    """Stop the gateway first, so that its requests can still end; then the engine; then the server."""
+    """Stop the gateway first, so that its requests can still end; then the engines; then the servers."""
     if started.working is not None:
         started.working.stop(hurry)
-    server, gateway = (*started.children, None, None)[:2]
-    if gateway is not None:
-        on_event("stopping", {"name": gateway.name})
-        gateway.stop(_GATEWAY_GRACE, hurry)
-    if started.client is not None and started.engine_asked and server is not None and server.exit_code is None:
-        on_event("stopping", {"name": "engine"})
-        _stop_engine(started.client, hurry)
-    if server is not None:
-        on_event("stopping", {"name": server.name})
-        # this stops the engine too, in case the command failed
-        server.stop(_SERVER_GRACE, hurry)
-    if started.client is not None:
-        started.client.close()
+    if started.gateway is not None:
+        on_event("stopping", {"name": started.gateway.name})
+        started.gateway.stop(_GATEWAY_GRACE, hurry)
+    engines = [one for one in started.servers if one.engine_asked and one.child.exit_code is None]
+    for server in engines:
+        on_event("stopping", {"name": server.plan.of("engine")})
+    _stop_engines([server.client for server in engines if server.client is not None], hurry)
+    with ThreadPoolExecutor() as pool:  # all at once
+        for server in started.servers:
+            on_event("stopping", {"name": server.child.name})
+            # this stops the engine too, in case the command failed
+            pool.submit(server.child.stop, _SERVER_GRACE, hurry)
+    for server in started.servers:
+        if server.client is not None:
+            server.client.close()
     on_event("stopped", {})
 
 
-def _stop_engine(client: SwarmClient, hurry: threading.Event) -> None:
-    """Stop the engine from a thread, so that a second signal need not wait for the response."""
-    done = threading.Event()
+def _stop_engines(clients: list[SwarmClient], hurry: threading.Event) -> None:
+    """Stop the engines from threads, so that a second signal need not wait for the responses."""
+    stopped = [threading.Event() for _ in clients]
 
-    def stop() -> None:
+    def stop(client: SwarmClient, done: threading.Event) -> None:
         try:
             client.stop_engine()
         except SwarmGatewayError:
@@ -338,7 +390,9 @@ def _stop_engine(client: SwarmClient, hurry: threading.Event) -> None:
         finally:
             done.set()
 
-    threading.Thread(target=stop, name="stop-engine", daemon=True).start()
+    for client, done in zip(clients, stopped, strict=True):
+        threading.Thread(target=stop, args=(client, done), name="stop-engine", daemon=True).start()
     deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
-    while not done.wait(0.1) and not hurry.is_set() and time.monotonic() < deadline:
-        pass
+    for done in stopped:
+        while not done.wait(0.1) and not hurry.is_set() and time.monotonic() < deadline:
+            pass

@@ -44,6 +44,7 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
 from reward_hooks.runner import HookRunner
 from swarm.errors import ConfigError, HookError
+from swarm.importer import digest_of
 from swarm.job import describe_validation
 from swarm.types import Model, Task
 
@@ -223,13 +224,18 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
         except ConfigError as exc:
             raise ConfigError(f"{path}: {exc.message}") from exc
 
-    parts = [Part(one.label, load(one.hook, one.options), one.gate, one.weight, one.scale) for one in config.parts]
+    loaded = [load(one.hook, one.options) for one in config.parts]
+    parts = [
+        Part(one.label, hooks, one.gate, one.weight, one.scale) for one, hooks in zip(config.parts, loaded, strict=True)
+    ]
     submit = load(config.submit) if config.submit else None
     session_end = load(config.session_end) if config.session_end else None
+    others = tuple(hooks for hooks in (submit, session_end) if hooks is not None)
     return Hooks(
         Blend(*parts, otherwise=config.otherwise).on_compute_relative_reward,
         submit=submit.submit if submit else None,
         source=str(path),
         session_end=session_end.session_end if session_end else None,
-        parts=tuple(hooks for hooks in (submit, session_end) if hooks is not None),
+        parts=others,
+        code=digest_of([path.read_bytes(), *(hooks.code.encode() for hooks in (*loaded, *others))]),
     )

@@ -213,10 +213,17 @@ SessionHook = Callable[[Session, HookContext], OutcomeResult | Awaitable[Outcome
 
 @dataclass(frozen=True)
 class Hooks:
-    """The functions of a set of hooks; ``source`` is where they came from, ``parts`` are the hooks that they call."""
+    """The functions of a set of hooks.
+
+    Attributes:
+        source: where they came from.
+        parts: the hooks that they call.
+        code: a digest of the files that loading them ran; empty where nobody knows.
+    """
 
     reward: RewardHook
     submit: SubmitHook | None = None
     source: str = "hooks"
     session_end: SessionHook | None = None
     parts: tuple[Hooks, ...] = ()
+    code: str = ""

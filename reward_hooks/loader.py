@@ -7,8 +7,10 @@ hook: a package that takes a built-in name, or two packages that share a name, a
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 from reward_hooks.compose import make_blend
 from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks
 from swarm.errors import ConfigError
-from swarm.importer import SourceFolder, load_attribute
+from swarm.importer import SourceFolder, code_of, load_attribute
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 #: A folder without a reward file may hold this one instead.
@@ -60,13 +62,20 @@ def load_hooks(
             "like reward_hooks.rules.concise:hooks"
         )
     place = text if ":" in text else find_hook(text)
-    return _from_object(_made(load_attribute(place, beside), place, options), text)
+    hooks = _from_object(_made(load_attribute(place, beside), place, options), text)
+    return replace(hooks, code=hooks.code or _code(place.partition(":")[0], beside))
 
 
 def _from_file(path: Path) -> Hooks:
     if path.suffix not in YAML_SUFFIXES:
         raise ConfigError(f"{path} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
     return _from_files(path.parent, lambda folder: make_blend(path, partial(load_hooks, beside=folder)))
+
+
+def _code(name: str, beside: SourceFolder | None) -> str:
+    """The digest of the module ``name``, without what it imports."""
+    ours = beside is not None and beside.holds(name.partition(".")[0])
+    return code_of([beside.module(name) if beside and ours else sys.modules[name]])
 
 
 def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
@@ -94,7 +103,8 @@ def _from_folder(path: Path) -> Hooks:
 
     def load(folder: SourceFolder) -> Hooks:
         names = [name for name in PARAMETERS if folder.holds(name)]
-        return _hooks({name: _function(folder.module(name), name, str(path / f"{name}.py")) for name in names}, path)
+        found = {name: _function(folder.module(name), name, str(path / f"{name}.py")) for name in names}
+        return _hooks(found, path, folder.code)
 
     return _from_files(path, load)
 
@@ -118,8 +128,8 @@ def _from_object(target: object, spec: str) -> Hooks:
     return _hooks({name: _function(target, name, spec) for name in names}, spec)
 
 
-def _hooks(found: Mapping[str, Any], source: str | Path) -> Hooks:
-    return Hooks(found[REWARD], found.get(SUBMIT), source=str(source), session_end=found.get(SESSION_END))
+def _hooks(found: Mapping[str, Any], source: str | Path, code: str = "") -> Hooks:
+    return Hooks(found[REWARD], found.get(SUBMIT), source=str(source), session_end=found.get(SESSION_END), code=code)
 
 
 def _function(holder: object, name: str, where: str) -> Any:

@@ -181,6 +181,11 @@ class HookRunner:
         return self._hooks.source
 
     @property
+    def code(self) -> str:
+        """A digest of their files."""
+        return self._hooks.code
+
+    @property
     def ends_sessions(self) -> bool:
         """Whether there is a hook for the end of a session."""
         return self._hooks.session_end is not None

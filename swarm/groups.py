@@ -60,6 +60,7 @@ class Group(Model):
     session: str = ""
     request_id: str = ""
     hook: str = ""
+    code: str = ""
     step: int | None = None
     ended_at: float = 0.0
     answers: list[GroupAnswer]

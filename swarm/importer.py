@@ -1,5 +1,5 @@
 """Load user code, by ``"module:attribute"`` or from the files of a folder, with an error that says what is wrong; and
-the ``PYTHONPATH`` with which a Python child imports what this process runs.
+the ``PYTHONPATH`` with which a Python child imports what this process runs. A digest says which code that was.
 
 Invariant: files of a folder are modules of that load alone. Another load has them as they are then, whatever their
 names, and code that was loaded before goes on with its own.
@@ -8,21 +8,70 @@ names, and code that was loaded before goes on with its own.
 from __future__ import annotations
 
 import builtins
+import contextlib
+import hashlib
 import importlib
 import itertools
 import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from swarm.errors import ConfigError
 
 _numbers = itertools.count(1)
+_PRODUCT = frozenset({"adapters", "gateway", "reward_hooks", "swarm"})
+_INSTALLED = (
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+    f"{os.sep}site-packages{os.sep}",
+    f"{os.sep}dist-packages{os.sep}",
+)
+#: The digest of a module's file as it was when it was first asked for: the file may change, what runs does not.
+_digests: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """16 hexadecimal digits that differ where any of ``parts`` does."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def code_of(modules: Iterable[ModuleType]) -> str:
+    """:func:`digest_of` the source files of ``modules`` with their names; empty if none has one."""
+    known = {digest for module in modules if (digest := _file_digest(module))}
+    return digest_of(sorted(known)) if known else ""
+
+
+def own_code() -> str:
+    """:func:`code_of` what this process has imported so far, but for what is installed, and this product."""
+    known: dict[str, Any] = {**sys.modules}  # anything may stand there, also None
+    return code_of(module for module in known.values() if isinstance(module, ModuleType) and _is_own(module))
+
+
+def _is_own(module: ModuleType) -> bool:
+    spec = getattr(module, "__spec__", None)  # of `python -m`, which calls every module __main__, it has the name
+    name = spec.name if spec is not None else module.__name__
+    return name.partition(".")[0] not in _PRODUCT and not any(one in _file(module) for one in _INSTALLED)
+
+
+def _file(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and file.endswith(".py") else ""
+
+
+def _file_digest(module: ModuleType) -> bytes:
+    """Of its file and the name of that; empty if it has no source file."""
+    file = _file(module)
+    if file and module not in _digests:
+        with contextlib.suppress(OSError):
+            _digests[module] = hashlib.sha256(f"{Path(file).name}\0".encode() + Path(file).read_bytes()).digest()
+    return _digests.get(module, b"") if file else b""
 
 
 def python_path(*first: Path) -> str:
@@ -79,6 +128,11 @@ class SourceFolder:
             ]
             where = f"{frames[-1].filename}, line {frames[-1].lineno}," if frames else str(file)
             raise ConfigError(f"{where} failed on import: {type(exc).__name__}: {exc}") from exc
+
+    @property
+    def code(self) -> str:
+        """:func:`code_of` the modules that were loaded so far."""
+        return code_of(one for name, one in sys.modules.copy().items() if name.startswith(f"{self._name}."))
 
     def forget(self) -> None:
         """Let go of the modules; call it once nothing runs them any more."""

@@ -24,13 +24,14 @@ class Task(Model):
 
 
 class Notes(BaseModel):
-    """What a gateway notes of an episode, for people: nothing of it is trained. It may be newer than its swarm server,
-    which leaves out what it does not know."""
+    """What a gateway or a client notes of an episode, for people: nothing of it is trained. It may be newer than its
+    swarm server, which leaves out what it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     group_id: str = Field(default="", description="of the answers that one call of the reward hook judged")
     hook: str = Field(default="", description="where that hook comes from")
+    code: str = Field(default="", description="digest of that hook's code, or of the client's that ran the episode")
     request_id: str = ""
     route: str = ""
     session: str = Field(default="", description="the name of its conversation")

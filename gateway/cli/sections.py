@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import yaml
@@ -17,7 +20,7 @@ from pydantic import ValidationError
 from gateway.cli.output import import_from, read_mapping
 from gateway.config.load import read_config
 from gateway.train import TrainFile, TrainPlan, train_plan
-from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, UpPlan
+from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, ServerPlan, UpPlan
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob, describe_validation, parse_job
@@ -30,6 +33,7 @@ _FROM_ENVIRONMENT = {
     "allow_code_sync": "SWARM_ALLOW_CODE_SYNC",
 }
 _BOOT_MARGIN = 30.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> Any:
@@ -70,16 +74,58 @@ def read_plan(path: Path) -> UpPlan:
         ConfigError: a missing section, a misspelt key (of verl, too), a model or a hooks folder that is not there.
     """
     data = read_mapping(path, "config")
-    unknown = [name for name in data if name not in ("job", "swarm", "gateway")]
-    if unknown or "job" not in data or "gateway" not in data:
+    known = ("jobs",) if "jobs" in data else ("job", "swarm")
+    unknown = [name for name in data if name not in (*known, "gateway")]
+    if unknown or known[0] not in data or "gateway" not in data:
         wrong = f"unknown section {unknown[0]!r}" if unknown else "a section is missing"
-        raise ConfigError(f"{path}: {wrong}; it has job (model, ...), gateway (hooks, ...) and, if needed, swarm")
-    plan = _server_plan(path, data)
+        raise ConfigError(
+            f"{path}: {wrong}; it has job (model, ...), gateway (hooks, ...) and, if needed, swarm; or jobs (by name, "
+            "each with job and swarm) and gateway"
+        )
     gateway = _section(path, data, "gateway")
+    if "jobs" in data:
+        plan = _several(path, data)
+        gateway["routes"] = _with_all_routes(gateway.get("routes") or [], [server.name for server in plan.servers])
+    else:
+        plan = _server_plan(path, data)
     parsed = read_config(gateway, where=f"{path}, gateway", folder=path.parent.resolve())
-    gateway["hooks"] = parsed.hooks
-    load_attribute("reward_hooks.loader:load_hooks")(parsed.hooks)
+    for section, settings in ((gateway, parsed), *zip(gateway.get("routes") or [], parsed.routes, strict=True)):
+        section["hooks"] = settings.hooks
+    for hooks in {settings.hooks for settings in (parsed, *parsed.routes)} - {None}:
+        load_attribute("reward_hooks.loader:load_hooks")(hooks)
     return replace(plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)))
+
+
+def _several(path: Path, data: dict[str, Any]) -> UpPlan:
+    """The swarm servers and the engines of ``jobs``; ports count from the usual one, run folders are ``runs/NAME``.
+
+    Raises:
+        ConfigError: a part is not valid, a name is no name of a folder, or two have one run folder.
+    """
+    first: int = load_attribute("swarm.server.config:DEFAULT_PORT")
+    plans: list[UpPlan] = []
+    for place, (name, part) in enumerate(_section(path, data, "jobs").items()):
+        if not _NAME.fullmatch(name) or not isinstance(part, dict):
+            raise ConfigError(f"{path}: jobs has names (letters, digits, - and _), each with job and swarm: {name!r}")
+        sections = cast("dict[str, Any]", part)
+        if unknown := [one for one in sections if one not in ("job", "swarm")]:
+            raise ConfigError(f"{path}, jobs.{name}: unknown section {unknown[0]!r}; it has job and, if needed, swarm")
+        plans.append(_server_plan(path, sections, name, {"port": first + place, "run_dir": f"runs/{name}"}))
+    if not plans:
+        raise ConfigError(f"{path}: jobs is empty; it has names, each with job and swarm")
+    servers = tuple(plan.servers[0] for plan in plans)
+    if len({server.run_dir for server in servers}) < len(servers):
+        raise ConfigError(f"{path}: two jobs have one run folder; set run_dir in their swarm sections")
+    return replace(plans[0], servers=servers, addresses=tuple(one for plan in plans for one in plan.addresses))
+
+
+def _with_all_routes(given: Any, jobs: list[str]) -> Any:
+    """The ``given`` routes of a gateway, and one for each of the ``jobs`` that has none."""
+    try:
+        named = {route["name"] for route in given}
+    except (TypeError, KeyError):
+        return given  # the gateway's own check says what is wrong
+    return [*given, *({"name": name} for name in jobs if name not in named)]
 
 
 def read_train(path: Path) -> TrainPlan:
@@ -104,25 +150,27 @@ def _section(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(cast("dict[str, Any]", section))
 
 
-def _server_plan(path: Path, data: dict[str, Any]) -> UpPlan:
+def _server_plan(
+    path: Path, data: dict[str, Any], name: str = "", defaults: Mapping[str, Any] = MappingProxyType({})
+) -> UpPlan:
     """The swarm server and the engine of the sections ``job`` and ``swarm``, without a gateway."""
     folder = path.parent.resolve()
     import_from(folder)
-    job = resolve_job(parse_job(yaml.safe_dump(_section(path, data, "job")), where=f"{path}, job"), folder)
-    section = _section(path, data, "swarm")
-    server = parse_server(section, f"{path}, swarm", folder)
+    where = f"{path}, jobs.{name}." if name else f"{path}, "
+    job = resolve_job(parse_job(yaml.safe_dump(_section(path, data, "job")), where=f"{where}job"), folder)
+    section = {**defaults, **_section(path, data, "swarm")}
+    server = parse_server(section, f"{where}swarm", folder)
     run_dir = (folder / server.run_dir).resolve()
     if job.overrides or server.job_defaults is not None:
         check = load_attribute("swarm.server.engine.changes:check_overrides")
         asyncio.run(check(server.model_copy(update={"run_dir": run_dir}), job))
-    return UpPlan(
+    plan = ServerPlan(
         job=job,
         swarm_section={**section, "run_dir": str(run_dir)},
-        gateway_section=None,
         run_dir=run_dir,
-        addresses=((server.host, server.port),),
-        module_folder=folder,
+        name=name,
         token=server.token,
         # the server gives up first and knows why
         boot_timeout=server.boot_timeout + _BOOT_MARGIN,
     )
+    return UpPlan(servers=(plan,), gateway_section=None, addresses=((server.host, server.port),), module_folder=folder)

@@ -16,6 +16,7 @@ def train(
         Path, typer.Argument(help="YAML file: job, workflow, tasks and, if needed, eval, control, swarm")
     ],
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of the run folder")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a rehearsal: two steps, 4 tasks at each evaluation")] = False,
     report: Annotated[
         Path | None, typer.Option(help="folder for report.json and report.png; default: the run folder")
     ] = None,
@@ -32,13 +33,15 @@ def train(
     from gateway.cli.up import event_printer
     from gateway.replay.output import print_report, write_report
     from gateway.replay.report import read_report
-    from gateway.train import Trainer, resumed
+    from gateway.train import Trainer, rehearsal, resumed
     from gateway.up import run_up
     from gateway.watch import UpFailedError
     from swarm.errors import ConfigError
 
     others = [read_report(path) for path in compare or []]
     plan = read_train(config)
+    if quick:
+        plan = rehearsal(plan)
     if resume:
         plan = resumed(plan)
     failed = False
@@ -52,7 +55,7 @@ def train(
         if work.report is not None:
             on_event("report", work.report.model_dump(mode="json"))
     if work.report is not None:
-        folder = report or plan.up.run_dir
+        folder = report or plan.server.run_dir
         try:
             write_report(work.report, folder, others)
         except ConfigError as exc:

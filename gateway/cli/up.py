@@ -48,12 +48,14 @@ _DOING = {
 
 
 def up(
-    config: Annotated[Path, typer.Argument(help="YAML file with the mappings job, swarm and gateway")],
+    config: Annotated[
+        Path, typer.Argument(help="YAML file with the mappings job, swarm and gateway, or jobs and gateway")
+    ],
     log_format: LogFormat = "text",
     check: Annotated[bool, typer.Option("--check", help="only say whether file, hooks and model are right")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
-    """Run swarm server, engine and gateway on this machine; one Ctrl-C stops them all."""
+    """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
     from gateway.cli.sections import read_plan
     from gateway.up import run_up
     from gateway.watch import UpFailedError
@@ -100,6 +102,7 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
         known["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
         line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(known)
         if line:
+            line = f"{values['job']}: {line}" if "job" in values else line
             # markup off: a log line with [brackets] is text
             console.print(f"{at:7.1f} s  {line}", markup=False)
         if kind in _DOING:
@@ -136,4 +139,4 @@ def _step(values: dict[str, Any]) -> str:
     from gateway.tui.format import step_line
     from swarm.types import StepResult
 
-    return step_line(StepResult.model_validate(values))
+    return step_line(StepResult.model_validate({name: values[name] for name in StepResult.model_fields}))

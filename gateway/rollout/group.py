@@ -331,7 +331,8 @@ class GroupRun:
     def _notes(self) -> Notes:
         # a name may hold a lone surrogate, which JSON bodies can carry
         session = self._session.name.encode(errors="replace").decode()[:MAX_NAME] if self._session is not None else ""
-        mine = {"group_id": self.shaped.group_id, "hook": self.training.hooks.source, "session": session}
+        hooks = self.training.hooks
+        mine = {"group_id": self.shaped.group_id, "hook": hooks.source, "code": hooks.code, "session": session}
         return notes().model_copy(update=mine)
 
     # ------------------------------------------------------------------ inside

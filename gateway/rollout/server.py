@@ -338,7 +338,7 @@ class Swarm:
         self.url = url
         self.share = share
         self.background = Background(grace_seconds=_LAST_SECONDS)
-        self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES)
+        self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES, code="")
         self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)

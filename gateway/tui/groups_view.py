@@ -96,6 +96,7 @@ def facts(group: Group) -> list[str]:
         "session": group.session,
         "request": group.request_id,
         "hook": group.hook,
+        "code": group.code,
         "step": "" if group.step is None else str(group.step),
         "became": group.fate,
     }

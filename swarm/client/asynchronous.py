@@ -20,6 +20,7 @@ from swarm.client.engine import WeightSyncCallbacks, raise_failed_starts, watch
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep_async
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
+from swarm.importer import own_code
 from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
@@ -52,6 +53,7 @@ class AsyncSwarmClient(Control):
         policy: when a request is repeated.
         auto_start_swarm_server: if nothing answers at a loopback address, ``async with`` starts a server there, which
             is stopped at close.
+        code: noted with each end, to say what ran the episode; default :func:`own_code` of now.
         http: sends the requests, and is closed with this client; default: a client of its own.
 
     Raises:
@@ -69,10 +71,12 @@ class AsyncSwarmClient(Control):
         boot_timeout: float = 1800.0,
         policy: RetryPolicy | None = None,
         auto_start_swarm_server: bool = False,
+        code: str | None = None,
         http: HttpClient | None = None,
     ) -> None:
         super().__init__(Calls(server_url, token, client_uuid, request_timeout, policy, http), boot_timeout)
         self._begin_timeout = begin_timeout
+        self._code = own_code() if code is None else code
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
         #: of the runs of user code under way
@@ -130,7 +134,7 @@ class AsyncSwarmClient(Control):
             "client_uuid": self.client_uuid,
             "episode_uuid": episode_uuid,
             "task_id": task_id,
-            "workflow_output": workflow_output,
+            "workflow_output": wire.with_code(workflow_output, self._code),
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
@@ -145,9 +149,8 @@ class AsyncSwarmClient(Control):
     async def can_continue_episode(self, episode_uuid: str) -> bool:
         """Whether this client may still run the episode."""
         body = EpisodeRequest(client_uuid=self.client_uuid, episode_uuid=episode_uuid)
-        return (
-            await self._calls.perform(wire.Call("POST", "/can_continue_episode", CanContinueResponse, body))
-        ).can_continue
+        call = wire.Call("POST", "/can_continue_episode", CanContinueResponse, body)
+        return (await self._calls.perform(call)).can_continue
 
     async def claim_group(
         self,
@@ -188,7 +191,7 @@ class AsyncSwarmClient(Control):
         fields = {
             "client_uuid": self.client_uuid,
             "task_id": task_id,
-            "ends": [{"episode_uuid": uuid, "workflow_output": output} for uuid, output in outputs.items()],
+            "ends": wire.ends_of(outputs, self._code),
             "idempotency_key": wire.end_key(task_id, outputs),
         }
         body = wire.checked(EndGroupRequest, fields)

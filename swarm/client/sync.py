@@ -148,6 +148,7 @@ class SwarmClient:
         boot_timeout: float = 1800.0,
         policy: RetryPolicy | None = None,
         auto_start_swarm_server: bool = False,
+        code: str | None = None,
     ) -> None:
         self._policy = policy or RetryPolicy()
         self._make = partial(
@@ -160,6 +161,7 @@ class SwarmClient:
             boot_timeout=boot_timeout,
             policy=policy,
             auto_start_swarm_server=auto_start_swarm_server,
+            code=code,
         )
         self._connection = Connection(self._make)
         try:

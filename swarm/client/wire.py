@@ -170,6 +170,19 @@ def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[Serv
     return Call("GET", "/status", ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
 
 
+def ends_of(outputs: Mapping[str, WorkflowOutput], code: str) -> list[dict[str, Any]]:
+    """The results of a group's episodes, by uuid, for :class:`EndGroupRequest`."""
+    return [{"episode_uuid": uuid, "workflow_output": with_code(one, code)} for uuid, one in outputs.items()]
+
+
+def with_code(output: WorkflowOutput, code: str) -> WorkflowOutput:
+    """``output`` with the digest ``code`` in its notes, if they have none."""
+    notes = output.notes or Notes()
+    if notes.code or not code:
+        return output
+    return output.model_copy(update={"notes": notes.model_copy(update={"code": code})})
+
+
 def abort_call(
     client_uuid: str, episode_uuid: str, reason: str = "", notes: Notes | None = None
 ) -> Call[protocol.SuccessResponse]:

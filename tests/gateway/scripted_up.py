@@ -3,15 +3,17 @@
     python -m tests.gateway.scripted_up SCRIPT swarm start --config FILE --log-format text --stop-on-eof
 
 The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` (dies while it boots), ``dies-once``,
-``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``model-gone``
-(``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``. Every command that the server gets is
-appended to ``RUN_DIR/commands``. ``paced`` is no stand-in: it is the command line itself, with the engine of the
-resilience tests.
+``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``done`` (offline after
+its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
+``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that
+name, and the others follow ``steps``. Every command that the server gets is appended to ``RUN_DIR/commands``. ``paced``
+is no stand-in: it is the command line itself, with the engine of the resilience tests.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -51,10 +53,14 @@ class Engine:
         if self.looks is None:
             return status("ENGINE.OFFLINE", "stopped")
         self.looks += 1
+        if self.looks > 2 and self.script == "server-dies":
+            os._exit(1)  # a thread of the server calls this
         if self.looks == 1:
             return status("ENGINE.BOOTING", "loading the model", boot_stage="model")
         if self.script == "never-up":
             return self.dead()
+        if self.looks > 4 and self.script == "done":
+            return status("ENGINE.OFFLINE", "all steps are done", steps=STEPS)
         if self.looks > 2 and self.script == "stopped":
             return status("ENGINE.OFFLINE", "stopped")
         if self.looks > 2 and (
@@ -85,6 +91,9 @@ def status(state: str, detail: str, **fields: Any) -> dict[str, Any]:
 
 
 def serve_swarm(script: str, config: dict[str, Any]) -> None:
+    script, _, only = script.partition("@")
+    if only and Path(config["run_dir"]).name != only:
+        script = "steps"
     engine = Engine(script, Path(config["run_dir"]) / "commands")
 
     class Handler(BaseHTTPRequestHandler):
@@ -132,7 +141,8 @@ def main() -> None:
     if script == "gateway-dies":
         sys.exit("swarm-gateway: port 8000 on 127.0.0.1 is in use")
     print("gateway listening on http://127.0.0.1:9", flush=True)
-    print(f"serving {config['swarm_url']}", flush=True)
+    for served in (config, *config.get("routes", [])):
+        print(f"serving {served.get('name', 'all')} {served['swarm_url']}", flush=True)
     signal.pause()
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gateway.cli.sections import read_train
-from gateway.train import Trainer, TrainPlan, resumed
+from gateway.train import Trainer, TrainPlan, rehearsal, resumed
 from gateway.up import UpPlan, run_up
 from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
@@ -186,10 +186,18 @@ def test_what_is_wrong_is_said_before_anything_starts(
         file(**changes)
 
 
+def test_a_rehearsal_takes_two_steps_and_evaluates_on_few_tasks(file: Callable[..., TrainPlan]) -> None:
+    plan = rehearsal(file())
+    assert (plan.server.job.total_training_steps, plan.server.job.serve_after_training) == (2, True)
+    assert plan.file.eval is not None
+    assert (plan.file.eval.every_steps, plan.file.eval.samples, plan.file.eval.tasks) == (2, 1, 4)
+    assert rehearsal(file(eval=None)).file.eval is None
+
+
 def test_there_must_be_a_checkpoint_to_resume_from(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
     plan = file()
     with pytest.raises(ConfigError, match=r"there is no checkpoint in .*run/checkpoints; job.save_freq writes one"):
         resumed(plan)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
-    assert resumed(plan).up.job.resume
+    assert resumed(plan).server.job.resume

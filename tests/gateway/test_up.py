@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.up import UpPlan, run_up
+from gateway.up import ServerPlan, UpPlan, run_up
 from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
@@ -28,6 +28,11 @@ ROOT = Path(__file__).parents[2]
 COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
 
 
+def server_plan(run_dir: Path, name: str = "") -> ServerPlan:
+    job = TrainJob(model="/models/tiny", total_training_steps=100)
+    return ServerPlan(job, {"run_dir": str(run_dir), "port": 0}, run_dir, name, boot_timeout=60.0)
+
+
 class Run:
     """Runs ``up`` in this thread; ``on`` maps an event to what happens then."""
 
@@ -36,12 +41,9 @@ class Run:
         self.on = on
         self.run_dir = run_dir
         self.plan = UpPlan(
-            job=TrainJob(model="/models/tiny", total_training_steps=100),
-            swarm_section={"run_dir": str(run_dir), "port": 0},
+            servers=(server_plan(run_dir),),
             gateway_section={"hooks": "x:y"},
-            run_dir=run_dir,
             addresses=addresses,
-            boot_timeout=60.0,
             restart_pause=0.01,
             command=(*COMMAND, "tests.gateway.scripted_up", script),
         )
@@ -109,7 +111,7 @@ def test_both_servers_are_of_this_version_and_find_each_other(tmp_path: Path, mo
     run()
     logs = {name: (tmp_path / "logs" / f"{name}.log").read_text() for name in ("swarm", "gateway")}
     url = next(values["url"] for kind, values in run.events if kind == "listening" and values["name"] == "swarm server")
-    assert f"serving {url}" in logs["gateway"]
+    assert f"serving all {url}" in logs["gateway"]
     assert all("--log-format json" in log for log in logs.values())
     assert stat.S_IMODE((tmp_path / "gateway.yaml").stat().st_mode) == 0o600, "it may hold secrets"
 
@@ -242,7 +244,8 @@ def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(
     )
     hooks = write_hooks(tmp_path / "hooks", REWARD)
     settings = {"hooks": str(hooks), "port": 0, "offline_wait_seconds": 0.2, "claim_wait_seconds": 5.0}
-    run.plan = replace(run.plan, job=JOB, gateway_section=settings)
+    [server] = run.plan.servers
+    run.plan = replace(run.plan, servers=(replace(server, job=JOB),), gateway_section=settings)
     try:
         run()
     finally:
@@ -253,6 +256,63 @@ def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(
     assert "killed by SIGKILL" in next(values["reason"] for kind, values in run.events if kind == "restarting")
     assert run.kinds.count("recovered") == 1 and len(started()) == 2
     assert set(steps) > set(steps_before)
+
+
+class Team(Run):
+    """Two jobs behind one gateway."""
+
+    def __init__(self, script: str, folder: Path, **on: Any) -> None:
+        super().__init__(script, folder, **on)
+        servers = tuple(server_plan(folder / name, name) for name in ("planner", "solver"))
+        routes = [{"name": "other", "swarm_url": "http://127.0.0.1:9"}, {"name": "solver"}, {"name": "planner"}]
+        self.plan = replace(self.plan, servers=servers, gateway_section={"hooks": "x:y", "routes": routes})
+
+    def named(self, kind: str) -> list[str]:
+        return [values["name"] for found, values in self.events if found == kind]
+
+
+def test_several_jobs_have_a_server_each_and_one_gateway_and_end_with_one_signal(tmp_path: Path) -> None:
+    stepped: set[str] = set()
+
+    def step(values: dict[str, Any]) -> None:
+        stepped.add(values["job"])
+        if stepped == {"planner", "solver"}:
+            interrupt()(values)
+
+    run = Team("steps", tmp_path, step=step)
+    assert run()[-1] == "stopped"
+    servers = ["swarm server of planner", "swarm server of solver"]
+    assert run.named("listening") == [*servers, "gateway"]
+    assert run.named("stopping") == ["gateway", "engine of planner", "engine of solver", *servers]
+    urls = [values["url"] for kind, values in run.events if kind == "listening"]
+    log = (tmp_path / "planner" / "logs" / "gateway.log").read_text()
+    assert f"serving planner {urls[0]}" in log and f"serving solver {urls[1]}" in log
+    assert "serving other http://127.0.0.1:9" in log
+    for name in ("planner", "solver"):
+        commands = (tmp_path / name / "commands").read_text().split()
+        assert commands == ["/sync_train_config", "/start_engine", "/stop_engine"]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("never-up@solver", "solver: the engine went offline: the engine process exited with code 1"),
+        ("server-dies@solver", "the swarm server of solver ended with exit code 1"),
+        ("server-dies@planner", "the swarm server of planner ended with exit code 1"),
+    ],
+)
+def test_where_one_of_several_dies_the_others_end_and_it_is_named(tmp_path: Path, script: str, message: str) -> None:
+    run = Team(script, tmp_path)
+    with pytest.raises(UpFailedError, match=message):
+        run()
+    assert run.kinds[-1] == "stopped"
+
+
+def test_the_jobs_end_together_when_all_have_done_their_last_step(tmp_path: Path) -> None:
+    run = Team("done", tmp_path)
+    short = [replace(one, job=one.job.model_copy(update={"total_training_steps": 2})) for one in run.plan.servers]
+    run.plan = replace(run.plan, servers=tuple(short))
+    assert run().count("finished") == 2
 
 
 def test_a_dead_gateway_is_reported_with_its_last_words(tmp_path: Path) -> None:

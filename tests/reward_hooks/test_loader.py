@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,10 +151,45 @@ def test_built_in_rules_load_by_name(name: str) -> None:
     assert load_hooks(spec).source == spec
 
 
-def test_a_hooks_object_is_returned_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_is_of_what_was_loaded(tmp_path: Path) -> None:
+    codes = [load_hooks(write_helpers(tmp_path / name, reward)).code for name, reward in (("a", 0.1), ("b", 0.1))]
+    assert codes[0] == codes[1] != "", "the place does not count"
+    (tmp_path / "a" / "notes.txt").write_text("no code")
+    (tmp_path / "a" / "unused.py").write_text("nobody imports this")
+    old = load_hooks(tmp_path / "a")
+    assert old.code == codes[0]
+    assert load_hooks(write_helpers(tmp_path / "a", 0.2)).code != codes[0], "a helper changed"
+    assert old.code == codes[0]
+
+
+def test_the_digest_of_a_blend_is_of_the_file_and_its_parts(tmp_path: Path) -> None:
+    write_helpers(tmp_path / "part", 0.1)
+    blend = tmp_path / "hooks.yaml"
+
+    def code(weight: int) -> str:
+        blend.write_text(f"parts: [{{hook: part, weight: {weight}}}, {{hook: concise}}]")
+        return load_hooks(blend).code
+
+    first = code(1)
+    assert code(2) != first == code(1)
+    write_helpers(tmp_path / "part", 0.2)
+    assert code(1) != first
+
+
+def test_the_digest_of_a_module_stays_while_its_old_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "hooks_of_the_digest_test.py"
+    file.write_text(GOOD + "import sys\nhooks = sys.modules[__name__]\n")
+    first = load_hooks("hooks_of_the_digest_test:hooks")
+    file.write_text(file.read_text() + "# changed, which needs a restart\n")
+    assert load_hooks("hooks_of_the_digest_test:hooks").code == first.code != ""
+
+
+def test_a_hooks_object_is_returned_with_the_digest_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = Hooks(Repetition())
     monkeypatch.setattr("tests.reward_hooks.test_loader.HELD", SimpleNamespace(hooks=hooks), raising=False)
-    assert load_hooks("tests.reward_hooks.test_loader:HELD.hooks") is hooks
+    loaded = load_hooks("tests.reward_hooks.test_loader:HELD.hooks")
+    assert replace(loaded, code="") == hooks and loaded.code
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """User code loads by name or path, and every way to get it wrong has its own message."""
 
+import itertools
+import json
 import pickle
+import sys
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.importer import SourceFolder, load_attribute
+from swarm.importer import SourceFolder, code_of, load_attribute, own_code
 
 
 def test_attribute() -> None:
@@ -57,3 +60,35 @@ def test_classes_of_a_file_pickle_and_say_their_types(tmp_path: Path) -> None:
     shape = shapes.Shape(points=[{"x": 1}])
     assert pickle.loads(pickle.dumps(shape)) == shape
     assert get_type_hints(shapes.Point) == {"x": int}
+
+
+def test_a_digest_says_which_files_were_loaded(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("import json\nfrom prompt import TEXT\n")
+    (tmp_path / "prompt.py").write_text("TEXT = 'Be brief.'\n")
+
+    def code() -> str:
+        folder = SourceFolder(tmp_path)
+        folder.module("agent")
+        return folder.code
+
+    first = code()
+    assert len(first) == 16 and code() == first
+    (tmp_path / "prompt.py").write_text("TEXT = 'Be short.'\n")
+    assert code() != first
+    assert code_of([]) == code_of([itertools]) == "", "there is no file"
+    assert code_of([json, json]) == code_of([json]) != ""
+
+
+def test_our_own_code_is_what_is_neither_installed_nor_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = own_code()
+    assert before == own_code()
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules[__name__])
+    assert own_code() == before, "the same under another name, as in a process that multiprocessing spawned"
+    (tmp_path / "agent.py").write_text("x = 1\n")
+    folder = SourceFolder(tmp_path)
+    folder.module("agent")
+    changed = own_code()
+    assert changed != before
+    (tmp_path / "agent.py").write_text("x = 2\n")
+    assert own_code() == changed, "what runs is still the old one"
+    folder.forget()

@@ -125,6 +125,12 @@ def _repair(body: dict[str, Any], shell: str, good: bool) -> dict[str, Any]:
 def _answers(texts: list[str]) -> tuple[str, str]:
     """A good and a bad answer."""
     asked = texts[-1]
+    if texts[0].startswith("You write a problem as a sum"):
+        return _sum(asked), "I cannot say."
+    if texts[0].startswith("You walk to the goal"):
+        return f"{_move(asked)}!", "Hmm."
+    if texts[0].startswith("You work out sums"):
+        return str(eval(asked if "+" in asked else _sum(asked))), "77"
     if "buys" in asked or "gives away" in asked:
         a, b = (int(number) for number in re.findall(r"\d+", asked)[:2])
         return f"{a} + {b} = {a + b}" if "buys" in asked else f"{a} - {b} = {a - b}", f"{a} of {b}, or 77"
@@ -139,6 +145,20 @@ def _answers(texts: list[str]) -> tuple[str, str]:
         return f"I like that: {asked.strip(' .?!')}. What about you?", "word " * 60
     question = asked.removesuffix("Answer in one short sentence.").strip(" ?")
     return f"It is about {question} in the language.", "word " * 60
+
+
+def _move(seen: str) -> str:
+    """Towards the goal where there is no hole, else where there is ice; not in the words of the agent's examples."""
+    around, _, goal = seen.lower().partition(". the goal is")
+    sides = dict(side.split(" is ") for side in around.split(", "))
+    safe = [move for move, there in sides.items() if there in ("ice", "the goal")]
+    return next((move for move in safe if move in goal), safe[0])
+
+
+def _sum(story: str) -> str:
+    """The sum of a word problem."""
+    a, b, c = re.findall(r"\d+", story)
+    return f"{a} + {b} - {c}" if story.index("buys") < story.index("gives") else f"{a} - {b} + {c}"
 
 
 def _person(asked: str) -> str:

@@ -12,8 +12,13 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from study.experiment import free_ports
+from typer.main import get_command
+
+from gateway.cli.root import app
 
 #: of one command: a machine with other work takes long
 SECONDS = 400.0
@@ -33,11 +38,12 @@ def commands(readme: str, language: str = "sh") -> list[list[str]]:
 
 def with_free_ports(folder: Path) -> None:
     """Replace the usual ports in all files of ``folder``."""
-    ports = free_ports(2)
+    usual_ports = (8000, 10086, 10087)
+    ports = free_ports(len(usual_ports))
     for file in folder.rglob("*"):
         if file.suffix in (".md", ".yaml", ".py"):
             text = file.read_text()
-            for usual, free in zip((8000, 10086), ports, strict=True):
+            for usual, free in zip(usual_ports, ports, strict=True):
                 text = text.replace(f":{usual}", f":{free}").replace(f"port {usual}", f"port {free}")
                 text = text.replace(f"port: {usual}", f"port: {free}")
             file.write_text(text)
@@ -81,43 +87,103 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def folder_of(name: str, tutorials: Path = TUTORIALS) -> Path:
+    """The folder of the tutorial ``name``, which is what follows ``opencode_build_`` where it begins so."""
+    named = tutorials / f"opencode_build_{name}"
+    return named if named.is_dir() else tutorials / name
+
+
+def readme_of(name: str) -> str:
+    return (folder_of(name) / "readme.md").read_text()
+
+
 def tutorial_copy(name: str, into: Path) -> Path:
     """The folder of the tutorial ``name`` in a copy of all of them, with ports that are free."""
     copies = into / "tutorial"
     shutil.copytree(TUTORIALS, copies, ignore=shutil.ignore_patterns("runs", "report", "*-out", "__pycache__"))
     with_free_ports(copies)
-    return copies / f"opencode_build_{name}"
+    return folder_of(name, copies)
+
+
+@contextmanager
+def following(folder: Path) -> Generator[str]:
+    """Do what the readme in ``folder`` says: the commands of its ``sh`` blocks, with the variables that it exports; the
+    model is there already. Gives what they said; the servers run to the end of the block, and must end by themselves.
+    """
+    text = (folder / "readme.md").read_text()
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as environment, ExitStack() as servers:
+        for variable, value in exported(text):
+            environment.setenv(variable, value)
+        for command in commands(text):
+            if "pull" in command:
+                continue  # the fixture has put the model there; the test of the scaffold pulls it
+            if is_server(command):
+                servers.enter_context(running(command, folder))
+            else:
+                said.append(run(command, folder))
+        yield "".join(said)
+
+
+def is_server(command: list[str]) -> bool:
+    return command[1] == "-m" and command[-1] != "--help" and (command[3] == "up" or command[3:5] == ["swarm", "start"])
 
 
 def follow(name: str, into: Path, prepare: Callable[[Path], None] = lambda folder: None) -> tuple[Path, str]:
-    """Do what the readme of the tutorial ``name`` says, in a copy of the tutorials; the model is there already.
-
-    ``prepare`` is called with the copy of its folder.
+    """:func:`following` in a copy of the tutorial ``name``, to its end; ``prepare`` is called with the copy.
 
     Returns:
         The copy of its folder, and what the commands said.
     """
     folder = tutorial_copy(name, into)
     prepare(folder)
-    said: list[str] = []
-    with ExitStack() as servers:
-        for command in commands((folder / "readme.md").read_text()):
-            if "pull" in command:
-                continue  # the fixture has put the model there; the tests of the chat and of the scaffold pull it
-            if "up" in command or (command[-1] != "--help" and {"swarm", "start"} <= set(command)):
-                servers.enter_context(running(command, folder))
-            else:
-                said.append(run(command, folder))
-    return folder, "".join(said)
+    with following(folder) as said:
+        pass
+    return folder, said
+
+
+def exported(readme: str) -> list[tuple[str, str]]:
+    """The variables that a readme's ``sh`` blocks export."""
+    blocks = re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("export ")]
+    return [(name, value) for line in lines for name, value in re.findall(r"(\w+)=(\S+)", line)]
+
+
+def quick_alone(name: str) -> list[list[str]]:
+    """The ``--quick`` commands of the ``bash`` blocks whose scripts start what they need: those that are in no ``sh``
+    block, which has servers for them."""
+    text = readme_of(name)
+    served = {command[1] for command in commands(text)}
+    return [one for one in commands(text, "bash") if "--quick" in one and one[1] not in served]
 
 
 def unknown_options(name: str) -> list[str]:
-    """Options in the ``bash`` blocks, whose commands take too long for a test, that their scripts do not have."""
-    folder = TUTORIALS / f"opencode_build_{name}"
+    """Options and commands, in all blocks, that the scripts and the command line do not have."""
+    text, folder = readme_of(name), folder_of(name)
     unknown: list[str] = []
-    for _, script, *arguments in commands((folder / "readme.md").read_text(), "bash"):
-        if script != "-m":
-            source = (folder / script).read_text() + (TUTORIALS / "study" / "users.py").read_text()
-            options = [one for one in arguments if one.startswith("--")]
-            unknown += [f"{script} {option}" for option in options if f'"{option}"' not in source]
+    for _, script, *arguments in [*commands(text), *commands(text, "bash")]:
+        if script == "-m":
+            unknown += _refused(arguments[1:])
+            continue
+        source = (folder / script).read_text() + (TUTORIALS / "study" / "users.py").read_text()
+        options = [one for one in arguments if one.startswith("--")]
+        unknown += [f"{script} {option}" for option in options if f'"{option}"' not in source]
     return unknown
+
+
+def _refused(arguments: list[str]) -> list[str]:
+    """What the command line says of ``arguments``, which are not run, unless it is only that a file is not there."""
+    command: Any = get_command(app)
+    asked = " ".join(arguments)
+    context = command.make_context("swarm-gateway", list(arguments), resilient_parsing=True)
+    try:
+        while hasattr(command, "resolve_command"):
+            name, command, arguments = command.resolve_command(context, arguments)
+            if hasattr(command, "resolve_command"):
+                context = command.make_context(name, list(arguments), parent=context, resilient_parsing=True)
+        if "--help" not in arguments:
+            command.make_context(command.name, list(arguments), parent=context)
+    except Exception as exc:
+        # a file that another command writes
+        return [] if type(exc).__name__ == "BadParameter" else [f"swarm-gateway {asked}: {exc}"]
+    return []

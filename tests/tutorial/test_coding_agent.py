@@ -7,8 +7,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,35 +120,30 @@ def test_the_configuration_is_valid() -> None:
     assert Path(parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER).hooks) == FOLDER
 
 
-@contextmanager
-def served(tmp_path: Path) -> Iterator[tuple[Path, str, list[list[str]]]]:
-    """What ``config.yaml`` starts, with the stand-in engine: a copy of the folder, the gateway's address, and the
-    readme's commands for users."""
-    folder = tutorial_copy("coding_agent", tmp_path)
-    up, *asked = commands((folder / "readme.md").read_text())
-    port = yaml.safe_load((folder / "config.yaml").read_text())["gateway"]["port"]
-    with running(up, folder):
-        yield folder, f"http://127.0.0.1:{port}", asked
+def address(folder: Path) -> str:
+    """The gateway's, in a copy of the folder."""
+    return f"http://127.0.0.1:{yaml.safe_load((folder / 'config.yaml').read_text())['gateway']['port']}"
 
 
 def sessions(url: str) -> dict[str, Any]:
     return httpx.get(f"{url}/status", trust_env=False).json()["sessions"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("model_and_engine")
-def test_the_readme_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = tmp_path / "bin" / "claude"
+def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the agent; with ``-m clients`` it is the real ones' turn."""
+    agent = folder / "bin" / "claude"
     agent.parent.mkdir()
     agent.write_text(f"#!{sys.executable} -I\n{STANDIN}")
     agent.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(agent.parent), os.environ["PATH"]]))
-    with served(tmp_path) as (folder, url, [asked]):
-        said = run(asked, folder)
-        credited = sessions(url)
+
+
+def check_readme(folder: Path, said: str) -> None:
+    """What the commands of its readme leave; see ``test_readmes.py``."""
     repaired = re.search(r"claude repaired (\d+) of (\d+) projects", said)
     assert repaired is not None and 0 < int(repaired[1]) <= int(repaired[2]), said
     assert "mean reward" in said
+    credited = sessions(address(folder))
     # two turns of each session: the command, and that it is done
     assert credited["ended"]["endpoint"] >= 32
     # a session like all others of its project so far earns nothing
@@ -165,7 +158,10 @@ def test_the_agents_repair_and_their_sessions_are_credited(tmp_path: Path, monke
         needs(environment)
     folders = [str(Path(environment.command(name)).parent) for name, environment in agents.items()]
     monkeypatch.setenv("PATH", os.pathsep.join([*folders, os.environ["PATH"]]))
-    with served(tmp_path) as (folder, url, [asked]):
+    folder = tutorial_copy("coding_agent", tmp_path)
+    url = address(folder)
+    up, asked = commands((folder / "readme.md").read_text())
+    with running(up, folder):
         few = [one for one in asked if one != "--quick"] + ["--data", "few.jsonl", "--concurrency", "2"]
         for number, name in enumerate(agents, 1):
             # projects of its own: the first session of each is compared with no other

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from gateway.config.load import parse_config
+from gateway.replay.report import read_report
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
 from swarm.data import read_tasks
@@ -193,3 +194,19 @@ def test_the_demos_sentence_has_the_six_numbers(demo: ModuleType) -> None:
         "and from 0.200 (first 3 of 6 steps) to 0.100 (last 3, -0.100) in the control."
     )
     assert demo.sentence(report("x", 0.1), None).endswith("no control was run.")
+
+
+def check_readme(folder: Path, said: str) -> None:
+    """What the commands of its readme leave; see ``test_readmes.py``."""
+    assert "mean reward" in said
+
+
+def check_quick(folder: Path, said: str) -> None:
+    """What the demo leaves."""
+    assert said.rstrip().splitlines()[-1].startswith("Mean reward went from ")
+    assert (folder / "demo-out" / "report.png").is_file()
+    trained = read_report(folder / "demo-out" / "trained")
+    # the engine may finish one more step before it is stopped
+    assert [point.step for point in trained.steps][:2] == [1, 2]
+    assert trained.failures == {}
+    assert all(0 < point.reward_mean < 1 for point in trained.steps)

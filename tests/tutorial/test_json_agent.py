@@ -90,3 +90,15 @@ def test_the_configuration_is_valid() -> None:
     config = yaml.safe_load((FOLDER / "config.yaml").read_text())
     assert parse_job(yaml.safe_dump(config["job"])).model_name == "smollm2-135m"
     assert Path(parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER).hooks) == FOLDER / "hooks.yaml"
+
+
+def check_readme(folder: Path, said: str) -> None:
+    """What the commands of its readme leave; see ``test_readmes.py``."""
+    assert "mean reward" in said
+
+
+def check_quick(folder: Path, said: str) -> None:
+    """What the experiment leaves."""
+    assert "held-out" in said
+    [result] = folder.glob("**/experiment.json")
+    assert len(json.loads(result.read_text())["scores"]) == 2

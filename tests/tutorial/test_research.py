@@ -11,7 +11,7 @@ import pytest
 from swarm.importer import SourceFolder
 from swarm.research.ledger import read
 from swarm.research.study import Command, Grid, read_study
-from tests.tutorial.readmes import TUTORIALS, follow
+from tests.tutorial.readmes import TUTORIALS
 
 FOLDER = TUTORIALS / "opencode_build_research"
 
@@ -35,14 +35,14 @@ def test_the_questions_are_what_the_script_writes() -> None:
     assert not train & held_out
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("model_and_engine")
-def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    def tracked(folder: Path) -> None:
-        for command in (["init", "--quiet"], ["add", "--all"]):
-            subprocess.run(["git", "-C", str(folder.parent), *command], check=True)
+def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study's code is what git tracks."""
+    for command in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", "-C", str(folder.parent), *command], check=True)
 
-    folder, said = follow("research", tmp_path, tracked)
+
+def check_readme(folder: Path, said: str) -> None:
+    """What the commands of its readme leave; see ``test_readmes.py``."""
     state = read(folder / "find_better" / "runs" / "quick")
     assert [run.outcome for run in state.runs.values()] == ["done", "done"]
     assert "e1 scores" in said and "the rehearsal worked" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from study import experiment
-from study.held_out import interval
+from study.curves import interval
 from study.plot import draw_experiment
 
 from tests.tutorial.conftest import report, score

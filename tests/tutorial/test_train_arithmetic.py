@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from gateway.replay.report import TrainingReport, read_report
 from gateway.train import TrainFile
 from swarm.importer import SourceFolder
 from swarm.job import TrainJob
@@ -59,3 +61,11 @@ def test_the_control_is_the_same_run_but_for_the_rewards() -> None:
     assert (run.pop("control", "none"), control.pop("control")) == ("none", "shuffle")
     assert run.pop("swarm") != control.pop("swarm")
     assert run == control
+
+
+def check_readme(folder: Path, said: str) -> None:
+    """What the commands of its readme leave; see ``test_readmes.py``."""
+    report = read_report(folder / "runs" / "real")
+    assert isinstance(report, TrainingReport)
+    assert [one.step for one in report.steps] == [1, 2]
+    assert [one.step for one in report.evaluations] == [0, 2]

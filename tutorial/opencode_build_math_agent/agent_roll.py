@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import random
 import sys
@@ -34,7 +33,7 @@ from swarm.types import Task, WorkflowOutput
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
-from study.held_out import interval  # noqa: E402
+from study.curves import Curve, Point, keep, measured, permuted  # noqa: E402
 
 STEP_SECONDS = 400.0
 IDLE_SECONDS = 120.0  # without a model call, an episode is given to somebody else
@@ -63,8 +62,7 @@ def learn(part: int, until: int, arguments: argparse.Namespace) -> None:
                 outputs = run_all(task, episodes.episodes, arguments.tools)
                 if arguments.shuffle_rewards:
                     outputs = permuted(outputs, draw)
-                uuids = [api.episode_uuid for api in episodes.episodes]
-                episodes.end(task, dict(zip(uuids, outputs, strict=True)))
+                episodes.end(task, dict(zip(episodes.episodes.episode_uuids, outputs, strict=True)))
 
         client.run_episodes_until_all_complete(problems(), group, max_workers=2)
 
@@ -75,34 +73,18 @@ def run_all(task: Task, apis: list[Any], tools: bool) -> list[WorkflowOutput]:
         return list(pool.map(lambda api: execute(task, api, tools), apis))
 
 
-def permuted(outputs: list[WorkflowOutput], draw: random.Random) -> list[WorkflowOutput]:
-    rewards = [output.reward for output in outputs]
-    draw.shuffle(rewards)
-    return [
-        output.model_copy(update={"reward": reward, "is_success": None})
-        for output, reward in zip(outputs, rewards, strict=True)
-    ]
-
-
-def held_out(client: SwarmClient, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Accuracy on the held-out problems in eval episodes, with a bootstrap 95 % interval over problems."""
+def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
+    """Accuracy on the held-out problems in eval episodes."""
     tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.problems]
 
-    def accuracy(task: Task) -> float:
+    def accuracy(task: Task) -> dict[str, float]:
         with client.group(arguments.samples, episode_type="eval", discard_episode_timeout=IDLE_SECONDS) as episodes:
             outputs = run_all(task, episodes.episodes, arguments.tools)
-            uuids = [api.episode_uuid for api in episodes.episodes]
-            episodes.end(task, dict(zip(uuids, outputs, strict=True)))
-            return fmean(output.reward for output in outputs)
+            episodes.end(task, dict(zip(episodes.episodes.episode_uuids, outputs, strict=True)))
+            return {"held-out accuracy": fmean(output.reward for output in outputs)}
 
     values = client.run_episodes_until_all_complete(tasks, accuracy, max_workers=4)
-    known = [value for value in values if value is not None]
-    if len(known) < len(tasks):
-        raise SystemExit(f"agent_roll: {len(tasks) - len(known)} held-out problems got no answer")
-    low, high = interval(known, 10_000, 0)
-    step = client.get_global_step()
-    print(f"  step {step}: held-out accuracy {fmean(known):.3f} [{low:.3f}, {high:.3f}]", flush=True)
-    return {"step": step, "mean": fmean(known), "low": low, "high": high, "problems": known}
+    return measured(client.get_global_step(), values)
 
 
 def train(until: int, steps: int, arguments: argparse.Namespace) -> None:
@@ -166,15 +148,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    result = {"shuffled": arguments.shuffle_rewards, "model": job.model_name, "curve": curve}
-    (arguments.out / "curve.json").write_text(json.dumps(result, indent=1) + "\n")
-    first, last = curve[0], curve[-1]
-    print(
-        f"{'control: ' if arguments.shuffle_rewards else ''}held-out accuracy went from {first['mean']:.3f} to"
-        f" {last['mean']:.3f} [{last['low']:.3f}, {last['high']:.3f}] in {last['step']} steps,"
-        f" {time.monotonic() - began:.0f} s; {arguments.out / 'curve.json'}"
-    )
+    keep(Curve(shuffled=arguments.shuffle_rewards, model=job.model_name, points=curve), arguments.out)
+    print(f"{time.monotonic() - began:.0f} s")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from reward_hooks import Candidate, HookContext, HookRunner
+from study.curves import interval
 from swarm.client import AsyncSwarmClient
 from swarm.errors import UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient
@@ -130,16 +131,6 @@ async def evaluate(
         config=config,
         prompts=prompts,
     )
-
-
-def interval(values: Sequence[float], resamples: int, seed: int) -> tuple[float, float]:
-    """The bootstrap 95 % interval of the mean of ``values`` (Efron's percentile method).
-
-    The values are means of one prompt each: answers to one prompt are alike, so the bootstrap draws prompts.
-    """
-    draw = random.Random(seed)
-    means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(resamples))
-    return means[round(0.025 * (resamples - 1))], means[round(0.975 * (resamples - 1))]
 
 
 async def _answered(

@@ -80,6 +80,7 @@ def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
         session=clean(first.session),
         request_id=clean(first.request_id),
         hook=clean(first.hook),
+        code=clean(first.code),
         step=next((row[10] for row in episodes if row[10] is not None), None),
         ended_at=max(row[11] for row in episodes),
         answers=[_answer(row, notes) for row, notes in zip(episodes, told, strict=True)],

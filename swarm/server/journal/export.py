@@ -210,6 +210,7 @@ def _row(
         "task_id": task_id or "",
         "group_id": clean(notes.group_id),
         "hook": clean(notes.hook),
+        "code": clean(notes.code),
         "request_id": clean(notes.request_id),
         "trace_id": _trace_id(notes.traceparent),
         "reward": reward,
@@ -297,7 +298,8 @@ class _Parquet:
         self._schema = pa.schema(
             [
                 *((name, text) for name in ("episode_uuid", "run_id", "state", "episode_type", "client_uuid")),
-                *((name, text) for name in ("group_uuid", "task_id", "group_id", "hook", "request_id", "trace_id")),
+                *((name, text) for name in ("group_uuid", "task_id", "group_id", "hook", "code")),
+                *((name, text) for name in ("request_id", "trace_id")),
                 ("reward", pa.float64()),
                 ("rank", pa.int64()),
                 ("components", pa.map_(text, pa.float64())),

@@ -30,19 +30,20 @@ def project(folder: Path, text: str) -> Path:
 def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
     text = "job: {model: tiny}\nswarm: {run_dir: runs/a, port: 1, boot_timeout: 50}\ngateway: {hooks: hooks}"
     plan = read_plan(project(tmp_path, text))
-    assert (plan.job.model, plan.job.model_name) == (str(tmp_path / "tiny"), "tiny")
-    assert plan.run_dir == tmp_path / "runs" / "a"
-    assert plan.swarm_section["run_dir"] == str(tmp_path / "runs" / "a")
+    [server] = plan.servers
+    assert (server.job.model, server.job.model_name) == (str(tmp_path / "tiny"), "tiny")
+    assert server.run_dir == tmp_path / "runs" / "a"
+    assert server.swarm_section["run_dir"] == str(tmp_path / "runs" / "a")
     assert plan.gateway_section == {"hooks": str(tmp_path / "hooks")}
     assert plan.addresses == (("127.0.0.1", 1), ("127.0.0.1", 8000))
-    assert plan.boot_timeout > 50, "the server gives up a boot before we do"
+    assert server.boot_timeout > 50, "the server gives up a boot before we do"
 
 
 def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
     path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
     first, second = read_plan(path), read_plan(path)
-    assert first.run_dir.is_relative_to(tmp_path)
-    assert first.token is None
+    assert first.servers[0].run_dir.is_relative_to(tmp_path)
+    assert first.servers[0].token is None
     assert first.private_token != second.private_token and len(first.private_token) >= 43
     assert first.private_token not in repr(first)
 
@@ -97,3 +98,38 @@ def test_hooks_may_be_a_module_beside_the_file(tmp_path: Path, monkeypatch: pyte
     plan = read_plan(project(tmp_path, "job: {model: tiny}\ngateway: {hooks: 'rewards_of_a_test:hooks'}"))
     assert plan.gateway_section == {"hooks": "rewards_of_a_test:hooks"}
     assert plan.module_folder == tmp_path
+
+
+JOBS = """
+jobs:
+  planner: {job: {model: tiny}}
+  solver: {job: {model: tiny, lr: 1.0e-4}, swarm: {port: 7}}
+gateway: {hooks: hooks, routes: [{name: solver, policy: first}]}
+"""
+
+
+def test_several_jobs_have_ports_run_folders_and_routes_of_their_own(tmp_path: Path) -> None:
+    plan = read_plan(project(tmp_path, JOBS))
+    assert [server.name for server in plan.servers] == ["planner", "solver"]
+    assert [server.run_dir for server in plan.servers] == [tmp_path / "runs" / name for name in ("planner", "solver")]
+    assert plan.addresses == (("127.0.0.1", 10086), ("127.0.0.1", 7), ("127.0.0.1", 8000))
+    hooks = {"hooks": str(tmp_path / "hooks")}
+    routes = [{"name": "solver", "policy": "first", **hooks}, {"name": "planner", **hooks}]
+    assert plan.gateway_section == {**hooks, "routes": routes}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("swarm: {port: 7}", "swarm: {run_dir: runs/planner}"), "two jobs have one run folder"),
+        (("planner:", "a/b:"), "jobs has names .*'a/b'"),
+        (("{job: {model: tiny}}", "{job: {model: tiny}, gateway: {}}"), "jobs.planner: unknown section 'gateway'"),
+        (("lr: 1.0e-4", "learning: 1"), r"jobs\.solver\.job.*unknown key 'learning'"),
+        (("gateway:", "job: {model: tiny}\ngateway:"), "unknown section 'job'"),
+        (("[{name: solver, policy: first}]", "{solver: {}}"), "gateway.*routes"),
+    ],
+)
+def test_what_is_wrong_with_several_jobs_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    assert change[0] in JOBS
+    with pytest.raises(ConfigError, match=message):
+        read_plan(project(tmp_path, JOBS.replace(*change)))

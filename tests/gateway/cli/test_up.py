@@ -62,6 +62,16 @@ def test_a_failure_shows_its_last_lines_as_they_are(capsys: pytest.CaptureFixtur
     assert "/x/engine.log" in out
 
 
+def test_of_several_jobs_each_line_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(
+        capsys,
+        False,
+        ("step", {"job": "solver", **STEP}),
+        ("ready", {"job": "planner", "model": "tiny", "seconds": 61.0}),
+    )
+    assert "solver: step    3" in out and "planner: ready after 61 s" in out
+
+
 def test_states_are_for_the_spinner_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, False, ("state", {"state": "ENGINE.ROLLING", "detail": ""})) == ""
 

@@ -85,6 +85,7 @@ def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
         "task_id": "t",
         "group_id": "",
         "hook": "",
+        "code": "",
         "request_id": "",
         "trace_id": "",
         "reward": 1.0,
@@ -178,7 +179,7 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
 def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     origin = {"request_id": "req_1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    said = Notes(rank=2, reason="short \ud800", hook="mine", group_id="g1", **origin)
+    said = Notes(rank=2, reason="short \ud800", hook="mine", code="c0de", group_id="g1", **origin)
     odd = Notes(traceparent="00-x-y-z")
 
     async def fill() -> None:
@@ -195,6 +196,7 @@ def test_what_a_client_says_of_its_reward_has_columns_of_its_own(tmp_path: Path)
         "rank": 2,
         "reason": "short ?",
         "hook": "mine",
+        "code": "c0de",
         "group_id": "g1",
         "request_id": "req_1",
         "trace_id": trace,
