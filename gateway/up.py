@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -30,7 +31,6 @@ from swarm.errors import (
     ConfigError,
     ConflictError,
     RequestError,
-    SwarmGatewayError,
     UnavailableError,
     UpstreamError,
 )
@@ -83,27 +83,25 @@ Work = Callable[[str, str, threading.Event], None]
 class _Working:
     """Work in a thread; ``error`` is what it raised."""
 
-    def __init__(self, work: Work, url: str, token: str) -> None:
-        self._stopping = threading.Event()
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
         self.error: Exception | None = None
 
         def run() -> None:
             try:
-                work(url, token, self._stopping)
+                work()
             except Exception as exc:
                 self.error = exc
 
-        self._thread = threading.Thread(target=run, name="work", daemon=True)
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def over(self) -> bool:
         return not self._thread.is_alive()
 
-    def stop(self, hurry: threading.Event) -> None:
-        """Let it end, which takes bounded time."""
-        self._stopping.set()
-        deadline = time.monotonic() + _WORK_GRACE
+    def wait(self, seconds: float, hurry: threading.Event) -> None:
+        """Return at its end, after ``seconds``, or once ``hurry`` is set."""
+        deadline = time.monotonic() + seconds
         while not self.over and not hurry.is_set() and time.monotonic() < deadline:
             self._thread.join(0.1)
 
@@ -114,6 +112,7 @@ class _Started:
     client: SwarmClient | None = None
     engine_asked: bool = False
     working: _Working | None = None
+    work_stopping: threading.Event = field(default_factory=threading.Event)
 
 
 def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
@@ -273,7 +272,8 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, on_event:
         _check(started)
         assert started.client is not None
         if work is not None and started.working is None and watch.was_ready:
-            started.working = _Working(work, started.client.server_url, plan.private_token)
+            ask = partial(work, started.client.server_url, plan.private_token, started.work_stopping)
+            started.working = _Working("work", ask)
         try:
             status = started.client.status()
         except UnavailableError:
@@ -309,14 +309,16 @@ def _restart(client: SwarmClient, watch: EngineWatch, status: ServerStatus) -> N
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
     """Stop the gateway first, so that its requests can still end; then the engine; then the server."""
     if started.working is not None:
-        started.working.stop(hurry)
+        started.work_stopping.set()
+        started.working.wait(_WORK_GRACE, hurry)
     server, gateway = (*started.children, None, None)[:2]
     if gateway is not None:
         on_event("stopping", {"name": gateway.name})
         gateway.stop(_GATEWAY_GRACE, hurry)
     if started.client is not None and started.engine_asked and server is not None and server.exit_code is None:
         on_event("stopping", {"name": "engine"})
-        _stop_engine(started.client, hurry)
+        # in a thread, so that a second signal need not wait for it; the server's shutdown stops the engine in any case
+        _Working("stop-engine", started.client.stop_engine).wait(_STOP_ENGINE_DEADLINE, hurry)
     if server is not None:
         on_event("stopping", {"name": server.name})
         # this stops the engine too, in case the command failed
@@ -324,21 +326,3 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
     if started.client is not None:
         started.client.close()
     on_event("stopped", {})
-
-
-def _stop_engine(client: SwarmClient, hurry: threading.Event) -> None:
-    """Stop the engine from a thread, so that a second signal need not wait for the response."""
-    done = threading.Event()
-
-    def stop() -> None:
-        try:
-            client.stop_engine()
-        except SwarmGatewayError:
-            pass  # the shutdown of the server stops or kills it
-        finally:
-            done.set()
-
-    threading.Thread(target=stop, name="stop-engine", daemon=True).start()
-    deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
-    while not done.wait(0.1) and not hurry.is_set() and time.monotonic() < deadline:
-        pass

@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.protocol import StartEngineResponse, SuccessResponse
 from swarm.server.api.agentjet import StateShown, sees_uuids
 from swarm.server.api.config import BACKLOG
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
-from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.agentjet import read_fields
-from swarm.errors import ConfigError, ConflictError, NotFoundError, SwarmGatewayError
-from swarm.job import parse_mapping
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
+from swarm.job import read_mapping
 from swarm.layers import Layered, layered
 from swarm.link.code import top_level
 from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
@@ -259,13 +259,7 @@ def read_defaults(path: Path | None) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read.
     """
-    if path is None:
-        return {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the server's job_defaults {path}: {exc}") from exc
-    return parse_mapping(text, f"job_defaults {path}")
+    return {} if path is None else read_mapping(path, "server's job_defaults")
 
 
 def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:
