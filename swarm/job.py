@@ -98,10 +98,10 @@ class TrainJob(Model):
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )
     ppo_epochs: int = Field(default=1, ge=1)
-    shared_prefixes: Literal["auto", "off"] = Field(
+    shared_prefixes: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="auto: a prefix that rows share (the prompt of a group, a conversation) is computed once where "
-        "that is estimated to cost less; off: once for each row, as on GPUs always",
+        description="on: a prefix that rows share (the prompt of a group, a conversation) is computed once where that "
+        "is estimated to cost less; off: once for each row; auto: on where it was measured, which is on CPUs",
     )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
     total_training_steps: int = Field(default=100_000, ge=1)

@@ -74,6 +74,10 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
     """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
+    # our own key, which trainer and worker read
+    values["actor_rollout_ref.shared_prefixes"] = job.shared_prefixes in (
+        ("auto", "on") if device == "cpu" else ("on",)
+    )
     if job.serving == "always":
         values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     return values
@@ -136,8 +140,6 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         "algorithm.rollout_correction.rollout_is": "token",
         "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         "actor_rollout_ref.model.path": model,
-        # our own key, which the worker reads
-        "actor_rollout_ref.shared_prefixes": job.shared_prefixes,
         # the place-holder dataset reads its length from here
         "data.train_files": [job.batch_size * job.total_training_steps],
         "data.val_files": [1],

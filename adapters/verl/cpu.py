@@ -21,6 +21,9 @@ OBJECT_STORE_BYTES = 256 * 2**20
 MIN_WEIGHT_BUCKET_MIB = 64
 UNKNOWN_WEIGHT_BUCKET_MIB = 2048
 
+#: the variable with the number of threads that vLLM computes with, where it is not the trainer's
+VLLM_THREADS = "SWARM_VLLM_THREADS"
+
 UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
@@ -70,19 +73,19 @@ def cpu_environment(run_dir: Path, serving: ServingMode) -> dict[str, str]:
         ConfigError: no vLLM for CPUs is installed.
     """
     cores = len(os.sched_getaffinity(0))
-    # half for each while a step is computed beside vLLM: two processes with a thread for every core wait at each
-    # operation for a thread that the other has put off
-    threads = max(1, cores // 2) if serving == "always" else cores
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "adapters.verl.cpu_platform",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         # trainer and vLLM share all cores; vLLM would pin its threads and leave one core out
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(cores),
     }
     if serving == "always":
-        # threads that spin while they wait for work take the cores from the other process: with the default, a token
-        # takes vLLM ten times as long beside a trainer that computes
+        # With a thread for every core in both, each operation waits for a thread that the other process has put off.
+        # vLLM has half of them, which it keeps, because the trainer runs at a lower priority (worker.py); the trainer
+        # takes what vLLM leaves. Threads that spin while they wait for work would take the cores from the other
+        # process: with the default, a token takes vLLM ten times as long beside a trainer that computes.
+        variables[VLLM_THREADS] = str(max(1, cores // 2))
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
     shim = vllm_metadata(run_dir / "shim")
     if shim is not None:

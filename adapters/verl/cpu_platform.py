@@ -18,6 +18,8 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
 
+from adapters.verl.cpu import VLLM_THREADS
+
 #: variables that the vLLM servers need; Ray actors may be started with a clean environment
 VLLM_VARIABLES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
 
@@ -131,7 +133,10 @@ class CpuPlatform(PlatformBase):
         return None
 
     def rollout_env_vars(self) -> dict[str, str]:
-        return {name: os.environ[name] for name in VLLM_VARIABLES if name in os.environ}
+        variables = {name: os.environ[name] for name in VLLM_VARIABLES if name in os.environ}
+        if VLLM_THREADS in os.environ:
+            variables["OMP_NUM_THREADS"] = os.environ[VLLM_THREADS]
+        return variables
 
 
 set_platform(CpuPlatform())

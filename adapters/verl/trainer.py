@@ -50,7 +50,7 @@ class SwarmTrainer(PPOTrainerSync):
         actor = config.actor_rollout_ref.actor
         self._mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
         self._micro_batch = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
-        self._shares_prefixes = config.trainer.device == "cpu" and config.actor_rollout_ref.shared_prefixes == "auto"
+        self._shares_prefixes = config.actor_rollout_ref.shared_prefixes
         # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
         # what ends with the computing of a step: its deadline

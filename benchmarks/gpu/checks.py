@@ -105,7 +105,7 @@ class Runs:
     async def boot(self) -> dict[str, Any]:
         """From nothing to a vLLM that serves the job's weights."""
         await asyncio.to_thread(tiny_model.build, self._model)
-        await self._start("main", serving="always", save_freq=3)
+        await self._start("main", serving="always", save_freq=3, shared_prefixes="on")
         apart = await self._apart(self._model)
         hold(apart < TOLERANCE[self._device], f"vLLM's log-probabilities differ by {apart:.1e} from the model's")
         return {"difference from the model": apart, "stages": {stage: round(s, 1) for s, _, stage in self._engine.boot}}
@@ -175,7 +175,7 @@ class Runs:
         batch, tries = self._first
         if tries.metrics["swarm/unique_tokens"] == tries.metrics["swarm/tokens"]:
             hold(self._device != "cpu", "shared prefixes were computed for each row")
-            raise SkippedError("the engine computes rows on a GPU: shared prefixes do nothing there yet")
+            raise SkippedError("rows were estimated to cost less, or the model did not fit: see the engine's log")
         await self._start("rows", shared_prefixes="off")
         rows = await self._train(batch)
         norms = tries.metrics["actor/grad_norm"], rows.metrics["actor/grad_norm"]

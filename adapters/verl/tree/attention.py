@@ -1,15 +1,19 @@
-"""Attention over a packed trie on a CPU: each node's keys meet the queries of its whole subtree once.
+"""Attention over a packed trie: a token attends to the nodes on its path.
 
-A token attends to the nodes on its path. Each node gives it a part of the result, with the log-sum-exp of its scores,
-by which the parts are merged: exact, without a mask, without a copy of any key. Models of transformers reach it as the
-attention implementation :data:`TREE`, with the nodes in the keyword ``trie_nodes``.
+On a CPU, each node's keys meet the queries of its whole subtree once. Each node gives a token a part of the result,
+with the log-sum-exp of its scores, by which the parts are merged: exact, without a mask, without a copy of any key. On
+a GPU, FlexAttention computes the blocks in which some key's subtree holds some query. Models of transformers reach both
+as the attention implementation :data:`TREE`, with the nodes in the keyword ``trie_nodes``.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from adapters.verl.tree.trie import Node
@@ -31,6 +35,21 @@ class Nodes:
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
+        self._mask: BlockMask | None = None
+
+    def mask(self, device: torch.device) -> BlockMask:
+        """Which packed token attends to which, for FlexAttention; all layers of a model share it."""
+        if self._mask is None:
+            tokens = self.nodes[-1].stop
+            own = torch.tensor([node.stop - node.start for node in self.nodes], device=device)
+            # for each token, where the subtree of its node ends; nodes lie side by side, in packed order
+            ends = torch.tensor([node.end for node in self.nodes], device=device).repeat_interleave(own)
+
+            def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+                return (key <= query) & (query < ends[key])
+
+            self._mask = _compiled(create_block_mask, device)(sees, None, None, tokens, tokens, device=device)
+        return self._mask
 
 
 class _TrieAttention(torch.autograd.Function):
@@ -90,6 +109,31 @@ class _TrieAttention(torch.autograd.Function):
         return for_query, for_key, for_value, None, None
 
 
+@functools.cache
+def _compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    # as they are, both write out every score; a CPU has no compiled backward pass, and only tests come here with one
+    return function if device.type == "cpu" else torch.compile(function, dynamic=True)
+
+
+def attend_by_nodes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, nodes: Nodes, scale: float
+) -> torch.Tensor:
+    """As :class:`_TrieAttention`."""
+    return _TrieAttention.apply(query, key, value, nodes.nodes, scale)
+
+
+def attend_by_mask(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, nodes: Nodes, scale: float
+) -> torch.Tensor:
+    """The same by FlexAttention."""
+    attention = _compiled(flex_attention, query.device)
+    return attention(query, key, value, block_mask=nodes.mask(query.device), scale=scale, enable_gqa=True)
+
+
+#: by the type of the device
+ATTEND = {"cpu": attend_by_nodes, "cuda": attend_by_mask}
+
+
 def trie_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -110,7 +154,7 @@ def trie_attention(
     if trie_nodes is None or attention_mask is not None or dropout or special:
         raise UnsupportedAttentionError(f"attention with {', '.join(special) or 'a mask of its own or dropout'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _TrieAttention.apply(query, key, value, trie_nodes.nodes, scale).transpose(1, 2).contiguous(), None
+    return ATTEND[query.device.type](query, key, value, trie_nodes, scale).transpose(1, 2).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(TREE, trie_attention)

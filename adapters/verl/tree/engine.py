@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_id
+from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine.utils import postprocess_batch_func
 
 from adapters.verl.tree.attention import TREE, Nodes, UnsupportedAttentionError
 from adapters.verl.tree.logprobs import token_log_probs
 from adapters.verl.tree.plan import ModelShape, Part, pack, part_cost, rows_cost
-from adapters.verl.tree.trie import ordered, split
+from adapters.verl.tree.trie import Tokens, ordered, split
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
     def take_savings(self) -> dict[str, float]:
         """The metrics of :attr:`savings` of all ranks, which then begin anew: tokens in all, seconds of the mean."""
         saved = self.savings
-        found = torch.tensor([saved.tokens, saved.unique_tokens, saved.seconds], dtype=torch.float64)
+        found = _float64(saved.tokens, saved.unique_tokens, saved.seconds)
         torch.distributed.all_reduce(found, group=self.get_data_parallel_group())
         saved.tokens, saved.unique_tokens, saved.seconds = 0, 0, 0.0
         tokens, unique_tokens, seconds = found.tolist()
@@ -143,26 +143,26 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         if part is None:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         with_entropy = tu.get_non_tensor_data(micro_batch, "calculate_entropy", False)
-        index, targets = torch.from_numpy(part.index), torch.from_numpy(part.targets)
+        index, labels, targets = (_to_device(one) for one in (part.index, part.labels, part.targets))
         log_probs, entropy = token_log_probs(
             output.logits[0],
             index,
-            torch.from_numpy(part.labels),
+            labels,
             temperature=float(micro_batch["temperature"]),
             with_entropy=with_entropy,
         )
         offsets = micro_batch["input_ids"].offsets()
 
         def rows(values: torch.Tensor) -> torch.Tensor:
-            flat = torch.zeros(int(offsets[-1])).index_put((targets,), values)
+            flat = torch.zeros(int(offsets[-1]), device=values.device).index_put((targets,), values)
             return torch.nested.nested_tensor_from_jagged(flat, offsets)
 
         return {"log_probs": rows(log_probs)} | ({"entropy": rows(entropy[index])} if with_entropy else {})
 
     def _plan(self, data: Any, forward_only: bool) -> tuple[list[Part], float] | None:
         """The parts of a mini-batch and how many times as much its rows cost; ``None`` where they cost less."""
-        rows = [row.numpy() for row in data["input_ids"].unbind()]
-        masks = [mask.numpy() for mask in data["response_mask"].unbind()]
+        rows = [row.cpu().numpy() for row in data["input_ids"].unbind()]
+        masks = [mask.cpu().numpy() for mask in data["response_mask"].unbind()]
         sampled = [np.flatnonzero(mask) + len(row) - len(mask) for row, mask in zip(rows, masks, strict=True)]
         lengths = [len(row) for row in rows]
         micro_batch, budget = self._limits(max(lengths), forward_only)
@@ -174,9 +174,9 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             torch.distributed.all_gather_object(counts, count, group)
             count = max(counts)
         parts = [pack(rows, sampled, members) for members in split(layout, budget, at_least=count)]
-        by_rows = rows_cost(self._shape, lengths, micro_batch)
+        by_rows = rows_cost(self._shape, lengths, micro_batch, padded=not self.use_remove_padding)
         by_tries = sum(part_cost(self._shape, part) for part in parts)
-        costs = torch.tensor([by_rows, by_tries], dtype=torch.float64)
+        costs = _float64(by_rows, by_tries)
         torch.distributed.all_reduce(costs, group=group)
         ratio = float(costs[0] / costs[1])
         return (parts, ratio) if ratio > 1 else None
@@ -191,10 +191,11 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         return rows, rows * longest
 
     def _suits(self, data: Any) -> bool:
-        """Whether a batch asks for nothing but log-probabilities and entropy of text."""
+        """Whether a batch asks for nothing but log-probabilities and entropy of text, each sequence on one device."""
         media = tu.get(data, "multi_modal_inputs", [])
         return not (
-            any(tu.get_non_tensor_data(data, key, False) for key in ROWS_ONLY)
+            self.ulysses_sequence_parallel_size > 1
+            or any(tu.get_non_tensor_data(data, key, False) for key in ROWS_ONLY)
             or isinstance(data["temperature"], torch.Tensor)
             or data["position_ids"].dim() != 2
             or any(media)
@@ -223,7 +224,8 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         try:
             with torch.no_grad():
                 difference = self._probe()
-        except (UnsupportedAttentionError, TypeError) as exc:
+        # what cannot be compiled for a GPU is a RuntimeError
+        except (UnsupportedAttentionError, TypeError, RuntimeError) as exc:
             difference, reason = float("inf"), str(exc)
         else:
             reason = f"its logits differ by {difference:.1e} of the largest"
@@ -239,25 +241,25 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         rows = [np.array(row) for row in PROBE]
         part = pack(rows, [np.arange(1, len(row)) for row in rows], list(range(len(rows))))
         kind = self._autocast_dtype
-        with torch.autocast("cpu", kind, enabled=kind != torch.float32):
+        with torch.autocast(get_device_name(), kind, enabled=kind != torch.float32):
             with self._trie_attention():
                 found = self.module(**self._inputs(part), use_cache=False).logits[0]
             by_rows = [
-                self.module(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False).logits[0]
-                for ids in (torch.from_numpy(row)[None] for row in rows)
+                self.module(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+                for ids, positions in ((_to_device(row)[None], _to_device(np.arange(len(row)))[None]) for row in rows)
             ]
         wanted = torch.cat([logits[:-1] for logits in by_rows])
-        found = found[torch.from_numpy(part.index)]
+        found = found[_to_device(part.index)]
         if found.shape != wanted.shape:
             return float("inf")
         return float((found - wanted).abs().max() / wanted.abs().max())
 
     def _inputs(self, part: Part) -> dict[str, Any]:
         return {
-            "input_ids": torch.from_numpy(part.trie.ids)[None],
-            "position_ids": torch.from_numpy(part.trie.positions)[None],
+            "input_ids": _to_device(part.trie.ids)[None],
+            "position_ids": _to_device(part.trie.positions)[None],
             "attention_mask": None,
-            "logits_to_keep": torch.from_numpy(part.needed),
+            "logits_to_keep": _to_device(part.needed),
             "trie_nodes": Nodes(part.trie.nodes),
         }
 
@@ -278,3 +280,12 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             yield
         finally:
             config._attn_implementation = own
+
+
+def _to_device(values: Tokens) -> torch.Tensor:
+    return torch.from_numpy(values).to(get_device_id())
+
+
+def _float64(*values: float) -> torch.Tensor:
+    """Where the ranks' collectives take it."""
+    return torch.tensor(values, dtype=torch.float64, device=get_device_id())

@@ -20,8 +20,8 @@ class _TokenLogProbs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = torch.empty(len(logits), dtype=torch.float32)
-        entropy = torch.empty(len(logits) if with_entropy else 0, dtype=torch.float32)
+        total = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        entropy = torch.empty(len(logits) if with_entropy else 0, dtype=torch.float32, device=logits.device)
         for block in _blocks(logits):
             scaled = _scaled(logits[block], temperature)
             total[block] = torch.logsumexp(scaled, -1)

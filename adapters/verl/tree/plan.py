@@ -1,7 +1,7 @@
-"""How a mini-batch is computed: its parts as tries, and what they cost beside verl's padded rows. Pure numpy.
+"""How a mini-batch is computed: its parts as tries, and what they cost beside verl's rows. Pure numpy.
 
-Costs are in floating-point operations of one forward pass, with weights by which they meet what was measured on a CPU;
-only their ratio is used. A backward pass costs both ways about twice that.
+Costs are in floating-point operations of one forward pass, with weights by which they meet what was measured on a CPU
+(none was measured on a GPU); only their ratio is used. A backward pass costs both ways about twice that.
 """
 
 from __future__ import annotations
@@ -100,14 +100,19 @@ def part_cost(shape: ModelShape, part: Part) -> float:
     return 2.0 * shape.parameters * len(part.trie.ids) + shape.layers * layer + logits
 
 
-def rows_cost(shape: ModelShape, lengths: Sequence[int], micro_batch: int) -> float:
-    """Of computing rows of ``lengths`` as verl does: ``micro_batch`` at a time, padded to the longest, all logits."""
+def rows_cost(shape: ModelShape, lengths: Sequence[int], micro_batch: int, padded: bool = True) -> float:
+    """Of computing rows of ``lengths`` as verl does: ``micro_batch`` at a time, all logits; padded to the longest, or
+    one row after another."""
     total = 0.0
     for start in range(0, len(lengths), micro_batch):
         chunk = lengths[start : start + micro_batch]
-        longest = max(chunk)
-        tokens = len(chunk) * longest
-        layer = shape.attention * 4 * ATTENTION * tokens * longest + CALL
+        if padded:
+            tokens = len(chunk) * max(chunk)
+            pairs = tokens * max(chunk)
+        else:
+            tokens = sum(chunk)
+            pairs = sum(length * (length + 1) / 2 for length in chunk)
+        layer = shape.attention * 4 * ATTENTION * pairs + CALL
         logits = tokens * shape.vocabulary * (2 * shape.hidden + ROW_LOGITS)
         total += 2.0 * shape.parameters * tokens + shape.layers * layer + logits
     return total

@@ -1,8 +1,8 @@
 """A process of its own, because importing verl takes long: random trees through verl's real FSDP engine, both ways.
 
-Reads ``{"folder": an empty folder, "examples": n}`` from stdin. Prints as JSON the ``worst`` figures of the examples
-(differences of log-probabilities and entropy, relative difference and cosine of the gradients), how many ``parts`` the
-tries had, and of some more models whether they were ``refused``, and so trained by rows.
+Reads ``{"folder": an empty folder, "examples": n, "way": of attention}`` from stdin. Prints as JSON the ``worst``
+figures of the examples (differences of log-probabilities and entropy, relative difference and cosine of the gradients),
+how many ``parts`` the tries had, and of some more models whether they were ``refused``, and so trained by rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS"
 
 import torch
 import torch.distributed
+import torch.nn.attention.flex_attention as torch_flex
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
@@ -26,6 +27,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
 from adapters.verl.config import verl_config
+from adapters.verl.tree import attention
 from adapters.verl.tree import engine as tree_engine
 from adapters.verl.worker import SwarmCpuWorker
 from swarm.job import TrainJob
@@ -122,6 +124,9 @@ def main() -> None:
     asked = json.load(sys.stdin)
     folder = Path(asked["folder"])
     os.environ["DIST_INIT_METHOD"] = f"file://{folder / 'ranks'}"
+    attention.ATTEND["cpu"] = getattr(attention, asked["way"])
+    # torch refuses to compile this backward pass for a CPU, and refuses what it could compute as well
+    torch_flex._validate_device = lambda *_: None
     shape = {
         "vocab_size": 320,
         "hidden_size": 64,

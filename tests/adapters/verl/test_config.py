@@ -61,9 +61,12 @@ def test_kl_coefficient_turns_the_kl_loss_on(tmp_path: Path, kl: float, used: bo
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (used, kl)
 
 
-@pytest.mark.parametrize("shared", ["auto", "off"])
-def test_the_worker_is_told_whether_to_share_prefixes(tmp_path: Path, shared: str) -> None:
-    assert compose(tmp_path, shared_prefixes=shared).actor_rollout_ref.shared_prefixes == shared
+@pytest.mark.parametrize(
+    ("device", "shared", "told"),
+    [("cpu", "auto", True), ("cpu", "off", False), ("cuda", "auto", False), ("cuda", "on", True)],
+)
+def test_the_worker_is_told_whether_to_share_prefixes(tmp_path: Path, device: str, shared: str, told: bool) -> None:
+    assert compose(tmp_path, device, shared_prefixes=shared).actor_rollout_ref.shared_prefixes == told
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -60,3 +61,13 @@ def test_bucket_of_a_tiny_model_and_of_a_hub_name(tmp_path: Path) -> None:
     safetensors(tmp_path / "model.safetensors", layer=[4, 4])
     assert cpu.weight_bucket_mib(tmp_path) == cpu.MIN_WEIGHT_BUCKET_MIB
     assert cpu.weight_bucket_mib(Path("org/model")) == cpu.UNKNOWN_WEIGHT_BUCKET_MIB
+
+
+def test_beside_a_trainer_vllm_has_half_of_the_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    versions(monkeypatch, vllm="0.24.0")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    always = cpu.cpu_environment(tmp_path, "always")
+    assert (always["OMP_NUM_THREADS"], always[cpu.VLLM_THREADS], always["OMP_WAIT_POLICY"]) == ("8", "4", "PASSIVE")
+    alone = cpu.cpu_environment(tmp_path, "between_steps")
+    assert alone["OMP_NUM_THREADS"] == "8"
+    assert not {cpu.VLLM_THREADS, "OMP_WAIT_POLICY"} & set(alone)

@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_tries_give_what_rows_give(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "examples"), [("attend_by_nodes", 40), ("attend_by_mask", 6)])
+def test_tries_give_what_rows_give(tmp_path: Path, way: str, examples: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.adapters.verl.compare_ways"],
-        input=json.dumps({"folder": str(tmp_path), "examples": 40}),
+        input=json.dumps({"folder": str(tmp_path), "examples": examples, "way": way}),
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -120,6 +120,12 @@ def estimate(shape: ModelShape, rows: list[list[int]], prompt: int) -> float:
     return rows_cost(shape, [len(row) for row in rows], 4) / part_cost(shape, part)
 
 
+def test_rows_one_after_another_cost_less_than_padded_ones() -> None:
+    even, uneven = [100] * 8, [100, 20] * 4
+    rows, padded = (rows_cost(SMOLLM2, uneven, 4, padded) for padded in (False, True))
+    assert rows < 0.65 * padded and padded == rows_cost(SMOLLM2, even, 4)
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer", "shared", "least", "most"),
     [(512, 64, True, 4.5, 7.0), (512, 128, True, 3.3, 5.0), (128, 64, True, 2.3, 3.5), (512, 64, False, 1.0, 1.6)],

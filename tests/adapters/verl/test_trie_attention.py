@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="needs the cpu extra")
 
-from adapters.verl.tree import logprobs  # noqa: E402
+from torch.nn.attention import flex_attention  # noqa: E402
+
+from adapters.verl.tree import attention, logprobs  # noqa: E402
 from adapters.verl.tree.attention import Nodes, UnsupportedAttentionError, trie_attention  # noqa: E402
 from adapters.verl.tree.trie import Trie, build  # noqa: E402
 from tests.adapters.verl.token_trees import token_rows  # noqa: E402
@@ -28,9 +33,16 @@ def masked_attention(query, key, value, trie: Trie):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen).transpose(1, 2)
 
 
-@settings(max_examples=50)
-@given(token_rows, st.integers(0, 1000))
-def test_node_attention_equals_masked_attention(rows: list[list[int]], seed: int) -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("way", [attention.attend_by_nodes, attention.attend_by_mask])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=token_rows, seed=st.integers(0, 1000))
+def test_both_ways_equal_masked_attention(
+    monkeypatch: pytest.MonkeyPatch, way: Callable[..., Any], rows: list[list[int]], seed: int
+) -> None:
+    monkeypatch.setitem(attention.ATTEND, "cpu", way)
+    # torch refuses to compile this backward pass for a CPU, and refuses what it could compute as well
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     trie = build([np.array(row) for row in rows])
     torch.manual_seed(seed)
     shapes = [(HEADS, WIDTH), (KEY_HEADS, WIDTH), (KEY_HEADS, WIDTH)]
