@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster check format docs bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-long check format docs bench lock clean
 
 setup: $(READY)
 
@@ -49,6 +49,10 @@ test-clients: $(READY)
 # opt-in: two Ray nodes on this machine, one of which is killed; about 12 GB
 test-cluster: $(READY)
 	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+
+# opt-in: tutorials on the real engine, up to two of them at once
+test-long: $(READY)
+	$(BIN)/python -m pytest -m long tests/tutorial $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -111,8 +111,8 @@ def serve_proxy(upstream: str, announce: Callable[[str], None]) -> None:
 
 
 def serve_gateway(settings: dict[str, Any], announce: Callable[[str], None]) -> None:
+    from gateway.app import serve
     from gateway.config.gateway import GatewayConfig
-    from gateway.serve import serve
 
     serve(GatewayConfig(port=0, **settings), on_bound=announce)
 

@@ -1,12 +1,13 @@
-"""The gateway's ASGI app: its routes, and the middleware that every request passes first."""
+"""The gateway's ASGI app: its routes, and the middleware that every request passes first; and how it is served."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from adapters.dialects import ChatDialect, MessagesDialect
-from gateway.api import admin, metrics, models, status
+from gateway.api import admin, metrics, status
 from gateway.api.completions import CompletionsEndpoint
 from gateway.api.endpoint import Endpoint
 from gateway.api.feedback import end_session, give_feedback, tell_session
@@ -33,6 +34,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
+from swarm.http.serve import TLSFiles, bind, run_app
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +98,8 @@ def _routes() -> list[BaseRoute]:
         *(Route(endpoint.dialect.path, endpoint, methods=["POST"]) for endpoint in dialects),
         Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
         Route("/v1/responses/{response_id}", KeptResponse(Passthrough(())), methods=["GET", "DELETE"]),
-        JsonRoute("/v1/models", models.list_models, security=_KEY, refusals=not_known),
-        JsonRoute("/v1/models/{name:path}", models.get_model, security=_KEY, refusals=not_known),
+        JsonRoute("/v1/models", status.list_models, security=_KEY, refusals=not_known),
+        JsonRoute("/v1/models/{name:path}", status.get_model, security=_KEY, refusals=not_known),
         JsonRoute("/v1/feedback", give_feedback, methods=["POST"], security=_KEY),
         JsonRoute(
             "/v1/sessions/{id:path}/end",
@@ -164,3 +166,50 @@ def _on_http_exception(request: Request, exc: HTTPException) -> Response:
     if exc.status_code == 404 and any(route.matches(moved)[0] is not Match.NONE for route in ours):
         exc = HTTPException(404, f"not found; base_url must end with /v1: {request.base_url}v1")
     return http_error_response(request, exc)
+
+
+def serve(
+    config: GatewayConfig, on_bound: Callable[[str], None] | None = None, source: ConfigSource | None = None
+) -> None:
+    """Serve ``config`` until SIGINT or SIGTERM; requests and submissions in flight then get some time to finish.
+
+    Args:
+        config: of the gateway; port 0 takes a free one.
+        on_bound: called with the address (``http://host:port``) once the port is bound, before serving.
+        source: reads the configuration again on SIGHUP; without one SIGHUP ends the process.
+
+    Raises:
+        ConfigError: the hooks do not load, the certificate does not serve, or the port is in use.
+    """
+    app = create_app(config, source)
+    tls = tls_files(config)
+    sock = bind(config.host, config.port)
+    if on_bound is not None:
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
+    # the modules loaded by now stay: garbage collection need not scan them
+    gc.freeze()
+    run_app(app, sock, tls=tls)
+
+
+def check(config: GatewayConfig) -> list[str]:
+    """Check everything in ``config`` that can be checked without serving.
+
+    Returns:
+        The routes' names.
+
+    Raises:
+        ConfigError: hooks do not load, keys cannot be read, or the certificate does not serve.
+    """
+    create_app(config)
+    tls_files(config)
+    return config.route_names
+
+
+def tls_files(config: GatewayConfig) -> TLSFiles | None:
+    """The TLS files of ``config``, checked.
+
+    Raises:
+        ConfigError: the files do not serve.
+    """
+    return TLSFiles(config.tls.certificate, config.tls.key) if config.tls is not None else None

@@ -5,7 +5,7 @@ Invariant: inside the gateway there is one form, Chat Completions; dialects tran
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class Decided:
     :class:`Live`."""
 
     completion: dict[str, Any]
-    chunks: Callable[[], AsyncIterator[dict[str, Any]]]
+    chunks: Callable[[], Iterable[dict[str, Any]]]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     close: Callable[[], Awaitable[None]] | None = None
 

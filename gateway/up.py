@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -32,7 +33,6 @@ from swarm.errors import (
     ConfigError,
     ConflictError,
     RequestError,
-    SwarmGatewayError,
     UnavailableError,
     UpstreamError,
 )
@@ -103,27 +103,25 @@ Work = Callable[[str, str, threading.Event], None]
 class _Working:
     """Work in a thread; ``error`` is what it raised."""
 
-    def __init__(self, work: Work, url: str, token: str) -> None:
-        self._stopping = threading.Event()
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
         self.error: Exception | None = None
 
         def run() -> None:
             try:
-                work(url, token, self._stopping)
+                work()
             except Exception as exc:
                 self.error = exc
 
-        self._thread = threading.Thread(target=run, name="work", daemon=True)
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def over(self) -> bool:
         return not self._thread.is_alive()
 
-    def stop(self, hurry: threading.Event) -> None:
-        """Let it end, which takes bounded time."""
-        self._stopping.set()
-        deadline = time.monotonic() + _WORK_GRACE
+    def wait(self, seconds: float, hurry: threading.Event) -> None:
+        """Return at its end, after ``seconds``, or once ``hurry`` is set."""
+        deadline = time.monotonic() + seconds
         while not self.over and not hurry.is_set() and time.monotonic() < deadline:
             self._thread.join(0.1)
 
@@ -199,6 +197,7 @@ class _Started:
     servers: list[_Server] = field(default_factory=list)
     gateway: Child | None = None
     working: _Working | None = None
+    work_stopping: threading.Event = field(default_factory=threading.Event)
 
     @property
     def children(self) -> list[Child]:
@@ -349,7 +348,8 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, work: Wor
         if work is not None and started.working is None and all(server.watch.was_ready for server in servers):
             client = servers[0].client
             assert client is not None
-            started.working = _Working(work, client.server_url, plan.private_token)
+            ask = partial(work, client.server_url, plan.private_token, started.work_stopping)
+            started.working = _Working("work", ask)
         for server in servers:
             server.look(restarts=not over)
         if over:
@@ -359,14 +359,19 @@ def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, work: Wor
 def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
     """Stop the gateway first, so that its requests can still end; then the engines; then the servers."""
     if started.working is not None:
-        started.working.stop(hurry)
+        started.work_stopping.set()
+        started.working.wait(_WORK_GRACE, hurry)
     if started.gateway is not None:
         on_event("stopping", {"name": started.gateway.name})
         started.gateway.stop(_GATEWAY_GRACE, hurry)
-    engines = [one for one in started.servers if one.engine_asked and one.child.exit_code is None]
-    for server in engines:
-        on_event("stopping", {"name": server.plan.of("engine")})
-    _stop_engines([server.client for server in engines if server.client is not None], hurry)
+    stopping: list[_Working] = []
+    for server in started.servers:
+        if server.engine_asked and server.child.exit_code is None and server.client is not None:
+            on_event("stopping", {"name": server.plan.of("engine")})
+            # in threads, so that a second signal need not wait; the servers' shutdown stops their engines in any case
+            stopping.append(_Working("stop-engine", server.client.stop_engine))
+    for one in stopping:
+        one.wait(_STOP_ENGINE_DEADLINE, hurry)
     with ThreadPoolExecutor() as pool:  # all at once
         for server in started.servers:
             on_event("stopping", {"name": server.child.name})
@@ -376,23 +381,3 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
         if server.client is not None:
             server.client.close()
     on_event("stopped", {})
-
-
-def _stop_engines(clients: list[SwarmClient], hurry: threading.Event) -> None:
-    """Stop the engines from threads, so that a second signal need not wait for the responses."""
-    stopped = [threading.Event() for _ in clients]
-
-    def stop(client: SwarmClient, done: threading.Event) -> None:
-        try:
-            client.stop_engine()
-        except SwarmGatewayError:
-            pass  # the shutdown of the server stops or kills it
-        finally:
-            done.set()
-
-    for client, done in zip(clients, stopped, strict=True):
-        threading.Thread(target=stop, args=(client, done), name="stop-engine", daemon=True).start()
-    deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
-    for done in stopped:
-        while not done.wait(0.1) and not hurry.is_set() and time.monotonic() < deadline:
-            pass

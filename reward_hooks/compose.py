@@ -33,19 +33,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
 from reward_hooks.runner import HookRunner
-from swarm.errors import ConfigError, HookError
+from swarm.concurrency import all_of
+from swarm.errors import ConfigError
 from swarm.importer import digest_of
-from swarm.job import describe_validation
+from swarm.job import describe_validation, read_mapping
 from swarm.types import Model, Task
 
 
@@ -147,7 +147,7 @@ class Blend:
             passing = [place for place in passing if place not in stopped]
         blended: dict[int, float] = {}
         if passing:
-            scored = await _all_or_first_error([ask(part, runner, passing) for part, runner in self._weighted])
+            scored = await all_of([ask(part, runner, passing) for part, runner in self._weighted])
             blended = self._mean(passing, scored)
         failed = min([self._otherwise, *blended.values()])
         return [
@@ -164,16 +164,6 @@ class Blend:
         return {place: total / whole for place, total in zip(places, sums, strict=True)}
 
 
-async def _all_or_first_error(calls: list[Coroutine[Any, Any, list[float]]]) -> list[list[float]]:
-    """All results; the first failure cancels the other calls, so that no judge is paid for nothing."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except ExceptionGroup as failures:
-        raise next((one for one in failures.exceptions if isinstance(one, HookError)), failures) from None
-    return [task.result() for task in tasks]
-
-
 def ranks(values: list[float]) -> list[float]:
     """Ranks from 0 (lowest) to 1 (highest); ties get the mean of their ranks; a single value ranks 0.5."""
     if len(values) == 1:
@@ -181,23 +171,6 @@ def ranks(values: list[float]) -> list[float]:
     below = [sum(other < value for other in values) for value in values]
     level = [sum(other == value for other in values) - 1 for value in values]
     return [(low + ties / 2) / (len(values) - 1) for low, ties in zip(below, level, strict=True)]
-
-
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """The mapping in the YAML file at ``path``.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else; ``what`` says what it should be.
-    """
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read {path}: {exc}") from exc
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(exc).split())}") from exc
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must be a mapping {what}, got {type(data).__name__}")
-    return cast("dict[str, Any]", data)
 
 
 def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | None], Hooks]) -> Hooks:
@@ -211,7 +184,7 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
         ConfigError: the file is wrong, a part does not load, or the file names itself as a part.
     """
     try:
-        config = BlendConfig.model_validate(read_mapping(path, "with `parts`"))
+        config = BlendConfig.model_validate(read_mapping(path, "blend"))
     except ValidationError as exc:
         raise describe_validation(exc, str(path), BlendConfig) from exc
 

@@ -10,11 +10,12 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import sqrt
 
-from reward_hooks.agreement import flip_rate, kendall_tau, ranking
-from reward_hooks.contract import GroupScore, HookContext, Hooks, Reward
+from reward_hooks.contract import EQUAL_WITHIN, GroupScore, HookContext, Hooks, Reward
 from reward_hooks.judges.endpoint import Spending, metered
 from reward_hooks.recorded import RecordedGroup
 from reward_hooks.runner import HookRunner
@@ -143,7 +144,7 @@ class _Side:
         self._config = config
         self.seconds: list[float] = []
         self.failed: Counter[str] = Counter()
-        self.spent: Counter[str] = Counter(Spending().as_dict())
+        self.spent: Counter[str] = Counter(asdict(Spending()))
 
     async def score(self, group: RecordedGroup, group_id: str, order: Sequence[int]) -> GroupScore:
         """The rewards of the candidates shown in ``order``, in their recorded order."""
@@ -160,7 +161,7 @@ class _Side:
                 raise
             finally:
                 self.seconds.append(time.monotonic() - began)
-                self.spent.update(spent.as_dict())
+                self.spent.update(asdict(spent))
         rewards = dict(zip(order, score.rewards, strict=True))
         return GroupScore(rewards=[rewards[index] for index in range(len(order))])
 
@@ -197,7 +198,7 @@ async def _report(one: _Side, other: _Side | None, number: int, group: RecordedG
     return GroupReport(
         task_id=group.task.task_id,
         prompt=group.task.main_query,
-        order=ranking(score.values),
+        order=sorted(recorded, key=lambda index: -score.values[index]),
         rewards=score.rewards,
         informative=score.informative,
         tau_rank=None if group.reference is None else kendall_tau(score.values, group.reference),
@@ -210,3 +211,36 @@ async def _report(one: _Side, other: _Side | None, number: int, group: RecordedG
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def kendall_tau(scores: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two lists of scores, in [-1, 1]: 1 where they order every pair alike.
+
+    Ties count as in Kendall (1945), "The Treatment of Ties in Ranking Problems". If only ``scores`` are all equal, the
+    result is 0; if ``reference`` has no order, it is ``None``. Lists of different lengths raise :class:`ValueError`.
+    """
+    signs = list(_signs(scores, reference))
+    ordered, wanted = sum(1 for a, _ in signs if a), sum(1 for _, b in signs if b)
+    if not wanted:
+        return None
+    return sum(a * b for a, b in signs) / sqrt(ordered * wanted) if ordered else 0.0
+
+
+def flip_rate(scores: Sequence[float], again: Sequence[float]) -> float | None:
+    """The share of pairs of answers that change their order between two scorings of one group, in [0, 1].
+
+    A pair that is tied in exactly one of the two counts half; ``None`` for fewer than two answers. Lists of different
+    lengths raise :class:`ValueError`.
+    """
+    changes = [abs(a - b) / 2 for a, b in _signs(scores, again)]
+    return sum(changes) / len(changes) if changes else None
+
+
+def _signs(one: Sequence[float], other: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """How each list orders each pair: 1, 0 or -1."""
+    for (a, x), (b, y) in combinations(zip(one, other, strict=True), 2):
+        yield _sign(a - b), _sign(x - y)
+
+
+def _sign(difference: float) -> int:
+    return 0 if abs(difference) <= EQUAL_WITHIN else 1 if difference > 0 else -1

@@ -37,9 +37,11 @@ from reward_hooks.contract import (
     Session,
     Submission,
     UserRequest,
+    sendable,
+    texts_of,
 )
 from swarm.errors import HookError
-from swarm.types import Model, Task, sendable
+from swarm.types import Model, Task
 
 logger = logging.getLogger(__name__)
 
@@ -308,17 +310,8 @@ def default_task(request: UserRequest) -> Task:
     prompt: Any = request.body.get("prompt")
     if not messages and isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
-    asked = [_text(entry.get("content")) for entry in messages if entry.get("role") == "user"]
+    asked = ["\n".join(texts_of(entry)) for entry in messages if entry.get("role") == "user"]
     return Task(task_id=request.request_id, main_query=asked[-1] if asked else "", init_messages=messages)
-
-
-def _text(content: object) -> str:
-    """The text of a message's content: a string, or the text parts of a list."""
-    if isinstance(content, str):
-        return content
-    parts = cast("list[Any]", content) if isinstance(content, list) else []
-    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

@@ -159,10 +159,7 @@ class TrainJob(Model):
             ConfigError: the file cannot be read, is no mapping, or a key or value is wrong; names each.
         """
         where = os.fspath(path)
-        try:
-            given = parse_mapping(Path(path).read_text(encoding="utf-8"), where)
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"cannot read the job {where}: {getattr(exc, 'strerror', None) or exc}") from exc
+        given = read_mapping(Path(path), "job")
         fields = [{SPELLINGS.get(name, name): value for name, value in one.items()} for one in (given, keywords)]
         try:
             return cls.model_validate({**fields[0], **fields[1]})
@@ -248,6 +245,19 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
     if not isinstance(data, dict | None):
         raise ConfigError(f"{where} must be a mapping, got {type(data).__name__}")
     return cast("dict[str, Any]", data or {})
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """:func:`parse_mapping` of the file at ``path``.
+
+    Raises:
+        ConfigError: the file cannot be read, or see there; ``what`` says what it is.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read the {what} {path}: {getattr(exc, 'strerror', None) or exc}") from exc
+    return parse_mapping(text, f"the {what} {path}")
 
 
 def parse_job(text: str, where: str = "job") -> TrainJob:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+#: Called with the stage of a long piece of work, what is done, the total (``None``: unknown) and their unit.
+OnProgress = Callable[[str, int, int | None, str], None]
 
 
 class Model(BaseModel):
@@ -70,9 +74,3 @@ class EvalResult(Model):
     step: int
     episodes: int
     metrics: dict[str, float]
-
-
-def sendable(text: str) -> str:
-    """``text`` that somebody's code made, with lone surrogates, which no answer, log or body can say, spelled as Python
-    escapes them."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import signal
 from collections.abc import Generator
@@ -30,6 +31,7 @@ HEAVY = (
 )
 #: The fast suite divides the number of examples of a property test by this.
 _FEWER = 10
+_ALL_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow\b", re.MULTILINE)
 
 # a shell that runs the tests in the background has SIGINT ignored for them, and so for every process they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +52,11 @@ def is_left_out(path: str, config: pytest.Config) -> bool:
     return path.startswith(folders) and not any(argument.startswith(folders) for argument in config.args)
 
 
+def is_slow(path: Path) -> bool:
+    """Whether a file says that all its tests are slow; to import what they need takes a second, in every worker."""
+    return path.suffix == ".py" and _ALL_SLOW.search(path.read_text(encoding="utf-8")) is not None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("few" if is_fast(config) else "all")
     if is_fast(config) and Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**31:
@@ -59,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     path = collection_path.relative_to(config.rootpath).as_posix()
-    return True if is_left_out(path, config) else None
+    return True if is_left_out(path, config) or (is_fast(config) and is_slow(collection_path)) else None
 
 
 @pytest.hookimpl(wrapper=True)

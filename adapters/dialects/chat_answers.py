@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from adapters.dialects.dialect import Answer, choices_of
+from adapters.dialects.dialect import Answer
 from swarm.errors import UpstreamError
 
 Kind = Literal["reasoning", "text", "call"]
@@ -47,15 +47,6 @@ class Step:
     what: Literal["open", "more", "close"]
     part: Part
     text: str = ""
-
-
-def only_choice(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The first choice of a ``chat.completion``.
-
-    Raises:
-        UpstreamError: it is no chat completion.
-    """
-    return choices_of(body)[0]
 
 
 def parts_of(message: Mapping[str, Any]) -> list[Part]:

@@ -56,11 +56,16 @@ def decode(data: bytes | bytearray | memoryview | str) -> Any:
         return json.loads(bytes(data) if isinstance(data, memoryview) else data)
 
 
-def error_in(text: bytes | str) -> dict[str, Any]:
-    """The ``error`` object of an answer in OpenAI's form; empty if it has none."""
+def object_in(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object that ``text`` is; ``None`` for anything else."""
     try:
         data: Any = decode(text)
     except (ValueError, RecursionError):
-        return {}
-    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
+        return None
+    return cast("dict[str, Any]", data) if isinstance(data, dict) else None
+
+
+def error_in(text: bytes | str) -> dict[str, Any]:
+    """The ``error`` object of an answer in OpenAI's form; empty if it has none."""
+    error: Any = (object_in(text) or {}).get("error")
     return cast("dict[str, Any]", error) if isinstance(error, dict) else {}

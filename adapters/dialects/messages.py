@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from adapters.dialects.chat_answers import Part, Step, Unfolding, only_choice, parts_of
+from adapters.dialects.chat_answers import Part, Step, Unfolding, parts_of
 from adapters.dialects.conversation import as_object
-from adapters.dialects.dialect import Dialect, EventStream, LLMRequest
+from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, present, refuse
 from adapters.dialects.message_blocks import conversation_of
 from adapters.dialects.sse import encode_named
@@ -99,7 +99,7 @@ class MessagesDialect(Dialect):
         return body, top
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-        choice = only_choice(completion)
+        choice = choices_of(completion)[0]
         parts = parts_of(choice["message"])
         stop = _stop(choice.get("finish_reason"), choice.get("stop_reason"), parts)
         usage = _usage(completion.get("usage") or {})

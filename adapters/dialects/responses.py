@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from adapters.dialects.chat_answers import only_choice, parts_of
-from adapters.dialects.dialect import Dialect, LLMRequest
+from adapters.dialects.chat_answers import parts_of
+from adapters.dialects.dialect import Dialect, LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, present, refuse
 from adapters.dialects.response_answers import SEALED, ResponseItems, ResponseStream
 from adapters.dialects.response_items import conversation_of, tools_of
@@ -54,7 +54,7 @@ class ResponsesDialect(Dialect):
         return LLMRequest.for_one_answer(body, model, stream, top.notes.lines())
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-        choice, usage = only_choice(completion), completion.get("usage") or {}
+        choice, usage = choices_of(completion)[0], completion.get("usage") or {}
         return ResponseItems(data, completion).ended(parts_of(choice["message"]), choice.get("finish_reason"), usage)
 
     def stream(self, data: Mapping[str, Any]) -> ResponseStream:

@@ -7,10 +7,11 @@ U+2028 and the like, which JSON does not escape).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from adapters.dialects.jsons import encode
+from swarm.errors import UpstreamError
 
 DONE = b"data: [DONE]\n\n"
 #: A comment, which every client ignores.
@@ -54,3 +55,19 @@ class SseDecoder:
                 events.append(b"\n".join(self._data).decode(errors="replace"))
                 self._data.clear()
         return events
+
+
+async def data_in(parts: AsyncIterator[bytes], *, ends: bool = True) -> AsyncGenerator[str]:
+    """The ``data`` of the events in ``parts``, up to ``[DONE]``.
+
+    Raises:
+        UpstreamError: the stream ends without it, although it ``ends`` with it.
+    """
+    decoder = SseDecoder()
+    async for part in parts:
+        for event in decoder.feed(part):
+            if event == "[DONE]":
+                return
+            yield event
+    if ends:
+        raise UpstreamError("the stream of the answer broke off", code="stream_cut")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,13 +14,10 @@ import psutil
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.types import Model
+from swarm.types import Model, OnProgress
 
 MANIFEST = "manifest.json"
 _STAGING_PREFIX = ".pull-"
-
-#: Called with the stage, the work done, the total (None: unknown) and their unit.
-OnProgress = Callable[[str, int, int | None, str], None]
 
 
 class FileRecord(Model):

@@ -20,7 +20,6 @@ from pydantic import Field
 
 from adapters.models.cache import (
     Manifest,
-    OnProgress,
     checksum,
     install,
     is_intact,
@@ -30,7 +29,7 @@ from adapters.models.cache import (
     staging,
 )
 from swarm.errors import ConfigError
-from swarm.types import Model
+from swarm.types import Model, OnProgress
 
 Source = Literal["wheel", "hub"]
 

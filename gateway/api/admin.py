@@ -14,11 +14,11 @@ import logging
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from adapters.dialects.jsons import error_in
 from gateway.api.endpoint import caller_of
 from gateway.routing.plan import PlannedRoute
 from gateway.runtime import Gateway
@@ -50,27 +50,6 @@ _SECONDS = 240.0
 _PASSED_ON = ("content-type", "x-should-retry", "retry-after")
 
 
-class Command:
-    """Forwards one command to the swarm server of a route (`?route=`, or the only one)."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    async def __call__(self, request: Request) -> Response:
-        gateway: Gateway = request.state.gateway
-        caller = caller_of(request.scope)
-        route = _route(gateway, caller, request.query_params.get("route"))
-        names = {key: str(value) for key, value in request.path_params.items()}
-        if beyond := {".", ".."}.intersection(names.values()):
-            raise NotFoundError(f"there is no {beyond.pop()!r}")
-        path = self._path.format(**{key: quote(name, safe="") for key, name in names.items()})
-        answer = await _sent(request, route, path, caller)
-        level = logging.INFO if request.method == "GET" else logging.WARNING
-        logger.log(level, "%s of route %s by %s: %d", path, route.name, _name(caller), answer.status)
-        headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-        return Response(answer.content, answer.status, headers)
-
-
 def routes() -> list[BaseRoute]:
     """The routes of all commands."""
     named = [(path, method, target) for path, to in _COMMANDS.items() for method, target in to.items()]
@@ -82,13 +61,24 @@ def routes() -> list[BaseRoute]:
     ]
 
 
-def _endpoint(path: str) -> Any:
-    command = Command(path)
+def _endpoint(target: str) -> Any:
+    """Forwards one command to ``target`` of the swarm server of a route (`?route=`, or the only one)."""
 
     async def endpoint(request: Request) -> Response:
-        return await command(request)
+        gateway: Gateway = request.state.gateway
+        caller = caller_of(request.scope)
+        route = _route(gateway, caller, request.query_params.get("route"))
+        names = {key: str(value) for key, value in request.path_params.items()}
+        if beyond := {".", ".."}.intersection(names.values()):
+            raise NotFoundError(f"there is no {beyond.pop()!r}")
+        path = target.format(**{key: quote(name, safe="") for key, name in names.items()})
+        answer = await _sent(request, route, path, caller)
+        level = logging.INFO if request.method == "GET" else logging.WARNING
+        logger.log(level, "%s of route %s by %s: %d", path, route.name, _name(caller), answer.status)
+        headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+        return Response(answer.content, answer.status, headers)
 
-    endpoint.__doc__ = f"{path} of the swarm server behind a route (`?route=`, or the only one)."
+    endpoint.__doc__ = f"{target} of the swarm server behind a route (`?route=`, or the only one)."
     return endpoint
 
 
@@ -149,7 +139,7 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
         ) from exc
     finally:
         await http.close()
-    if answer.status == 401 or (answer.status == 403 and _code(answer) == "scope_missing"):
+    if answer.status == 401 or (answer.status == 403 and error_in(answer.content).get("code") == "scope_missing"):
         if not caller.key_id:
             raise AuthenticationError(
                 "this gateway asks for no key, so it lends nobody its own token: send a token of the swarm server that "
@@ -162,13 +152,6 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
             code="gateway_is_no_admin",
         )
     return answer
-
-
-def _code(answer: Answer) -> Any:
-    try:
-        return orjson.loads(answer.content)["error"]["code"]
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _name(caller: Caller) -> str:

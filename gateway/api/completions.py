@@ -7,20 +7,20 @@ others are cancelled.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from adapters.dialects import CompletionsDialect, LLMRequest
 from adapters.dialects.completions import prompts_of
-from adapters.dialects.jsons import encode, error_in
-from adapters.dialects.sse import DONE, SseDecoder, encode_event
+from adapters.dialects.jsons import encode, error_in, object_in
+from adapters.dialects.sse import DONE, data_in, encode_event
 from gateway.api.endpoint import Endpoint
 from gateway.api.exchange import parts_of
 from gateway.runtime import Gateway
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
+from swarm.concurrency import all_of
 from swarm.errors import RequestError, UpstreamError
 
 #: Each prompt is a whole group of samples.
@@ -61,7 +61,7 @@ class CompletionsEndpoint(Endpoint):
                     held.push_async_callback(outcome.close)
                 return _Answered(self.dialect, body, outcome)
 
-            answered = await _all([ask(body, number) for number, body in enumerate(bodies)])
+            answered = await all_of(ask(body, number) for number, body in enumerate(bodies))
             refused = next((one.outcome for one in answered if one.refused), None)
             if isinstance(refused, Relayed):
                 return replace(refused, close=held.pop_all().aclose)
@@ -114,24 +114,13 @@ class _Answered:
             raise UpstreamError("the upstream gave no stream where one was asked for", code="malformed_answer")
         else:
             parts = self.outcome.body
-        decoder, ended = SseDecoder(), False
-        async for part in parts:
-            for event in decoder.feed(part):
-                if event == "[DONE]":
-                    ended = True
-                else:
-                    yield _object(event)
-        if not ended:
-            raise UpstreamError("the upstream's stream broke off, or was none", code="stream_cut")
+        async for event in data_in(parts):
+            yield _object(event)
 
 
 def _object(text: bytes | str) -> dict[str, Any]:
     """An answer or chunk as JSON; raises :class:`UpstreamError` for anything else."""
-    try:
-        data: Any = json.loads(text)
-    except ValueError:
-        data = None
-    fields: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    fields = object_in(text) or {}
     if isinstance(fields.get("choices"), list):
         return fields
     message = error_in(text).get("message")
@@ -142,17 +131,6 @@ def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:
     """The headers of prompt ``number``: an idempotency key names one request, and each prompt is one."""
     key = headers.get("idempotency-key")
     return {**headers} if key is None else {**headers, "idempotency-key": f"{key}.{number}"}
-
-
-async def _all(asking: Sequence[Any]) -> list[_Answered]:
-    """All results in order, or the first error; then the others are cancelled and have ended."""
-    tasks = [asyncio.ensure_future(one) for one in asking]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _joined(bodies: Sequence[dict[str, Any]], choices: int) -> dict[str, Any]:

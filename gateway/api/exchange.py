@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import Dialect, EventStream
 from adapters.dialects.jsons import encode, error_in
 from gateway.types import Decided, Live, Outcome, Relayed
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from swarm.http.asgi import error_response
 
@@ -98,29 +99,32 @@ class Exchange:
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGoneError):
+            await until_gone(receive, self._exchange(scope, receive, send))
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = self._rendering.events() if self._rendering.streamed else None
         out = _Sender(send, self._rendering.more_headers)
-        with _while_there(receive):
-            beats: asyncio.Task[None] | None = None
-            if events is not None:
-                beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
-            try:
-                await self._deliver(out, events)
-            except Exception as exc:
-                error = self._error_for(exc, scope)
-                if beats is not None:
-                    beats.cancel()
-                if not out.started:
-                    await self._rendering.refusal(error)(scope, receive, send)
-                elif events is not None and out.has_events:
-                    await out.write((b"" if out.between else b"\n\n") + events.fail(error))
-                    await out.finish()
-                else:
-                    # part of a body is out, and only a broken connection shows that it is not whole
-                    raise
-            finally:
-                if beats is not None:
-                    beats.cancel()
+        beats: asyncio.Task[None] | None = None
+        if events is not None:
+            beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
+        try:
+            await self._deliver(out, events)
+        except Exception as exc:
+            error = self._error_for(exc, scope)
+            if beats is not None:
+                beats.cancel()
+            if not out.started:
+                await self._rendering.refusal(error)(scope, receive, send)
+            elif events is not None and out.has_events:
+                await out.write((b"" if out.between else b"\n\n") + events.fail(error))
+                await out.finish()
+            else:
+                # part of a body is out, and only a broken connection shows that it is not whole
+                raise
+        finally:
+            if beats is not None:
+                beats.cancel()
 
     async def _deliver(self, out: _Sender, events: EventStream | None) -> None:
         outcome = await self._produce()
@@ -246,32 +250,6 @@ def _error_of(relayed: Relayed) -> SwarmGatewayError:
     return UpstreamError(str(details.get("message")), code=str(details.get("code") or "fallback_failed"))
 
 
-@contextmanager
-def _while_there(receive: Receive) -> Generator[None]:
-    """Cancel the block when the caller hangs up, which then ends without an error."""
-    task = asyncio.current_task()
-    assert task is not None
-    before, running, gone = task.cancelling(), True, False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        if running:
-            gone = True
-            task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone or task.uncancel() > before:
-            raise
-    finally:
-        running = False
-        watcher.cancel()
-
-
 async def parts_of(outcome: Decided | Live, events: EventStream) -> AsyncIterator[bytes]:
     """The bytes of a streamed answer: live chunks one by one, those of a finished answer in larger parts.
 
@@ -285,7 +263,7 @@ async def parts_of(outcome: Decided | Live, events: EventStream) -> AsyncIterato
         yield events.end()
         return
     gathered: list[bytes] = []
-    async for chunk in outcome.chunks():
+    for chunk in outcome.chunks():
         gathered.append(events.take(chunk))
         if len(gathered) == _CHUNKS_PER_WRITE:
             yield b"".join(gathered)

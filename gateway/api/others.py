@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect, MessagesDialect
-from adapters.dialects.jsons import decode, encode, error_in
+from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, caller_of, model_of, public_headers, serve
 from gateway.api.exchange import Rendering
 from gateway.pipeline import AnyRequest
@@ -80,11 +80,7 @@ def _model(headers: Mapping[str, str], body: bytes) -> str | None:
     """The model that a JSON body names."""
     if not headers.get("content-type", "").startswith("application/json"):
         return None
-    try:
-        data: Any = decode(body)
-    except (ValueError, RecursionError):
-        return None
-    return model_of(cast("dict[str, Any]", data)) if isinstance(data, dict) else None
+    return model_of(object_in(body) or {})
 
 
 class CountTokens:

@@ -1,4 +1,5 @@
-"""The operator's routes: ``GET /health``, ``GET /status`` and ``POST /admin/reload``.
+"""What a gateway says of itself: ``GET /v1/models``, and for the operator ``GET /health``, ``GET /status`` and
+``POST /admin/reload``.
 
 Invariant: health and status do not wait for a slow swarm server. On loopback without keys everybody on the machine is
 the operator.
@@ -13,11 +14,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.api.endpoint import caller_of
 from gateway.limits.admission import Load
 from gateway.rollout.server import Serving
 from gateway.routing.table import RouteTable
 from gateway.runtime import Gateway
 from gateway.stats import Stats
+from swarm.cards import model_list
 from swarm.http.routes import OpenAIBody
 
 
@@ -77,6 +80,20 @@ async def reload(request: Request) -> Reloaded:
     gateway: Gateway = request.state.gateway
     needs_restart = await gateway.reload()
     return Reloaded(routes=[route.name for route in gateway.routes.plan.routes], needs_restart=needs_restart)
+
+
+async def list_models(request: Request) -> OpenAIBody:
+    """The models that the key may ask for."""
+    gateway: Gateway = request.state.gateway
+    with gateway.routes.table.held() as table:
+        return OpenAIBody.model_validate(model_list(await table.models(caller_of(request.scope))))
+
+
+async def get_model(request: Request, name: str) -> OpenAIBody:
+    """One model."""
+    gateway: Gateway = request.state.gateway
+    with gateway.routes.table.held() as table:
+        return OpenAIBody.model_validate(await table.model(name, caller_of(request.scope)))
 
 
 def _load(load: Load) -> dict[str, int]:

@@ -192,7 +192,7 @@ def _moment(time: datetime) -> str:
 
 
 def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfig | None]:
-    from gateway.config.load import load_config
+    from gateway.config.gateway import load_config
     from gateway.keys.store import KeyFile
 
     if (file is None) == (config is None):

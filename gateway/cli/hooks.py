@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reward_hooks.offline import GroupReport, HookReport, OfflineConfig
+    from swarm.types import OnProgress
+
+_WIDTH = 60
 
 app = typer.Typer(help="Try reward hooks on recorded groups.", no_args_is_help=True)
 
@@ -31,7 +39,6 @@ def test_hooks(
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON, no progress bar")] = False,
 ) -> None:
     """Rank recorded answers offline: ranking with reasons, Kendall's tau, order-flip rate, cost and time."""
-    from gateway.cli.hook_report import print_hook_report, try_hooks
     from gateway.cli.output import print_json, stage_bars
     from reward_hooks.offline import OfflineConfig
 
@@ -44,3 +51,98 @@ def test_hooks(
         print_hook_report(report, show)
     if not report.scored:
         raise typer.Exit(1)
+
+
+def try_hooks(
+    spec: str, data: Path, against: str | None, config: OfflineConfig, limit: int | None, on_progress: OnProgress
+) -> HookReport:
+    """Load hooks and groups, and score the groups with the hooks.
+
+    Raises:
+        ConfigError: a hook does not load, the file holds no group, or a line of it is not a group.
+    """
+    import asyncio
+    import logging
+    from itertools import islice
+
+    from reward_hooks import HookRunner, load_hooks
+    from reward_hooks.offline import run_offline
+    from reward_hooks.recorded import read_groups
+    from swarm.errors import ConfigError
+
+    hooks = load_hooks(spec)
+    other = load_hooks(against) if against is not None else None
+    groups = list(islice(read_groups(data), limit))
+    if not groups:
+        raise ConfigError(f"{data} holds no group")
+    # failures are in the report; a log line for each would bury it
+    logging.getLogger(HookRunner.__module__).setLevel(logging.CRITICAL)
+    try:
+        return asyncio.run(
+            run_offline(hooks, groups, other, config, lambda done, total: on_progress("scoring", done, total, "groups"))
+        )
+    finally:
+        logging.getLogger(HookRunner.__module__).setLevel(logging.NOTSET)
+
+
+def print_hook_report(report: HookReport, show: int) -> None:
+    """The first ``show`` groups in full, then the numbers over all of them."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for group in report.groups[:show]:
+        console.print(_ranking(group))
+    if len(report.groups) > show:
+        console.print(f"... {len(report.groups) - show} more groups; --show says how many to print")
+    rows = summary(report)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"{name:<{width}}  {value}", markup=False, soft_wrap=True)
+
+
+def summary(report: HookReport) -> list[tuple[str, str]]:
+    """The lines of the summary: name and value."""
+    rows = [("hook", report.hooks), ("groups", f"{report.scored} of {len(report.groups)} scored")]
+    rows += [("  failed", f"{count} x {code}") for code, count in report.failed.items()]
+    if report.uninformative:
+        rows.append(("  uninformative", f"{report.uninformative} with equal rewards: they teach nothing"))
+    if report.tau_rank is not None:
+        rows.append(("tau with the rank", f"{report.tau_rank:+.3f} over {report.ranked} groups"))
+    if report.against is not None:
+        tau = "none could be compared" if report.tau_against is None else f"{report.tau_against:+.3f}"
+        rows.append((f"tau with {report.against}", f"{tau} over {report.compared} groups"))
+        rows += [("  failed there", f"{count} x {code}") for code, count in report.failed_against.items()]
+    if report.flip_rate is not None:
+        rows.append(("order flips", f"{report.flip_rate:.1%} of pairs change when the answers are shuffled"))
+    if report.spent["calls"] or report.spent["cache_hits"]:
+        spent = report.spent
+        tokens = f"{spent['input_tokens']:.0f} + {spent['output_tokens']:.0f} tokens"
+        kept = f"{spent['cache_hits']:.0f} answers from the cache, {spent['retries']:.0f} retries"
+        rows.append(("judges", f"{spent['calls']:.0f} calls, {tokens}, cost {spent['cost']:.6g}; {kept}"))
+    if report.seconds_median is not None and report.seconds_most is not None:
+        each = f"median {report.seconds_median * 1e3:.1f} ms, most {report.seconds_most * 1e3:.1f} ms"
+        rows.append(("time", f"{report.seconds:.1f} s in all; one call: {each}"))
+    return rows
+
+
+def _ranking(group: GroupReport) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(_short(group.prompt) or group.task_id), title_justify="left", box=None, pad_edge=False)
+    if group.error:
+        table.add_column("no reward")
+        table.add_row(escape(group.error))
+        return table
+    for name in ("place", "answer", "reward", "components", "reason"):
+        table.add_column(name)
+    for place, index in enumerate(group.order, 1):
+        reward = group.rewards[index]
+        parts = "  ".join(f"{name} {value:.3g}" for name, value in reward.components.items())
+        table.add_row(str(place), str(index), f"{reward.value:.3f}", escape(parts), escape(_short(reward.reason)))
+    return table
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."

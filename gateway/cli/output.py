@@ -7,16 +7,15 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from swarm.types import OnProgress
+
 #: In front of a server's address, on its own line of output, once its port is bound.
 LISTENING = "listening on"
-
-
-#: ``(stage, done, total, unit)``; ``total`` is None where the amount of work is unknown.
-OnProgress = Callable[[str, int, int | None, str], None]
 
 
 def print_json(value: Any) -> None:
@@ -40,17 +39,6 @@ def read_text(path: Path, what: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read the {what} {path}: {getattr(exc, 'strerror', None) or exc}") from exc
-
-
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """The top-level mapping of a YAML file.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or is not a mapping.
-    """
-    from swarm.job import parse_mapping
-
-    return parse_mapping(read_text(path, what), f"the {what} {path}")
 
 
 def import_from(folder: Path) -> None:

@@ -18,8 +18,7 @@ from gateway.cli.replay import replay
 from gateway.cli.research import app as research_app
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
-from gateway.cli.train import train
-from gateway.cli.up import up
+from gateway.cli.up import train, up
 
 # rich is slow to import, so help is plain text; a traceback is for defects only and stays Python's own
 app = typer.Typer(

@@ -17,13 +17,13 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from gateway.cli.output import import_from, read_mapping
-from gateway.config.load import read_config
+from gateway.cli.output import import_from
+from gateway.config.gateway import read_config
 from gateway.train import TrainFile, TrainPlan, train_plan
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, ServerPlan, UpPlan
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import TrainJob, describe_validation, parse_job
+from swarm.job import TrainJob, describe_validation, parse_job, read_mapping
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
 _FROM_ENVIRONMENT = {

@@ -63,12 +63,12 @@ def serve(
         stop_with_parent()
     log_to_stderr(log_format, texts=log_texts)
     source = (lambda: _read(config, given)) if config else None
-    load_attribute("gateway.serve:serve")(parsed, on_bound=announce("gateway"), source=source)
+    load_attribute("gateway.app:serve")(parsed, on_bound=announce("gateway"), source=source)
 
 
 def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
-    from gateway.cli.output import read_mapping
-    from gateway.config.load import read_config
+    from gateway.config.gateway import read_config
+    from swarm.job import read_mapping
 
     settings = (read_mapping(config, "gateway config") if config else {}) | flags
     return read_config(settings, where=str(config or "flags"), folder=config.parent if config else None)
@@ -80,7 +80,7 @@ def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:
     from swarm.importer import load_attribute
 
     try:
-        routes = load_attribute("gateway.serve:check")(_read(config, flags))
+        routes = load_attribute("gateway.app:check")(_read(config, flags))
     except ConfigError as exc:
         if not as_json:
             raise

@@ -13,6 +13,7 @@ from gateway.cli.target import DEFAULT_URL, AsJson
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
+    from swarm.status import ServerStatus
 
 app = typer.Typer(help="The swarm server and its engine.", no_args_is_help=True)
 engine = typer.Typer(help="Start and stop the engine of a running swarm server.", no_args_is_help=True)
@@ -21,6 +22,9 @@ app.add_typer(tokens, name="tokens")
 
 Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")]
+
+#: Rows of each kind that ``status`` prints.
+_ROWS = 5
 
 
 def connect(url: str, token: str | None) -> SwarmClient:
@@ -40,9 +44,10 @@ def start(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
-    from gateway.cli.output import announce, read_mapping
+    from gateway.cli.output import announce
     from gateway.cli.sections import parse_server
     from swarm.importer import load_attribute
+    from swarm.job import read_mapping
 
     settings = read_mapping(config, "swarm config") if config else {}
     flags = {"host": host, "port": port, "run_dir": str(run_dir) if run_dir else None}
@@ -58,7 +63,6 @@ def start(
 def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
     """State of the engine, progress of the batch, and the latest steps."""
     from gateway.cli.output import print_json
-    from gateway.cli.status import status_lines
 
     with connect(url, token) as client:
         current = client.status()
@@ -67,6 +71,26 @@ def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False)
         return
     for line in status_lines(current):
         typer.echo(line)
+
+
+def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
+    """The engine, its pool, who runs what, what went wrong, the last ``steps`` steps and a dead engine's last lines.
+
+    Parts without content are left out.
+    """
+    from gateway.tui.format import printable, step_line, text_lines
+    from gateway.tui.swarm_view import Order, episodes, view
+
+    shown = view(status, ())
+    lines = [f"{line.label:<6} {line.text}" for line in shown.head]
+    for table in (shown.tables["c"], episodes(status, Order.IDLE, ""), shown.tables["d"]):
+        if table.rows:
+            lines += ["", *text_lines(table, _ROWS)]
+    if status.log or status.steps:
+        lines += ["", *(f"{entry.tag or 'log'}: {entry.message}" for entry in status.log[-_ROWS:])]
+        lines += [step_line(step) for step in status.steps[-steps:]]
+    lines += [f"  | {line}" for line in status.last_lines]
+    return [printable(line) for line in lines]
 
 
 @engine.command("start")

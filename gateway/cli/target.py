@@ -132,8 +132,9 @@ def job_text(path: Path, url: str) -> str:
 
     import yaml
 
-    from gateway.cli.output import read_mapping, read_text
+    from gateway.cli.output import read_text
     from swarm.http.client import is_loopback
+    from swarm.job import read_mapping
 
     text, data = read_text(path, "job"), read_mapping(path, "job")
     model = data.get("model")

@@ -12,8 +12,9 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from prometheus_client import Counter, Histogram
 from starlette.types import Message
@@ -21,6 +22,9 @@ from starlette.types import Message
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
 from swarm.types import Notes
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 #: ``queue``: waiting for a place. ``join``: waiting for an earlier request's response. ``claim``: for episodes.
 #: ``sample``: for the answers that the response needs. ``hook``: in reward hooks. ``submit``: until the swarm server
@@ -77,19 +81,6 @@ class Metrics:
         self.phase = cache(phases.labels)
 
 
-class Span(Protocol):
-    """One span of a trace."""
-
-    @property
-    def recording(self) -> bool:
-        """Whether this span, and those inside it, are exported."""
-        ...
-
-    def set(self, name: str, value: str | int | float | bool) -> None:
-        """Set an attribute."""
-        ...
-
-
 class Tracer(Protocol):
     """Makes the spans of one gateway."""
 
@@ -103,18 +94,17 @@ class Tracer(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class RequestRecord:
     """One request and its response; times are seconds.
 
-    Args:
+    Attributes:
         request_id: its ``x-request-id``.
         metrics: counts its phases.
         tracer: makes its spans; ``None``: it is not traced, or not sampled.
         traceparent: the caller's, passed on to other servers where there is no tracer.
         method, path: of the request.
         keep: bytes of each body that are kept.
-
-    Attributes:
         route: name of the route, once it is known.
         policy: how it was answered: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
         error_code: of the error that the caller gets; or ``""``.
@@ -127,40 +117,31 @@ class RequestRecord:
         seconds, outcome: from arrival to the end of the response; set by :meth:`end`.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        metrics: Metrics,
-        tracer: Tracer | None = None,
-        traceparent: str = "",
-        method: str = "",
-        path: str = "",
-        keep: int = 0,
-    ) -> None:
-        self.request_id = request_id
-        self.metrics = metrics
-        self.tracer = tracer
-        self.traceparent = traceparent
-        self.method = method
-        self.path = path
-        self.route = ""
-        self.policy = ""
-        self.error_code = ""
-        self.left_out: Sequence[str] = ()
-        self.status = 0
-        self.streamed = False
-        self.request = bytearray()
-        self.response = bytearray()
-        self.first_seconds: float | None = None
-        self.seconds = 0.0
-        self.outcome: OutcomeName = "failed"
-        self.phase_seconds = 0.0
-        self._keep = keep
-        self._began = time.perf_counter()
-        self._ended = self._disconnected = False
-        self._parts = 0
-        self._running_phases = 0
-        self._phases_began = 0.0
+    request_id: str
+    metrics: Metrics
+    tracer: Tracer | None = None
+    traceparent: str = ""
+    method: str = ""
+    path: str = ""
+    keep: int = 0
+    route: str = ""
+    policy: str = ""
+    error_code: str = ""
+    left_out: Sequence[str] = ()
+    status: int = 0
+    streamed: bool = False
+    request: bytearray = field(default_factory=bytearray)
+    response: bytearray = field(default_factory=bytearray)
+    first_seconds: float | None = None
+    seconds: float = 0.0
+    outcome: OutcomeName = "failed"
+    phase_seconds: float = 0.0
+    _began: float = field(default_factory=time.perf_counter)
+    _ended: bool = False
+    _disconnected: bool = False
+    _parts: int = 0
+    _running_phases: int = 0
+    _phases_began: float = 0.0
 
     @property
     def live(self) -> bool:
@@ -185,15 +166,15 @@ class RequestRecord:
         self._parts += 1
         if self.streamed and self.first_seconds is None and not body.startswith(_KEEPALIVES):
             self.first_seconds = time.perf_counter() - self._began
-        if len(self.response) < self._keep:
-            self.response += body[: self._keep - len(self.response)]
+        if len(self.response) < self.keep:
+            self.response += body[: self.keep - len(self.response)]
 
     def received(self, message: Message) -> None:
         """Note a part of the request, or that the caller disconnected before the end of the response."""
         if message["type"] == "http.disconnect":
             self._disconnected = True
-        elif len(self.request) < self._keep:
-            self.request += message.get("body", b"")[: self._keep - len(self.request)]
+        elif len(self.request) < self.keep:
+            self.request += message.get("body", b"")[: self.keep - len(self.request)]
 
     def begin_phase(self, now: float) -> None:
         """A phase begins; phases may overlap."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AbstractContextManager, nullcontext
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.config.gateway import GatewayConfig
 from gateway.observability.logs import log_access
-from gateway.observability.request import Metrics, RequestRecord, Span, recording, trace_headers
+from gateway.observability.request import Metrics, RequestRecord, recording, trace_headers
 from gateway.observability.request_log import RequestLog, check_request_log
 from gateway.observability.tracing import OtelTracer, check_tracing
 from swarm.http.asgi import RawHeaders, header
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 _RECORDED = "/v1/"
 #: https://www.w3.org/TR/trace-context/#traceparent-header; ids of zeros only are invalid
@@ -53,11 +56,11 @@ class Telemetry:
         if record.outcome == "ok" and policy and not record.live:
             metrics.overhead(route, policy).observe(record.own_seconds)
         if span is not None:
-            span.set("http.response.status_code", record.status)
-            span.set("gateway.request_id", record.request_id)
-            span.set("gateway.route", route)
-            span.set("gateway.policy", policy)
-            span.set("gateway.outcome", record.outcome)
+            span.set_attribute("http.response.status_code", record.status)
+            span.set_attribute("gateway.request_id", record.request_id)
+            span.set_attribute("gateway.route", route)
+            span.set_attribute("gateway.policy", policy)
+            span.set_attribute("gateway.outcome", record.outcome)
         if self._config.access_log:
             log_access(record)
         if self.request_log is not None:
@@ -128,7 +131,7 @@ class TelemetryMiddleware:
         if tracer is not None:
             spanning = tracer.span(f"{record.method} request", _trace(record, headers))
         with recording(record), spanning as span:
-            if span is not None and not span.recording:
+            if span is not None and not span.is_recording():
                 # a trace that is not sampled needs its headers alone, no spans
                 record.traceparent, record.tracer = trace_headers().get("traceparent", ""), None
             try:

@@ -24,20 +24,6 @@ _EXPORT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 
 
-class OtelSpan:
-    """A span of OpenTelemetry; see :class:`gateway.observability.request.Span`."""
-
-    def __init__(self, made: Span) -> None:
-        self._made = made
-
-    @property
-    def recording(self) -> bool:
-        return self._made.is_recording()
-
-    def set(self, name: str, value: str | int | float | bool) -> None:
-        self._made.set_attribute(name, value)
-
-
 class OtelTracer:
     """Makes the spans of one gateway; sets nothing global, so that an application's own OpenTelemetry is left alone.
 
@@ -66,7 +52,7 @@ class OtelTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
-    def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[OtelSpan]:
+    def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[Span]:
         """A span; the parent of spans made inside, also in tasks started there.
 
         An exception is noted by its type alone, because its message may quote a prompt.
@@ -80,7 +66,7 @@ class OtelTracer:
         made = self._tracer.start_span(name, self._propagator.extract(headers) if headers else None)
         with use_span(made, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             try:
-                yield OtelSpan(made)
+                yield made
             except BaseException as exc:
                 made.set_attribute("error.type", type(exc).__qualname__)
                 made.set_status(StatusCode.ERROR)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from adapters.dialects.jsons import error_in
+from adapters.dialects.jsons import error_in, object_in
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import POLICY_VERSION
@@ -113,10 +113,6 @@ class HttpSender:
 def read_answer(answer: Answer, seconds: float) -> Outcome:
     """The outcome that an HTTP response stands for."""
     text = answer.content.decode(errors="replace")
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
     if answer.status >= 400:
         error = error_in(text)
         code, message = error.get("code"), error.get("message", text)
@@ -126,7 +122,7 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
             str(message).strip().partition("\n")[0][:300],
             retry_after=min(_MAX_PAUSE, retry_after(answer.headers)),
         )
-    if not isinstance(data, dict) or not data.get("choices"):
+    if not (object_in(text) or {}).get("choices"):
         return Outcome(seconds, "no choices", text[:300])
     version = _number(answer.headers.get(POLICY_VERSION))
     return Outcome(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
@@ -242,17 +242,15 @@ def _decided(
     # nobody learns whether a plain answer arrives
     whole = not incoming.call.stream
 
-    async def chunks() -> AsyncIterator[dict[str, Any]]:
+    def chunks() -> Iterator[dict[str, Any]]:
         nonlocal whole
-        pieces = [sample.pieces for sample in samples]
-        for chunk in chunks_of(
+        yield from chunks_of(
             answers,
             answer_id,
             include_usage=incoming.call.include_usage,
             last={"swarm": report.as_dict()},
-            pieces=pieces,
-        ):
-            yield chunk
+            pieces=[sample.pieces for sample in samples],
+        )
         whole = True
 
     async def close() -> None:

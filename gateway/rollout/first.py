@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, cast
 
 from adapters.dialects import Answer
@@ -63,11 +64,7 @@ async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None)
     if session is not None:
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered))
     run.settle((), None, delivered)
-
-    async def chunks() -> AsyncIterator[Chunk]:
-        for chunk in chunks_of(answers, run.shaped.answer_id, include_usage=incoming.call.include_usage):
-            yield chunk
-
+    chunks = partial(chunks_of, answers, run.shaped.answer_id, include_usage=incoming.call.include_usage)
     report = GroupReport(policy_version=run.samples[delivered[0]].policy_version)
     return Decided(completion_of(answers, run.shaped.answer_id), chunks, report.headers())
 

@@ -20,11 +20,11 @@ from gateway.rollout.submission import Why, add_up, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Accounted, DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
-from reward_hooks.contract import malformed_calls
+from reward_hooks.contract import malformed_calls, sendable
 from swarm.client import EpisodeGroup
 from swarm.errors import HookError, RelayedError, SwarmGatewayError
 from swarm.protocol import MAX_NAME
-from swarm.types import Notes, sendable
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 

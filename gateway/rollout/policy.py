@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn
 
 from gateway.config.pass_through import PassRule
 from gateway.config.route import RouteSettings
-from gateway.sessions.conversation import texts_of
 from gateway.stats import DropReason
 from gateway.types import Incoming
+from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
 
 Kind = Literal["best", "first"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adapters.dialects import Answer
-from adapters.dialects.jsons import decode, error_in
-from adapters.dialects.sse import SseDecoder
+from adapters.dialects.jsons import error_in, object_in
+from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
 from swarm.client import EpisodeGroup
 from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
@@ -80,18 +80,11 @@ class LiveSample:
         Raises:
             UpstreamError: the stream holds an error, breaks off, or lasts beyond the deadline.
         """
-        decoder, parts = SseDecoder(), self._answer.parts()
-        while True:
-            try:
-                data = await anext(parts, None)
-            except TimeoutError:
-                raise too_late() from None
-            if data is None:
-                raise UpstreamError("the engine's stream broke off", code="stream_cut")
-            for event in decoder.feed(data):
-                if event == "[DONE]":
-                    return
+        try:
+            async for event in data_in(self._answer.parts()):
                 yield _chunk_of(event)
+        except TimeoutError:
+            raise too_late() from None
 
 
 class Sampler:
@@ -114,7 +107,7 @@ class Sampler:
             UpstreamError: anything else; status 504 at the deadline.
         """
         answer, latency = await self._timed(episode, body, deadline, {PIECES: "1"} if pieces else _NO_HEADERS)
-        return _sample(Answer.from_completion(_json(answer.content)), latency, _version(answer.headers))
+        return _sample(Answer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
         self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float, *, pieces: bool = False
@@ -141,13 +134,13 @@ class Sampler:
         if len(counts) != len(places):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
-        return [_sample(one, latency, version) for one in Answer.from_choices(_json(answer.content), counts)]
+        return [_sample(one, latency, version) for one in Answer.from_choices(object_in(answer.content), counts)]
 
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
         :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
         answer = await self._post(address, body, deadline)
-        data = _json(answer.content)
+        data = object_in(answer.content) or {}
         Answer.from_completion(data)
         return data, _version(answer.headers)
 
@@ -245,8 +238,8 @@ def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
 
 
 def _chunk_of(event: str) -> Chunk:
-    chunk = _json(event)
-    if not isinstance(chunk, dict):
+    chunk = object_in(event)
+    if chunk is None:
         raise UpstreamError("the engine's stream holds something other than a chunk", code="malformed_answer")
     if (error := chunk.get("error")) is not None:
         message = error.get("message") if isinstance(error, dict) else error
@@ -286,10 +279,3 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
 def _version(headers: Mapping[str, str]) -> int | None:
     version = headers.get(POLICY_VERSION, "")
     return int(version) if version.isdigit() else None
-
-
-def _json(content: bytes | str) -> Any:
-    try:
-        return decode(content)
-    except ValueError:
-        return None

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from gateway.background import Background
 from gateway.config.route import RouteSettings, Share
 from gateway.rollout.sampling import Sampler
 from gateway.rollout.submission import NO_REASON, Submitter, Why
@@ -27,6 +26,7 @@ from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
 from swarm.client.claiming import NEEDS_NONE
 from swarm.client.wire import RetryPolicy
+from swarm.concurrency import Background
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.http.client import HttpClient
 from swarm.protocol import SwarmThrottlePolicy

@@ -16,11 +16,11 @@ from typing import Any
 
 from gateway.observability.request import phase
 from gateway.stats import Accounted, DropReason, Stats
-from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward
+from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable
 from swarm.client import AsyncSwarmClient
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.protocol import MAX_REASON
-from swarm.types import Notes, Task, WorkflowOutput, sendable
+from swarm.types import Notes, Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Submitter:
                 logger.error("group %s is not trained: %s", task_id, type(exc).__name__, exc_info=exc)
                 reason = DropReason.REFUSED
             if submitting is not None:
-                submitting.set("gateway.drop_reason", reason or "")
+                submitting.set_attribute("gateway.drop_reason", reason or "")
         add_up(stats.accounted, account)
         if reason is None:
             stats.trained += 1

@@ -7,7 +7,7 @@ came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -48,10 +48,9 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
         training, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(training)), patient=patient
     )
 
-    async def chunks() -> AsyncIterator[Chunk]:
+    def chunks() -> Iterator[Chunk]:
         answers = [Completion.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
-        for chunk in chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage):
-            yield chunk
+        return chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage)
 
     return Decided(completion, chunks, _headers(version))
 

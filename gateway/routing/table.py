@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Self
 
-from gateway.background import Background
 from gateway.rollout.server import Swarm, Training
 from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
@@ -21,6 +20,7 @@ from gateway.stats import Stats
 from gateway.types import Caller
 from reward_hooks import HookRunner
 from swarm.cards import model_card
+from swarm.concurrency import Background
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 
 #: Grace of the work that closes old connections, at shutdown.

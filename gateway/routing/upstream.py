@@ -11,13 +11,14 @@ import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from adapters.dialects import Answer, to_json
 from adapters.dialects.chat_answers import chunks_of
-from adapters.dialects.jsons import error_in
-from adapters.dialects.sse import SseDecoder
+from adapters.dialects.jsons import error_in, object_in
+from adapters.dialects.sse import data_in
 from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
@@ -122,11 +123,10 @@ class Upstream:
             return []
         try:
             answer = await self._http.get(f"{self._base}/models", _LIST_SECONDS, self._headers({}))
-            data: Any = json.loads(answer.content) if answer.status == 200 else None
-        except (ConnectionBrokenError, ValueError) as exc:
+        except ConnectionBrokenError as exc:
             logger.warning("listing the models of %s failed: %s", self._name, exc)
             return []
-        cards = cast("dict[str, Any]", data).get("data") if isinstance(data, dict) else None
+        cards = (object_in(answer.content) or {}).get("data") if answer.status == 200 else None
         if not isinstance(cards, list):
             return []
         return [card for card in cast("list[Any]", cards) if isinstance(card, dict) and "id" in card]
@@ -269,24 +269,16 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
         return Live(_chunks(relayed.body), headers, relayed.close)
     completion = _object(relayed.body)
     answer = Answer.from_completion(completion)
-
-    async def chunks() -> AsyncGenerator[dict[str, Any]]:
-        for chunk in chunks_of([answer], str(completion.get("id", "")), include_usage=True):
-            yield chunk
-
+    chunks = partial(chunks_of, [answer], str(completion.get("id", "")), include_usage=True)
     return Decided(completion, chunks, headers)
 
 
 async def _chunks(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
-    decoder = SseDecoder()
-    async for part in body:
-        for event in decoder.feed(part):
-            if event == "[DONE]":
-                return
-            chunk = _object(event.encode())
-            if "error" in chunk:
-                raise UpstreamError(str(error_in(event).get("message")), code="upstream_error")
-            yield chunk
+    async for event in data_in(body, ends=False):
+        chunk = _object(event)
+        if "error" in chunk:
+            raise UpstreamError(str(error_in(event).get("message")), code="upstream_error")
+        yield chunk
 
 
 def _failure(relayed: Relayed) -> RelayedError | UnavailableError | UpstreamError:
@@ -303,11 +295,7 @@ def _error(body: bytes | AsyncIterator[bytes]) -> dict[str, Any]:
     return error_in(body) if isinstance(body, bytes) else {}
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data: Any = json.loads(body)
-    except ValueError as exc:
-        raise UpstreamError(f"the upstream's answer is not JSON: {exc}", code="malformed_answer") from exc
-    if not isinstance(data, dict):
+def _object(text: bytes | str) -> dict[str, Any]:
+    if (found := object_in(text)) is None:
         raise UpstreamError("the upstream's answer is not a JSON object", code="malformed_answer")
-    return cast("dict[str, Any]", data)
+    return found

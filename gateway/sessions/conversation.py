@@ -22,6 +22,7 @@ from gateway.sessions.open_groups import Closing, Hold, OpenGroups
 from gateway.stats import Accounted, DropReason
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
+from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
 
 #: Names the session; any text of the application's choice.
@@ -298,16 +299,6 @@ def digest_of(text: str) -> bytes:
 def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message's content: a string, or the text parts of a list."""
     return "".join(texts_of(message))
-
-
-def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """The texts that make a message's content."""
-    content: Any = message.get("content")
-    if isinstance(content, str):
-        return [content]
-    parts = cast("list[Any]", content) if isinstance(content, list) else []
-    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
-    return [text for text in texts if isinstance(text, str)]
 
 
 def size_of(value: object) -> int:

@@ -10,6 +10,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 import orjson
@@ -22,9 +23,8 @@ from gateway.sessions.conversation import (
     Scope,
     digest_of,
     text_of,
-    texts_of,
 )
-from gateway.sessions.similarity import similarity
+from reward_hooks.contract import texts_of
 
 #: Conversations kept under one digest; only what comes next tells them apart.
 _SAME = 8
@@ -39,6 +39,10 @@ _SHORTEST_PROMPT, _TEXTS = 16, 16
 _SHORTEST_SUMMARY = 40
 #: The latest turns of an agent that may have been its summary.
 _SUMMARIES = 4
+_WORD = re.compile(r"\w+|[^\w\s]")
+_WORDS = 200
+#: Below this similarity a text is a different one, not an edit.
+_EDITED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +270,18 @@ def _drop(index: _Index, key: tuple[Scope, bytes], turn: DeliveredTurn) -> None:
     index[key] = [entry for entry in index.get(key, []) if entry[1] is not turn]
     if not index[key]:
         del index[key]
+
+
+def similarity(one: str, other: str, least: float = _EDITED) -> float:
+    """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
+    most 200 words of each, or 0 where it is below ``least``."""
+    words, others = words_of(one), words_of(other)
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
+    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
+    ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0
+    return ratio if ratio >= least else 0.0
+
+
+def words_of(text: str) -> list[str]:
+    """The first words of a text, in lower case."""
+    return _WORD.findall(text[: _WORDS * 40].lower())[:_WORDS]

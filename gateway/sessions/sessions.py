@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from gateway.background import Background
 from gateway.config.route import RouteSettings
 from gateway.sessions.conversation import (
     Conversation,
@@ -34,6 +33,7 @@ from gateway.sessions.signals import observe
 from gateway.stats import Kinds
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
+from swarm.concurrency import Background
 from swarm.errors import HookError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -95,10 +95,8 @@ class Sessions:
         Raises:
             RequestError: a header that names or ends a session makes no sense.
         """
-        scope, agent, child = names_of(incoming, route)
         ends(incoming)
-        if child:
-            scope = self._memory.adopt(scope, child)
+        scope, agent = self._names(incoming, route)
         messages = incoming.call.messages
         said = digests_of(messages)
         # a prompt of token ids says nothing about where it stands
@@ -117,12 +115,10 @@ class Sessions:
     def passed(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got one answer which is not trained, and why."""
         try:
-            scope, agent, child = names_of(incoming, route)
+            scope, agent = self._names(incoming, route)
         except RequestError:
             # a request that is not sampled for training needs no session
             return
-        if child:
-            scope = self._memory.adopt(scope, child)
         if scope.kind in ("session", "agent"):
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
 
@@ -218,6 +214,11 @@ class Sessions:
         """For ``/status``."""
         return {"open": len(self._memory), "bytes": self._memory.size, **vars(self.counts)}
 
+    def _names(self, incoming: Incoming, route: str) -> tuple[Scope, str]:
+        """See :func:`names_of`; a sub-agent's session is that of the session which began it."""
+        scope, agent, child = names_of(incoming, route)
+        return (self._memory.adopt(scope, child) if child else scope), agent
+
     def _begun(self, link: SessionLink, answer: str) -> Conversation:
         """A new session for the first answer of ``link``, which is its name unless it has one."""
         scope, report = link.scope, link.report
@@ -281,6 +282,7 @@ class Sessions:
             _release(conversation)
 
 
+@dataclass(eq=False)
 class SessionLink:
     """One request's place in its conversation, from its arrival to the submission of its group.
 
@@ -293,34 +295,23 @@ class SessionLink:
         session: the turns before this one, for ``Candidate.session``; ``None`` where a conversation begins.
     """
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        incoming: Incoming,
-        settings: RouteSettings,
-        hooks: HookRunner,
-        scope: Scope,
-        agent: str,
-        said: Digests,
-        place: Place | None,
-        report: SessionReport,
-        name: str,
-    ) -> None:
-        self._sessions = sessions
-        self._turn: DeliveredTurn | None = None
-        self.incoming = incoming
-        self.settings = settings
-        self.hooks = hooks
-        self.scope = scope
-        self.agent = agent
-        self.said = said
-        self.place = place
-        self.report = report
-        self.name = name
-        self.ledger = report.ledger(agent)
+    sessions: Sessions
+    incoming: Incoming
+    settings: RouteSettings
+    hooks: HookRunner
+    scope: Scope
+    agent: str
+    said: Digests
+    place: Place | None
+    report: SessionReport
+    name: str
+    _turn: DeliveredTurn | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger = self.report.ledger(self.agent)
         self.ledger.requests += 1
         self.session: Session | None = None
-        if place is not None:
+        if (place := self.place) is not None:
             earlier = place.parent.path() if place.parent is not None else []
             self.session = place.conversation.session(earlier)
 
@@ -332,7 +323,7 @@ class SessionLink:
             message: in OpenAI's form.
             reward: of the answer; ``None`` where it has none (yet).
         """
-        self._turn = self._sessions.remember(self, completion_id, message, reward, choices)
+        self._turn = self.sessions.remember(self, completion_id, message, reward, choices)
 
     def scored(self, reward: float) -> None:
         """The answer got its reward after it was delivered."""
@@ -342,7 +333,7 @@ class SessionLink:
     def abandoned(self) -> None:
         """The user hung up on the answer."""
         if self._turn is not None:
-            self._sessions.observed(self._turn, "abandoned")
+            self.sessions.observed(self._turn, "abandoned")
 
     async def closing(self, groups: OpenGroups) -> Closing:
         """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it."""

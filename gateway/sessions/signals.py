@@ -12,7 +12,7 @@ repeated    a later question is nearly the same as its question
 abandoned   the user went back beyond it, or hung up (1.0)
 =========== ======================================================================
 
-The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.similarity.similarity`.
+The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.memory.similarity`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.sessions.conversation import DeliveredTurn, text_of
-from gateway.sessions.memory import Place
-from gateway.sessions.similarity import similarity, words_of
+from gateway.sessions.memory import Place, similarity, words_of
 
 #: From this similarity on a question is repeated.
 _REPEATED = 0.8

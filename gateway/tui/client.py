@@ -6,7 +6,6 @@ Invariant: every outcome is a value, each within its deadline; nothing that a se
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from adapters.dialects.jsons import object_in
 from gateway.tui.format import short
 from gateway.tui.targets import Kind, Target
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
@@ -160,7 +160,8 @@ class StatusClient(Generic[StatusT]):
             answer = await self._http.request("GET", url, None, self._headers, limit)
             if answer.status >= 400:
                 return _error_status(target, answer)
-            data = _json_object(answer)
+            if (data := object_in(answer.content)) is None:
+                return nonsense(target, "the answer is not a JSON object")
             return self._model.model_validate({name: data[name] for name in self._model.model_fields if name in data})
         except TimeoutError:
             message = f"{target.address} accepts the request and does not answer within {limit:.0f} s"
@@ -187,24 +188,12 @@ def nonsense(target: Target, detail: str | Exception) -> Trouble:
     return Trouble(Reason.NONSENSE, f"{message}: check {target.kind.option}")
 
 
-def _json_object(answer: Answer) -> dict[str, Any]:
-    try:
-        data: Any = json.loads(answer.content)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise ValueError("the answer is not a JSON object")
-    return cast("dict[str, Any]", data)
-
-
 def _error_status(target: Target, answer: Answer) -> Trouble:
     status = answer.status
-    try:
-        body = _json_object(answer)
-        error: Any = body.get("error") or body["detail"]
-        message = _clean(str(error["message"] if isinstance(error, dict) else error))
-    except (ValueError, KeyError):
-        message = _clean(answer.content.decode(errors="replace"))
+    body = object_in(answer.content) or {}
+    error: Any = body.get("error") or body.get("detail")
+    told: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+    message = _clean(str(told or answer.content.decode(errors="replace")))
     if status in (401, 403):
         given = "refuses the secret that it was given" if target.secret else "asks for a secret, and none was given"
         return Trouble(Reason.REFUSED, f"{target.address} {given} ({message}): {_HOW_TO_ENTER[target.kind]}")

@@ -32,7 +32,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from reward_hooks.compose import read_mapping
 from reward_hooks.judges.client import JudgeClient
 from reward_hooks.judges.endpoint import Endpoint, Spending, metered
 from reward_hooks.judges.judge import Judge
@@ -41,6 +40,7 @@ from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
 from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from swarm.errors import ConfigError
+from swarm.job import read_mapping
 from swarm.types import Model
 
 __all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
@@ -95,4 +95,4 @@ make_score_model = _maker("score_model")
 
 def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge[Any]:
     """The judge of a YAML file; see :func:`make_judge`."""
-    return make_judge(read_mapping(Path(path), "of a judge's settings"), client, where=str(path))
+    return make_judge(read_mapping(Path(path), "judge"), client, where=str(path))

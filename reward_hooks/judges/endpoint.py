@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
@@ -79,10 +79,6 @@ class Spending:
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 _METERS: ContextVar[tuple[Spending, ...]] = ContextVar("judge_meters", default=())

@@ -12,7 +12,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import exp
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -24,8 +24,6 @@ from reward_hooks.judges.client import JudgeClient, Unparsable
 from reward_hooks.judges.endpoint import Endpoint
 from swarm.errors import HookError
 from swarm.types import Model, Task
-
-T = TypeVar("T")
 
 #: Share of the hook's deadline that a judge uses itself, so that its own error comes before the runner's.
 _OWN_SHARE = 0.95
@@ -110,21 +108,6 @@ class Judge(ABC, Generic[Config]):
     async def aclose(self) -> None:
         """Close the connections now, instead of when the event loop ends."""
         await self.client.aclose()
-
-
-async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order; the first ``HookError`` cancels the other calls, which would cost money for nothing."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except* HookError as errors:
-        found = errors
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        error = found
-    else:
-        return [task.result() for task in tasks]
-    raise error
 
 
 def shown_answer(candidate: Candidate) -> str:

@@ -37,7 +37,6 @@ from reward_hooks.judges.judge import (
     SCORE,
     Judge,
     JudgeConfig,
-    all_of,
     json_of,
     question,
     scores_of,
@@ -45,6 +44,7 @@ from reward_hooks.judges.judge import (
     strict_list,
     text_of,
 )
+from swarm.concurrency import all_of
 from swarm.types import Task
 
 _Verdicts = list[tuple[float, float, str]]  # score, mean of its distribution, explanation

@@ -26,13 +26,13 @@ from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
     Judge,
     JudgeConfig,
-    all_of,
     json_of,
     means,
     question,
     shown_answer,
     text_of,
 )
+from swarm.concurrency import all_of
 from swarm.errors import HookError
 from swarm.types import Task
 

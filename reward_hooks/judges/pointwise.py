@@ -23,7 +23,6 @@ from reward_hooks.judges.judge import (
     SCORE,
     Judge,
     JudgeConfig,
-    all_of,
     json_of,
     question,
     scores_of,
@@ -31,6 +30,7 @@ from reward_hooks.judges.judge import (
     strict_list,
     text_of,
 )
+from swarm.concurrency import all_of
 from swarm.types import Task
 
 

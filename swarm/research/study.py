@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, describe_validation, layered, parse_mapping
+from swarm.job import TrainJob, describe_validation, layered, read_mapping
 from swarm.types import Model
 
 FILE = "study.yaml"
@@ -223,12 +223,9 @@ def read_study(folder: Path) -> Study:
         ConfigError: there is none, or a key or value is wrong; names each.
     """
     path = folder / FILE
+    given = read_mapping(path, "study")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the study {path}: {getattr(exc, 'strerror', None) or exc}") from exc
-    try:
-        study = Study.model_validate(parse_mapping(text, str(path)))
+        study = Study.model_validate(given)
     except ValidationError as exc:
         raise describe_validation(exc, str(path), Study) from exc
     study.with_delta({})

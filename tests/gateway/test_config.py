@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.load import load_config, parse_config
+from gateway.config.gateway import load_config, read_config
 from swarm.errors import ConfigError
 
 
@@ -28,23 +28,25 @@ from swarm.errors import ConfigError
         ("{1: 2, hooks: h}", "."),
     ],
 )
-def test_mistakes_are_one_line(text: str, message: str) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message) as caught:
-        parse_config(text, where="gateway.yaml")
+        load_config(file)
     assert "\n" not in caught.value.message
-    assert caught.value.message.startswith("gateway.yaml")
+    assert str(file) in caught.value.message
 
 
 def test_defaults_are_loopback_and_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_TOKEN", "from-environment")
-    config = parse_config("hooks: my.module:hooks")
+    config = read_config({"hooks": "my.module:hooks"})
     assert (config.host, config.port, config.keepalive_seconds) == ("127.0.0.1", 8000, 3.0)
     assert config.swarm_token.get_secret_value() == "from-environment"
-    assert parse_config("{hooks: h, swarm_token: own}").swarm_token.get_secret_value() == "own"
+    assert read_config({"hooks": "h", "swarm_token": "own"}).swarm_token.get_secret_value() == "own"
 
 
 def test_keys_open_the_host_and_stay_secret() -> None:
-    config = parse_config("{hooks: h, host: 0.0.0.0, api_keys: [hush]}")
+    config = read_config({"hooks": "h", "host": "0.0.0.0", "api_keys": ["hush"]})
     assert "hush" not in repr(config)
 
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from gateway.config.gateway import GatewayConfig
-from gateway.config.load import parse_config
+from gateway.config.gateway import GatewayConfig, read_config
 from gateway.config.route import RouteSettings
 from gateway.rollout.policy import POLICY_HEADER, TRAIN_HEADER
 from gateway.sessions.conversation import SESSION
@@ -28,5 +28,5 @@ def test_every_setting_and_header_is_named(name: str) -> None:
 
 def test_the_examples_are_configurations() -> None:
     assert len(EXAMPLES) >= 2
-    routes = [parse_config(example).route_names for example in EXAMPLES if "swarm_url" in example]
+    routes = [read_config(yaml.safe_load(example)).route_names for example in EXAMPLES if "swarm_url" in example]
     assert routes == [["default"], ["planner", "coder", "other"]]

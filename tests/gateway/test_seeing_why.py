@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow.parquet as pq
 import pytest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.cli.hook_report import try_hooks
-from gateway.cli.status import status_lines
+from gateway.cli.hooks import try_hooks
+from gateway.cli.swarm import status_lines
 from gateway.observability import tracing
 from reward_hooks.offline import OfflineConfig
 from swarm.server.journal.export import ExportState, export
@@ -52,6 +50,8 @@ async def exported(tmp_path: Path, state: ExportState) -> list[dict[str, Any]]:
     """The rows of both files, which say the same."""
 
     def write() -> list[dict[str, Any]]:
+        import pyarrow.parquet as pq
+
         for name in ("x.jsonl", "x.parquet"):
             export(tmp_path / "journal.db", tmp_path / name, state)
         rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
@@ -168,6 +168,8 @@ async def test_a_submit_hook_that_fails_says_why_too(rig: server.Rig, tmp_path: 
 async def test_the_step_that_trained_on_a_request_is_found_by_its_trace(
     rig: server.Rig, tmp_path: Path, traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
     monkeypatch.setattr(tracing, "make_exporter", lambda config: InMemorySpanExporter())
     settings = {"tracing": {}} if traced else {}
     async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:

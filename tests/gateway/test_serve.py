@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
+from gateway.app import serve
 from gateway.config.gateway import GatewayConfig
-from gateway.serve import serve
 from swarm.errors import ConfigError
 from tests.gateway.conftest import write_hooks
 from tests.swarm.http.certificates import make_certificate
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 RUN = """
 import sys
 from pathlib import Path
-from gateway.config.load import load_config
-from gateway.serve import serve
+from gateway.config.gateway import load_config
+from gateway.app import serve
 serve(load_config(Path(sys.argv[1])), lambda url: print(url, flush=True))
 """
 

@@ -16,6 +16,8 @@ from anthropic import Anthropic, beta_tool
 
 from tests.clients.stack import GROUP, MODEL, Stack, stack
 
+pytestmark = pytest.mark.slow
+
 #: By policy, the rewards of each group. With ``best`` the other answer makes its calls with ``other`` for ``chosen``;
 #: with ``first`` both make the same, and would run twice.
 REWARDS = {"best": (0.0, 1.0), "first": (1.0, 1.0)}
@@ -62,7 +64,6 @@ def undelivered(served: Stack, policy: str, fan_outs: int) -> int:
     return len(set(ran) - set(meant)) + abs(len(ran) - len(meant))
 
 
-@pytest.mark.slow
 def test_the_tool_calls_of_siblings_are_never_run(tmp_path: Path) -> None:
     with stack(tmp_path) as served:
         assert {policy: undelivered(served, policy, 20) for policy in REWARDS} == {"best": 0, "first": 0}

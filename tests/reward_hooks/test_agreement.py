@@ -1,4 +1,4 @@
-"""Kendall's tau against its definition, flips, and rankings."""
+"""Kendall's tau against its definition, and flips."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_hooks.agreement import flip_rate, kendall_tau, ranking
+from reward_hooks.offline import flip_rate, kendall_tau
 
 SCORES = st.lists(st.integers(0, 5), min_size=2, max_size=8)
 
@@ -57,7 +57,3 @@ def test_lists_of_two_lengths_are_refused() -> None:
         kendall_tau([1, 2], [1])
     with pytest.raises(ValueError):
         flip_rate([1, 2], [1])
-
-
-def test_equals_keep_their_order() -> None:
-    assert ranking([1, 3, 1, 3]) == [1, 3, 0, 2]

@@ -150,7 +150,7 @@ async def test_a_file_blends_names_attributes_and_folders(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- json", "must be a mapping with `parts`"),
+        ("- json", "must be a mapping"),
         ("parts: [", "is not valid YAML"),
         ("parts: []", "parts"),
         ("parts: [{hook: json, gate: 1}]", "all parts are gates"),

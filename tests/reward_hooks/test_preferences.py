@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Reward, Task, load_hooks
-from reward_hooks.agreement import kendall_tau
 from reward_hooks.loader import BUILT_IN
+from reward_hooks.offline import kendall_tau
 from reward_hooks.recorded import RecordedGroup, read_groups
 from swarm.errors import ConfigError
 from tests.reward_hooks.preferences import GROUPS, MAKERS, lines

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from reward_hooks.contract import Candidate, HookContext
 from reward_hooks.loader import load_hooks
 from swarm.importer import SourceFolder
@@ -57,7 +57,7 @@ async def test_a_companion_asks_back_and_says_nothing_twice() -> None:
 def test_the_configuration_is_valid() -> None:
     config = yaml.safe_load((FOLDER / "config.yaml").read_text())
     assert parse_job(yaml.safe_dump(config["job"])).model_name == "smollm2-135m"
-    assert Path(parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER).hooks) == FOLDER
+    assert Path(read_config(config["gateway"], folder=FOLDER).hooks) == FOLDER
 
 
 def check_readme(folder: Path, said: str) -> None:

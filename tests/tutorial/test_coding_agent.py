@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from reward_hooks.contract import Candidate, Feedback, HookContext, Session
 from reward_hooks.loader import load_hooks
 from swarm.importer import SourceFolder
@@ -117,7 +117,7 @@ def test_an_agents_session_is_in_what_it_prints() -> None:
 def test_the_configuration_is_valid() -> None:
     config = yaml.safe_load((FOLDER / "config.yaml").read_text())
     assert parse_job(yaml.safe_dump(config["job"])).num_repeat == 4
-    assert Path(parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER).hooks) == FOLDER
+    assert Path(read_config(config["gateway"], folder=FOLDER).hooks) == FOLDER
 
 
 def address(folder: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from gateway.replay.report import read_report
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
@@ -171,7 +171,7 @@ def test_the_configuration_is_valid() -> None:
     config = yaml.safe_load((FOLDER / "config.yaml").read_text())
     job = parse_job(yaml.safe_dump(config["job"]))
     assert job.model_name == "smollm2-135m"
-    gateway = parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER)
+    gateway = read_config(config["gateway"], folder=FOLDER)
     assert Path(gateway.hooks) == FOLDER
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from study.experiment import ExperimentError
 
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from reward_hooks import HookRunner, load_hooks
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from swarm.data import read_tasks
@@ -89,7 +89,7 @@ def test_a_control_is_added_to_what_is_there_and_to_nothing_else(tmp_path: Path)
 def test_the_configuration_is_valid() -> None:
     config = yaml.safe_load((FOLDER / "config.yaml").read_text())
     assert parse_job(yaml.safe_dump(config["job"])).model_name == "smollm2-135m"
-    assert Path(parse_config(yaml.safe_dump(config["gateway"]), folder=FOLDER).hooks) == FOLDER / "hooks.yaml"
+    assert Path(read_config(config["gateway"], folder=FOLDER).hooks) == FOLDER / "hooks.yaml"
 
 
 def check_readme(folder: Path, said: str) -> None:

@@ -161,7 +161,7 @@ def test_the_next_episodes_use_the_new_code(tmp_path: Path) -> None:
     iterate(tmp_path, "smollm2-135m")
 
 
-@pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra")
 def test_the_next_episodes_of_a_real_engine_use_the_new_code(tmp_path: Path) -> None:
     iterate(tmp_path, str(tiny_model.build(tmp_path / "tiny")))

@@ -180,7 +180,7 @@ def check_readme(folder: Path, said: str) -> None:
     assert after.scores["solver"].mean > before.scores["solver"].mean
 
 
-@pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra")
 def test_two_real_engines_train_side_by_side(tmp_path: Path) -> None:
     """The tiny model on two swarm servers: two of Ray, vLLM and verl at once, one `up`, one gateway."""

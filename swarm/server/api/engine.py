@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import ConflictError, NotFoundError
 from swarm.protocol import (
     RefusedResponse,
@@ -31,7 +32,6 @@ from swarm.protocol import (
 from swarm.server.api.agentjet import StateShown, refused, sees_uuids
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
-from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.history import History

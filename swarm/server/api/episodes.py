@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from swarm.concurrency import ClientGoneError
 from swarm.errors import ConflictError, ForbiddenError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
@@ -40,7 +41,6 @@ from swarm.protocol import (
 )
 from swarm.server.api.engine import BACKLOG
 from swarm.server.auth import Caller, ControlRoute
-from swarm.server.concurrency import ClientGoneError
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import DELETED, ClaimWish, Grant

@@ -19,12 +19,12 @@ from starlette.routing import BaseRoute
 from adapters.dialects import ChatDialect
 from adapters.dialects.jsons import encode
 from swarm.cards import model_list
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import NotFoundError, UnavailableError
 from swarm.http.asgi import read_json
 from swarm.http.routes import OpenAIBody
 from swarm.protocol import POLICY_VERSION
 from swarm.server.auth import ControlRoute
-from swarm.server.concurrency import ClientGoneError, until_gone
 from swarm.server.dataplane.calls import Unrecorded
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, DataPlane, EventStream

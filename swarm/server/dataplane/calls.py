@@ -19,10 +19,10 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 
 from adapters.dialects.jsons import decode, encode
+from swarm.concurrency import Interruptible, Once
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
-from swarm.server.concurrency import Interruptible, Once
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import DELETED, Episode
 from swarm.states import EngineState

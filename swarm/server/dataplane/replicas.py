@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import Any
 
 from adapters.dialects.jsons import encode
-from swarm.server.concurrency import Signal
+from swarm.concurrency import Signal
 from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError
 from swarm.status import ReplicaStatus
 

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
+from swarm.concurrency import ClientGoneError, Once, until_gone
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
 from swarm.http.asgi import bearer, error_response, read_json
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
-from swarm.server.concurrency import ClientGoneError, Once, until_gone
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body
 from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded

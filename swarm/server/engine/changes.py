@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.agentjet import read_fields
-from swarm.errors import ConfigError, ConflictError, NotFoundError, SwarmGatewayError
-from swarm.job import Layered, TrainJob, layered, parse_mapping
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
+from swarm.job import Layered, TrainJob, layered, read_mapping
 from swarm.link.code import top_level
 from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
@@ -262,13 +262,7 @@ def read_defaults(path: Path | None) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read.
     """
-    if path is None:
-        return {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the server's job_defaults {path}: {exc}") from exc
-    return parse_mapping(text, f"job_defaults {path}")
+    return {} if path is None else read_mapping(path, "server's job_defaults")
 
 
 async def check_overrides(config: ServerConfig, job: TrainJob) -> None:

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.concurrency import Once, Signal
 from swarm.errors import RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, BoolResponse, EpisodeEnd
-from swarm.server.concurrency import Once, Signal
 from swarm.server.engine.runs import JournalPort, TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal

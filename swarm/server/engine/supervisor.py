@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm.concurrency import first_of
 from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob, dump_job
@@ -37,7 +38,6 @@ from swarm.link.messages import (
     WeightSync,
 )
 from swarm.link.server import EngineLink
-from swarm.server.concurrency import first_of
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.history import History

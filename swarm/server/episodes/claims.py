@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.concurrency import until_gone
 from swarm.errors import ConflictError
-from swarm.server.concurrency import until_gone
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from swarm.concurrency import Once
 from swarm.credentials import digest
 from swarm.errors import ConflictError, NotFoundError, RequestError, SwarmGatewayError
 from swarm.protocol import EpisodeEnd, EpisodeType, SwarmThrottlePolicy
-from swarm.server.concurrency import Once
 from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Trajectory

@@ -32,11 +32,9 @@ from swarm.server.journal.groups import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.tokens import TokenCounts, as_lists
-from swarm.types import Model
+from swarm.types import Model, OnProgress
 
 ExportState = Literal["trained", "waiting", "dropped", "all"]
-#: ``(stage, done, total, unit)``
-OnProgress = Callable[[str, int, int | None, str], None]
 
 #: The condition of each choice: an episode in the batch that is out waits too, and one that its client gave up for a
 #: reason counts as dropped.

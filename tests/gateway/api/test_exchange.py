@@ -187,11 +187,8 @@ async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialec
 
 
 async def test_a_plain_answer_has_its_length_and_is_closed() -> None:
-    async def none() -> AsyncIterator[dict[str, Any]]:
-        return
-        yield {}
-
-    delivery = Delivery(ChatDialect(), Decided(completion("hi"), none, {"x-swarm-trained": "true"}), streamed=False)
+    decided = Decided(completion("hi"), lambda: (), {"x-swarm-trained": "true"})
+    delivery = Delivery(ChatDialect(), decided, streamed=False)
     async with serving(delivery.app) as http:
         response = await http.post("/")
         await delivery.closed.wait()

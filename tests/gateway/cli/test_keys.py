@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
-from gateway.config.load import load_config
+from gateway.config.gateway import load_config
 from gateway.keys.ring import KeyRing
 from swarm.errors import ConfigError
 

@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gateway.cli.root import app
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from gateway.scaffold import scaffold
 from swarm.errors import ConfigError
 from swarm.job import parse_job
@@ -32,7 +32,7 @@ def test_the_folder_is_complete_and_named(tmp_path: Path) -> None:
     assert [path.name for path in made.parent.iterdir()] == [made.name]
     sections = yaml.safe_load((made / "config.yaml").read_text())
     parse_job(yaml.safe_dump(sections["job"]))
-    assert parse_config(yaml.safe_dump(sections["gateway"]), folder=made).hooks == str(made)
+    assert read_config(sections["gateway"], folder=made).hooks == str(made)
 
 
 def test_nothing_that_is_there_is_touched(tmp_path: Path) -> None:

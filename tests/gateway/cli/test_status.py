@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.cli.status import status_lines
+from gateway.cli.swarm import status_lines
 from swarm.states import EngineState
 from swarm.status import ClientRow, EngineStatus, LogEntry, ServerStatus
 from swarm.types import StepResult

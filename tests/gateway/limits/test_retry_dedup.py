@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -37,13 +37,8 @@ def retry(count: int = 1, text: str = "hello", **headers: str) -> Incoming:
     return request(text, **{COUNT: str(count), **headers})
 
 
-async def none() -> AsyncGenerator[dict[str, Any]]:
-    return
-    yield {}
-
-
 def decided(text: str) -> Decided:
-    return Decided({"text": text}, none)
+    return Decided({"text": text}, lambda: ())
 
 
 def said(outcome: Outcome) -> str:
@@ -283,7 +278,7 @@ async def test_what_is_whole_is_held_until_the_last_has_it(retries: RetryDedup) 
         closed.append(True)
 
     async def work() -> Outcome:
-        return Decided({"text": "0"}, none, {}, close)
+        return Decided({"text": "0"}, lambda: (), {}, close)
 
     one, two = await retries.run(first(), ROUTE, work), await retries.run(retry(), ROUTE, work)
     assert one.close is not None and two.close is not None

@@ -55,7 +55,7 @@ async def test_the_spans_of_a_request_are_one_trace(
 ) -> None:
     async with open_gateway(tracing={}) as http:
         answer = await ask(http, {"traceparent": TRACEPARENT})
-    spans = exported.get_finished_spans()
+    spans = exported.spans
     assert exported.trace_ids == {TRACE}
     (root,) = exported.named("POST request")
     assert root.parent is not None and f"{root.parent.span_id:016x}" == PARENT
@@ -93,7 +93,7 @@ async def test_a_live_stream_is_traced_to_its_end(
         answer = await ask(http, stream=True)
     assert answer.text.endswith("data: [DONE]\n\n")
     (root,) = exported.named("POST request")
-    samples = [span for span in exported.get_finished_spans() if span.name.startswith("sample ")]
+    samples = [span for span in exported.spans if span.name.startswith("sample ")]
     # what streams, and one call for the others
     assert len(samples) == 2 and {one.context.trace_id for one in samples} == {root.context.trace_id}
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from opentelemetry.trace import INVALID_SPAN, Span
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
-from gateway.config.load import load_config
+from gateway.config.gateway import load_config
 from gateway.observability.request import Metrics, RequestRecord, recording
 from gateway.runtime import Gateway
 from swarm.http.serve import bind, run_app
@@ -58,7 +59,7 @@ class Whereabouts:
         return next((known for name, known in PHASES.items() if self._inside[name]), "between")
 
     @contextmanager
-    def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[Whereabouts]:
+    def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[Span]:
         self._sampled = self._sampled or name == "sample"
         if name == "hook" and not self._sampled:
             name = "submit hook"
@@ -66,15 +67,12 @@ class Whereabouts:
         if name in PHASES and not (self.streaming or self.over):
             tell(request=self._request, at=self.now)
         try:
-            yield self
+            yield INVALID_SPAN
         finally:
             self._inside[name] -= 1
 
     def headers(self) -> dict[str, str]:
         return {}
-
-    def set(self, name: str, value: Any) -> None:
-        pass
 
     def sent(self, message: Message) -> None:
         body = message.get("body", b"")

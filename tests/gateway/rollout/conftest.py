@@ -72,8 +72,8 @@ def asking(**body: Any) -> Incoming:
 
 async def chunks_of(outcome: Live | Decided) -> list[dict[str, Any]]:
     """The whole stream; the outcome is closed."""
-    chunks = outcome.chunks() if isinstance(outcome, Decided) else outcome.chunks
-    said = [chunk async for chunk in chunks]
+    whole = isinstance(outcome, Decided)
+    said = list(outcome.chunks()) if whole else [chunk async for chunk in outcome.chunks]
     if outcome.close is not None:
         await outcome.close()
     return said

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.dialects import Answer
-from gateway.background import Background
 from gateway.config.route import RouteSettings
 from gateway.rollout import group, server
 from gateway.rollout.answering import best
@@ -28,6 +27,7 @@ from gateway.stats import Accounted, Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
 from swarm.client import EpisodeEndpoint, EpisodeGroup
+from swarm.concurrency import Background
 from swarm.errors import HookError, RelayedError, SwarmGatewayError, UpstreamError
 from swarm.types import Task, WorkflowOutput
 from tests.gateway.rollout.conftest import asking
@@ -223,8 +223,11 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
 
 async def _read(outcome: Live | Decided) -> None:
     try:
-        async for _ in outcome.chunks() if isinstance(outcome, Decided) else outcome.chunks:
-            pass
+        if isinstance(outcome, Decided):
+            list(outcome.chunks())
+        else:
+            async for _ in outcome.chunks:
+                pass
     except SwarmGatewayError:
         pass
     finally:

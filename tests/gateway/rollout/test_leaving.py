@@ -54,7 +54,7 @@ async def test_an_answer_that_is_not_read_to_its_end_is_abandoned(
         if whole:
             await chunks_of(outcome)
         else:
-            await anext(outcome.chunks())
+            next(iter(outcome.chunks()))
             assert outcome.close is not None
             await outcome.close()
         assert talk.told == (["delivered"] if whole else ["delivered", "abandoned"])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.app import create_app
-from gateway.config.load import load_config
+from gateway.config.gateway import load_config
 from tests.gateway.conftest import ask, serving, write_hooks
 from tests.standins.swarm import Swarm, by_number, once
 

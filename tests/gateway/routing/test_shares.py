@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.types import StepResult
@@ -121,9 +121,7 @@ async def test_a_schedule_gives_the_share_of_the_step_that_is_served(
     assert names[:2] == ["share-early", "share-late"] and not names[2].startswith("share-")
 
 
-@pytest.mark.parametrize(
-    "share", ["0", "1.5", "[[0, 0.5], [0, 0.6]]", "[[5, 0.5], [2, 0.6]]", "[[0, 2]]", "[]", "half"]
-)
-def test_a_share_that_is_none_is_refused(share: str) -> None:
+@pytest.mark.parametrize("share", [0, 1.5, [[0, 0.5], [0, 0.6]], [[5, 0.5], [2, 0.6]], [[0, 2]], [], "half"])
+def test_a_share_that_is_none_is_refused(share: Any) -> None:
     with pytest.raises(ConfigError, match=r"share"):
-        parse_config(f"hooks: h\nshare: {share}")
+        read_config({"hooks": "h", "share": share})

@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from gateway.app import create_app
-from gateway.config.load import parse_config
+from gateway.config.gateway import read_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
@@ -53,7 +52,7 @@ class Team:
             "routes": self.routes(),
             **settings,
         }
-        return serving(create_app(parse_config(yaml.safe_dump(config), folder=self.folder)))
+        return serving(create_app(read_config(config, folder=self.folder)))
 
     @property
     def asked(self) -> tuple[int, int, int]:
@@ -174,7 +173,7 @@ async def test_a_name_that_a_silent_server_may_serve_is_not_said_to_be_unknown(t
 )
 def test_routes_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_config(yaml.safe_dump({"hooks": "h", **settings}))
+        read_config({"hooks": "h", **settings})
     assert message in refused.value.message
 
 
@@ -191,12 +190,12 @@ def test_routes_that_cannot_be_are_refused(settings: dict[str, Any], message: st
 )
 def test_a_session_has_to_end_before_its_groups(tmp_path: Path, settings: dict[str, Any], refused: bool) -> None:
     folder = write_hooks(tmp_path / "hooks")
-    config = yaml.safe_dump({"hooks": str(folder), **settings})
+    config = {"hooks": str(folder), **settings}
     # without a hook for sessions these settings mean nothing
-    create_app(parse_config(config))
+    create_app(read_config(config))
     (folder / "on_session_end.py").write_text("def on_session_end(session, context):\n    return []\n")
     if not refused:
-        create_app(parse_config(config))
+        create_app(read_config(config))
         return
     with pytest.raises(ConfigError, match=r"session_idle_seconds .* is not below session_window_seconds"):
-        create_app(parse_config(config))
+        create_app(read_config(config))

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from textual.pilot import Pilot
-
-from gateway.tui.app import MonitorApp
 from gateway.tui.targets import make_targets
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+    from gateway.tui.app import MonitorApp
 
 #: Seconds; how long anything may take on a machine that has much else to do.
 DEADLINE = 15.0
@@ -63,6 +66,9 @@ async def watching(
     size: tuple[int, int] = (140, 50),
 ) -> AsyncGenerator[Screen]:
     """A monitor of these servers in a terminal of ``size`` (columns, rows)."""
+    # textual takes long to import, and most tests here do without
+    from gateway.tui.app import MonitorApp
+
     app = MonitorApp(make_targets(swarm, tokens, gateways, keys), interval=0.2)
     async with app.run_test(size=size) as pilot:
         yield Screen(app, pilot)

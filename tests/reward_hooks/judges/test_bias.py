@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reward_hooks import Candidate
-from reward_hooks.agreement import flip_rate, kendall_tau
 from reward_hooks.judges import Judge
+from reward_hooks.offline import flip_rate, kendall_tau
 from tests.reward_hooks.judges.conftest import OpenJudge
 from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answers, context
 

@@ -23,7 +23,8 @@ needs_math_verify = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def hook(tmp_path_factory: pytest.TempPathFactory) -> Math:
-    """Its worker is started in a folder with a package of our name, which it must not import."""
+    """Its worker, which takes seconds to start, is started in a folder with a package of our name that it must not
+    import."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "reward_hooks").mkdir()
     (folder / "reward_hooks/__init__.py").write_text("raise SystemExit('imported from the working directory')")
@@ -34,6 +35,7 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Math:
 
 
 @needs_math_verify
+@pytest.mark.slow
 def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
     texts = ["It is $\\frac{1}{2}$.", "so 0.5", "2/4", "\\boxed{\\frac{2}{4}}", "50", "no idea", "9^9^9^9^9^9", ""]
     assert values(hook, texts, answered("\\frac{1}{2}")) == [1, 1, 1, 1, 0, 0, 0, 0]
@@ -97,6 +99,7 @@ def test_mathematics_is_read_as_people_write_it(hook: Math, reference: str, righ
 
 
 @needs_math_verify
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["no mathematics at all", "Paris", "so it is"])
 def test_a_reference_must_be_mathematics(hook: Math, reference: str) -> None:
     with pytest.raises(HookError) as caught:

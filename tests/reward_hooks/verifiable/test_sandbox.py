@@ -13,29 +13,32 @@ import pytest
 from reward_hooks.verifiable.sandbox import Limits, Sandbox
 from swarm.errors import ConfigError
 
-try:
-    BOX = Sandbox()
-except ConfigError as exc:
-    pytest.skip(f"this system grants no sandbox: {exc.message}", allow_module_level=True)
+
+@pytest.fixture(scope="module", autouse=True)
+def box() -> Sandbox:
+    try:
+        return Sandbox()
+    except ConfigError as exc:
+        pytest.skip(f"this system grants no sandbox: {exc.message}")
 
 
-def test_a_program_reads_its_input_and_prints() -> None:
-    run = BOX.run("print(input() + '!')", "héllo")
+def test_a_program_reads_its_input_and_prints(box: Sandbox) -> None:
+    run = box.run("print(input() + '!')", "héllo")
     assert (run.status, run.output, run.errors) == (0, "héllo!\n", "")
 
 
-def test_the_environment_is_empty_and_the_folder_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_empty_and_the_folder_fresh(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "x")
-    run = BOX.run("import os; print('A_SECRET' in os.environ, os.listdir('.')); open('f', 'w').write('x')")
+    run = box.run("import os; print('A_SECRET' in os.environ, os.listdir('.')); open('f', 'w').write('x')")
     assert (run.status, run.output) == (0, "False []\n")
-    where = BOX.run("import os; print(os.getcwd())").output.strip()
+    where = box.run("import os; print(os.getcwd())").output.strip()
     assert not Path(where).exists()
 
 
-def test_there_is_no_network_not_even_this_machine() -> None:
+def test_there_is_no_network_not_even_this_machine(box: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        run = BOX.run(f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)")
+        run = box.run(f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)")
     assert run.status == 1
     assert "Network is unreachable" in run.errors
 
@@ -53,8 +56,8 @@ def test_there_is_no_network_not_even_this_machine() -> None:
         ("import sys; sys.stdin.close(); raise SystemExit('bye')", "bye"),
     ],
 )
-def test_limits(program: str, said: str) -> None:
-    run = BOX.run(program)
+def test_limits(box: Sandbox, program: str, said: str) -> None:
+    run = box.run(program)
     assert run.status == 1
     assert said in run.errors
     assert len(run.output) <= 1 << 20
@@ -106,17 +109,17 @@ def test_a_fork_bomb_stays_inside() -> None:
     assert Sandbox(Limits(seconds=1.5, processes=8)).run(bomb).status in (None, 137)
 
 
-def test_signals_and_deadlines() -> None:
-    assert "ProcessLookupError" in BOX.run(f"import os; os.kill({os.getpid()}, 9)").errors
-    assert BOX.run("import os; os.kill(os.getpid(), 11)").status == 139
-    assert BOX.run("while True: pass", seconds=0.3).status is None
+def test_signals_and_deadlines(box: Sandbox) -> None:
+    assert "ProcessLookupError" in box.run(f"import os; os.kill({os.getpid()}, 9)").errors
+    assert box.run("import os; os.kill(os.getpid(), 11)").status == 139
+    assert box.run("while True: pass", seconds=0.3).status is None
 
 
-def test_runs_do_not_disturb_each_other() -> None:
+def test_runs_do_not_disturb_each_other(box: Sandbox) -> None:
     outputs: dict[int, str] = {}
 
     def work(number: int) -> None:
-        outputs[number] = BOX.run(f"open('f', 'x').write('{number}'); print(open('f').read())").output
+        outputs[number] = box.run(f"open('f', 'x').write('{number}'); print(open('f').read())").output
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     for thread in threads:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from swarm.concurrency import ClientGoneError
 from swarm.errors import ConflictError
-from swarm.server.concurrency import ClientGoneError
 from swarm.server.episodes import claims as claims_module
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal

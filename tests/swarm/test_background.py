@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from gateway.background import Background
+from swarm.concurrency import Background
 
 pytestmark = pytest.mark.anyio
 

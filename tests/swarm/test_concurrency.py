@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarm.server.concurrency import ClientGoneError, Interruptible, Once, until_gone
+from swarm.concurrency import ClientGoneError, Interruptible, Once, until_gone
 
 pytestmark = pytest.mark.anyio
 

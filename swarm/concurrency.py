@@ -1,7 +1,7 @@
-"""Small pieces of structured concurrency that the server's parts share.
+"""Small pieces of structured concurrency that servers and hooks share.
 
-Invariant: no coroutine given to a function here outlives the call, and no error given to an :class:`Interruptible`
-leaves another block than its own.
+Invariant: no coroutine given to a function here outlives the call, no error given to an :class:`Interruptible` leaves
+another block than its own, and no task of a :class:`Background` is lost in silence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -124,6 +124,17 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of ``works``, which run together, in their order; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class ClientGoneError(Exception):
     """The caller closed its connection; nobody reads an answer any more."""
 
@@ -152,3 +163,46 @@ async def until_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any,
             return await work
         finally:
             watching.cancel()
+
+
+class Background:
+    """A scope of tasks that outlive what began them, such as submissions and clean-up; failures are logged.
+
+    Leaving it waits up to ``grace_seconds`` for them and then cancels the rest."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        self._grace = grace_seconds
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run ``work`` as a task; cancelling the caller does not touch it."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def settle(self, seconds: float) -> None:
+        """Return once no task runs, including tasks begun meanwhile, at the latest after ``seconds``."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.settle(self._grace)
+        late = set(self._tasks)
+        for task in late:
+            logger.error("%s was still under way at shutdown and is given up", task.get_name())
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
