@@ -50,9 +50,9 @@ test-clients: $(READY)
 test-cluster: $(READY)
 	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
-# opt-in: tutorials on the real engine, up to two of them at once
+# opt-in: what CI has no time for: tutorials on the real engine, and a run that is interrupted and resumed
 test-long: $(READY)
-	$(BIN)/python -m pytest -m long tests/tutorial $(ARGS)
+	$(BIN)/python -m pytest -m long tests/engine tests/tutorial $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -13,10 +13,7 @@ from gateway.replay.report import TrainingReport, read_report
 from tests.engine import tiny_model
 from tests.gateway.train_process import HELD, TrainProcess, check_resume
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra")
 
 COMMAND = (sys.executable, "-m", "gateway.cli", "train", "my.yaml", "--json")
 SECONDS = 900.0
@@ -57,6 +54,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     return found
 
 
+@pytest.mark.engine
 def test_a_short_file_and_a_short_workflow_train_the_model(tmp_path: Path) -> None:
     tiny_model.build(tmp_path / "tiny")
     (tmp_path / "my.yaml").write_text(FILE)
@@ -92,6 +90,8 @@ def test_a_short_file_and_a_short_workflow_train_the_model(tmp_path: Path) -> No
     assert logged["eval/reward_mean"] == {one.step: pytest.approx(one.reward_mean) for one in report.evaluations}
 
 
+# two boots more than CI has time for
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     tiny_model.build(tmp_path / "tiny")
     job = FILE[: FILE.index("workflow:")].replace("total_training_steps: 2", "total_training_steps: 3, save_freq: 1")

@@ -75,7 +75,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     ("text", "message"),
     [
         ("job: {model: m, batchsize: 4}\ngateway: {hooks: h}", "batchsize"),
-        ("jobs: {}\ngateway: {hooks: h}", "unknown section 'jobs'"),
+        ("tasks: {}\ngateway: {hooks: h}", "unknown section 'tasks'"),
         ("job: {model: /no/such/model}\ngateway: {hooks: h}", "/no/such/model"),
         ("gateway: {hooks: h}", "a section is missing"),
         ("1: {}\njob: {model: m}\ngateway: {hooks: h}", "unknown section 1;"),
