@@ -100,10 +100,15 @@ def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
 
 
 def rehearsal(plan: TrainPlan) -> TrainPlan:
-    """``plan`` with two training steps, and few tasks at each evaluation."""
+    """``plan`` with two training steps, few tasks at each evaluation, and a run folder of its own, ``quick`` in the
+    plan's: no run goes on from it."""
     evaluated = plan.file.eval and plan.file.eval.model_copy(update={"every_steps": 2, "samples": 1, "tasks": 4})
     file = plan.file.model_copy(update={"eval": evaluated})
-    return replace(plan, file=file, up=_with_job(plan.up, total_training_steps=2))
+    up = _with_job(plan.up, total_training_steps=2, save_freq=-1)
+    [server] = up.servers
+    run_dir = server.run_dir / "quick"
+    server = replace(server, run_dir=run_dir, swarm_section=server.swarm_section | {"run_dir": str(run_dir)})
+    return replace(plan, file=file, up=replace(up, servers=(server,)))
 
 
 def _with_job(up: UpPlan, **changes: Any) -> UpPlan:

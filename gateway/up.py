@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -287,14 +287,9 @@ def _start_gateway(
 ) -> bool:
     """Whether it listens; False if a signal arrives first."""
     urls = {one.plan.name: one.client.server_url for one in started.servers if one.client is not None}
-    gateway_section = {"swarm_url": next(iter(urls.values())), **section}
-    if "routes" in section:
-        own_routes = [{"swarm_url": urls[one["name"]]} if one["name"] in urls else {} for one in section["routes"]]
-        gateway_section["routes"] = [own | one for own, one in zip(own_routes, section["routes"], strict=True)]
-    # for another server, named in the file, the gateway uses the environment's token
-    own = {} if "swarm_url" in section else {TOKEN_VARIABLE: plan.private_token}
+    gateway_section = with_servers(section, urls, plan.private_token)
     # hooks may be modules beside the user's file
-    gateway_env = own | {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
+    gateway_env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
     log = plan.servers[0].run_dir / "logs" / "gateway.log"
     gateway = started.gateway = _spawn(plan, "gateway", ["serve"], gateway_section, log, gateway_env)
     gateway_url = _listening(gateway, started, stopping)
@@ -302,6 +297,24 @@ def _start_gateway(
         return False
     on_event("listening", {"name": gateway.name, "url": gateway_url, "log": str(gateway.log)})
     return True
+
+
+def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> dict[str, Any]:
+    """The gateway's ``section`` with the servers at ``urls`` and their ``token`` where it names no other server, which
+    never sees that token."""
+    own = {"swarm_url": next(iter(urls.values())), "swarm_token": token}
+    gateway = section if "swarm_url" in section else section | own
+    if "routes" not in section:
+        return gateway
+    routes: list[dict[str, Any]] = []
+    for route in section["routes"]:
+        if "swarm_url" in route:
+            routes.append({"swarm_token": os.environ.get(TOKEN_VARIABLE, ""), **route})
+        elif route["name"] in urls:
+            routes.append(route | {"swarm_url": urls[route["name"]], "swarm_token": token})
+        else:
+            routes.append(route)
+    return gateway | {"routes": routes}
 
 
 def _spawn(
@@ -370,14 +383,18 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
             on_event("stopping", {"name": server.plan.of("engine")})
             # in threads, so that a second signal need not wait; the servers' shutdown stops their engines in any case
             stopping.append(_Working("stop-engine", server.client.stop_engine))
+    deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
     for one in stopping:
-        one.wait(_STOP_ENGINE_DEADLINE, hurry)
-    with ThreadPoolExecutor() as pool:  # all at once
+        one.wait(deadline - time.monotonic(), hurry)
+    with ThreadPoolExecutor(max(1, len(started.servers))) as pool:  # all at once
+        ends: list[Future[None]] = []
         for server in started.servers:
             on_event("stopping", {"name": server.child.name})
             # this stops the engine too, in case the command failed
-            pool.submit(server.child.stop, _SERVER_GRACE, hurry)
+            ends.append(pool.submit(server.child.stop, _SERVER_GRACE, hurry))
     for server in started.servers:
         if server.client is not None:
             server.client.close()
+    for end in ends:
+        end.result()
     on_event("stopped", {})

@@ -85,7 +85,9 @@ def train(
         Path, typer.Argument(help="YAML file: job, workflow, tasks and, if needed, eval, control, swarm")
     ],
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of the run folder")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="a rehearsal: two steps, 4 tasks at each evaluation")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a rehearsal in RUN_DIR/quick: two steps, 4 tasks at each evaluation")
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="folder for report.json and report.png; default: the run folder")
     ] = None,
@@ -104,22 +106,28 @@ def train(
     from gateway.train import Trainer, rehearsal, resumed
     from gateway.up import run_up
     from gateway.watch import UpFailedError
-    from swarm.errors import ConfigError
+    from swarm.errors import ConfigError, SwarmGatewayError
 
+    if quick and resume:
+        raise ConfigError("--quick is a run of its own: it resumes nothing")
     others = [read_report(path) for path in compare or []]
     plan = read_train(config)
     if quick:
         plan = rehearsal(plan)
     if resume:
         plan = resumed(plan)
-    failed = False
+    code = 0
     with event_printer(as_json) as on_event:
         work = Trainer(plan, on_event, label)
         try:
             run_up(plan.up, on_event, work)
         except UpFailedError as exc:
             on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
-            failed = True
+            code = 1
+        except SwarmGatewayError as exc:
+            # what was trained is reported in any case
+            typer.echo(f"swarm-gateway: {exc.message}", err=True)
+            code = 2
         if work.report is not None:
             on_event("report", work.report.model_dump(mode="json"))
     if work.report is not None:
@@ -132,10 +140,8 @@ def train(
         if not as_json:
             print_report(work.report, others)
             typer.echo(f"report: {folder}")
-    if failed:
-        _leave(1)
-    if work.report is None or work.report.interrupted:
-        _leave(130)
+    if code or work.report is None or work.report.interrupted:
+        _leave(code or 130)
 
 
 def _leave(code: int) -> NoReturn:

@@ -187,7 +187,11 @@ def test_what_is_wrong_is_said_before_anything_starts(
 
 
 def test_a_rehearsal_takes_two_steps_and_evaluates_on_few_tasks(file: Callable[..., TrainPlan]) -> None:
-    plan = rehearsal(file())
+    whole = file()
+    plan = rehearsal(whole)
+    # whoever resumes the run never goes on from its rehearsal
+    assert plan.server.run_dir == whole.server.run_dir / "quick" == Path(plan.server.swarm_section["run_dir"])
+    assert plan.server.job.save_freq == -1
     assert (plan.server.job.total_training_steps, plan.server.job.serve_after_training) == (2, True)
     assert plan.file.eval is not None
     assert (plan.file.eval.every_steps, plan.file.eval.samples, plan.file.eval.tasks) == (2, 1, 4)

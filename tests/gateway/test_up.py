@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.up import ServerPlan, UpPlan, run_up
+from gateway.up import ServerPlan, UpPlan, run_up, with_servers
 from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
@@ -348,3 +348,18 @@ def test_a_run_folder_that_cannot_be_written_is_told_before_anything_starts(tmp_
     with pytest.raises(ConfigError, match=r"run folder .*/file/run cannot be written .*; set swarm\.run_dir"):
         run()
     assert run.kinds == []
+
+
+def test_only_the_servers_of_the_file_see_its_private_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", "mine")
+    urls = {"planner": "http://127.0.0.1:1", "solver": "http://127.0.0.1:2"}
+    routes = [{"name": "other", "swarm_url": "http://127.0.0.1:9"}, {"name": "solver"}, {"name": "more"}]
+    found = with_servers({"routes": routes}, urls, "private")
+    assert (found["swarm_url"], found["swarm_token"]) == (urls["planner"], "private")
+    other, solver, more = found["routes"]
+    assert other["swarm_token"] == "mine"
+    assert (solver["swarm_url"], solver["swarm_token"]) == (urls["solver"], "private")
+    assert "swarm_token" not in more, "it has the first server's, and its token"
+    elsewhere = with_servers({"swarm_url": "http://127.0.0.1:9", "routes": [{"name": "planner"}]}, urls, "private")
+    assert "swarm_token" not in elsewhere
+    assert elsewhere["routes"] == [{"name": "planner", "swarm_url": urls["planner"], "swarm_token": "private"}]

@@ -65,7 +65,7 @@ def test_the_control_is_the_same_run_but_for_the_rewards() -> None:
 
 def check_readme(folder: Path, said: str) -> None:
     """What the commands of its readme leave; see ``test_readmes.py``."""
-    report = read_report(folder / "runs" / "real")
+    report = read_report(folder / "runs" / "real" / "quick")
     assert isinstance(report, TrainingReport)
     assert [one.step for one in report.steps] == [1, 2]
     assert [one.step for one in report.evaluations] == [0, 2]

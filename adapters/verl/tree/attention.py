@@ -126,8 +126,11 @@ def attend_by_mask(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, nodes: Nodes, scale: float
 ) -> torch.Tensor:
     """The same by FlexAttention."""
-    attention = _compiled(flex_attention, query.device)
-    return attention(query, key, value, block_mask=nodes.mask(query.device), scale=scale, enable_gqa=True)
+    attend = _compiled(flex_attention, query.device)
+    # short inputs, too, by the kernel that trains and not by that of decoding: so the probe of a model tries it
+    options = {"FORCE_USE_FLEX_ATTENTION": True}
+    mask = nodes.mask(query.device)
+    return attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options)
 
 
 #: by the type of the device
