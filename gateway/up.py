@@ -387,7 +387,7 @@ def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
     for one in stopping:
         one.wait(deadline - time.monotonic(), hurry)
     with ThreadPoolExecutor(max(1, len(started.servers))) as pool:  # all at once
-        ends: list[Future[None]] = []
+        ends: list[Future[bool]] = []
         for server in started.servers:
             on_event("stopping", {"name": server.child.name})
             # this stops the engine too, in case the command failed
