@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.cli.output import import_from
-from gateway.config.gateway import read_config
+from gateway.config.gateway import read_config, resolve_files
 from gateway.train import TrainFile, TrainPlan, train_plan
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, ServerPlan, UpPlan
 from swarm.errors import ConfigError
@@ -91,6 +91,8 @@ def read_plan(path: Path) -> UpPlan:
     parsed = read_config(gateway, where=f"{path}, gateway", folder=path.parent.resolve())
     for section, settings in ((gateway, parsed), *zip(gateway.get("routes") or [], parsed.routes, strict=True)):
         section["hooks"] = settings.hooks
+    # the gateway reads its section from another folder
+    resolve_files(gateway, path.parent.resolve())
     for hooks in {settings.hooks for settings in (parsed, *parsed.routes)} - {None}:
         load_attribute("reward_hooks.loader:load_hooks")(hooks)
     return replace(plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)))
@@ -164,9 +166,13 @@ def _server_plan(
     if job.overrides or server.job_defaults is not None:
         check = load_attribute("swarm.server.engine.changes:check_overrides")
         asyncio.run(check(server.model_copy(update={"run_dir": run_dir}), job))
+    # the server reads its section from another folder
+    section["run_dir"] = str(run_dir)
+    if server.job_defaults is not None:
+        section["job_defaults"] = str(server.job_defaults)
     plan = ServerPlan(
         job=job,
-        swarm_section={**section, "run_dir": str(run_dir)},
+        swarm_section=section,
         run_dir=run_dir,
         name=name,
         token=server.token,

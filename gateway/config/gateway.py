@@ -166,7 +166,7 @@ def read_config(settings: dict[str, Any], where: str = "gateway config", folder:
     if folder is not None:
         for route in (data, *_routes(data)):
             _resolve_hooks(route, folder)
-        _resolve_files(data, folder)
+        resolve_files(data, folder)
     try:
         return GatewayConfig.model_validate(data)
     except ValidationError as exc:
@@ -195,7 +195,8 @@ def _inherit(data: dict[str, Any]) -> None:
             route.setdefault(name, value)
 
 
-def _resolve_files(data: dict[str, Any], folder: Path) -> None:
+def resolve_files(data: dict[str, Any], folder: Path) -> None:
+    """Make the paths of keys, certificates and the request log in ``data`` absolute; they start from ``folder``."""
     if isinstance(data.get("keys_file"), str):
         data["keys_file"] = str((folder / data["keys_file"]).resolve())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",))):

@@ -28,13 +28,20 @@ def project(folder: Path, text: str) -> Path:
 
 
 def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
-    text = "job: {model: tiny}\nswarm: {run_dir: runs/a, port: 1, boot_timeout: 50}\ngateway: {hooks: hooks}"
+    text = "job: {model: tiny}\nswarm: {run_dir: runs/a, job_defaults: defaults.yaml, port: 1, boot_timeout: 50}\n"
+    text += "gateway: {hooks: hooks, keys_file: keys.yaml, request_log: {path: requests.jsonl}}"
+    (tmp_path / "defaults.yaml").write_text("lr: 1.0e-5")
     plan = read_plan(project(tmp_path, text))
     [server] = plan.servers
     assert (server.job.model, server.job.model_name) == (str(tmp_path / "tiny"), "tiny")
     assert server.run_dir == tmp_path / "runs" / "a"
     assert server.swarm_section["run_dir"] == str(tmp_path / "runs" / "a")
-    assert plan.gateway_section == {"hooks": str(tmp_path / "hooks")}
+    assert server.swarm_section["job_defaults"] == str(tmp_path / "defaults.yaml")
+    assert plan.gateway_section == {
+        "hooks": str(tmp_path / "hooks"),
+        "keys_file": str(tmp_path / "keys.yaml"),
+        "request_log": {"path": str(tmp_path / "requests.jsonl")},
+    }
     assert plan.addresses == (("127.0.0.1", 1), ("127.0.0.1", 8000))
     assert server.boot_timeout > 50, "the server gives up a boot before we do"
 
