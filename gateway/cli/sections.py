@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from gateway.cli.output import import_from
 from gateway.config.gateway import read_config, resolve_files
 from gateway.train import TrainFile, TrainPlan, train_plan
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, ServerPlan, UpPlan
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, EngineError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob, describe_validation, parse_job, read_mapping
 
@@ -165,7 +166,9 @@ def _server_plan(
     run_dir = (folder / server.run_dir).resolve()
     if job.overrides or server.job_defaults is not None:
         check = load_attribute("swarm.server.engine.changes:check_overrides")
-        asyncio.run(check(server.model_copy(update={"run_dir": run_dir}), job))
+        # a machine too busy to tell lets the server decide, which checks the job again
+        with suppress(EngineError):
+            asyncio.run(check(server.model_copy(update={"run_dir": run_dir}), job))
     # the server reads its section from another folder
     section["run_dir"] = str(run_dir)
     if server.job_defaults is not None:
