@@ -165,7 +165,10 @@ def unknown_options(name: str) -> list[str]:
         if script == "-m":
             unknown += _refused(arguments[1:])
             continue
-        source = (folder / script).read_text() + (TUTORIALS / "study" / "users.py").read_text()
+        source = (folder / script).read_text()
+        if "from study.rolling import" in source:
+            source += (TUTORIALS / "study" / "rolling.py").read_text()
+        source += (TUTORIALS / "study" / "users.py").read_text()
         options = [one for one in arguments if one.startswith("--")]
         unknown += [f"{script} {option}" for option in options if f'"{option}"' not in source]
     return unknown

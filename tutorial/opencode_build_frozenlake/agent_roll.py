@@ -34,11 +34,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from study.curves import Curve, Point, keep, measured  # noqa: E402
+from study.rolling import add_options, parsed  # noqa: E402
 
 
 def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
     """Successes and returns on the held-out lakes, in eval episodes."""
-    tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.lakes]
+    tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.held_out]
 
     def walks(task: Task) -> dict[str, float]:
         with client.group(arguments.samples, episode_type="eval") as group, ThreadPoolExecutor() as pool:
@@ -53,28 +54,16 @@ def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
     return measured(client.get_global_step(), values)
 
 
-def parsed() -> argparse.Namespace:
+def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the walker and measure it on held-out lakes.")
     parser.add_argument("--swarm-url", default=SWARM_URL)
     parser.add_argument("--model", default="", help="another model than job.yaml's")
-    parser.add_argument("--steps", type=int, default=48, help="training steps")
-    parser.add_argument("--every", type=int, default=8, help="steps between two looks at the held-out lakes")
-    parser.add_argument("--lakes", type=int, default=32, help="held-out lakes")
-    parser.add_argument("--samples", type=int, default=8, help="walks over each")
-    parser.add_argument("--shuffle-rewards", action="store_true", help="the control")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the lakes")
-    parser.add_argument("--out", type=Path, default=Path("runs/trained"), help="folder for curve.json")
-    parser.add_argument("--quick", action="store_true", help="2 steps, 8 held-out lakes, 4 walks over each")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.steps, arguments.every, arguments.lakes, arguments.samples = 2, 2, 8, 4
-    if min(arguments.steps, arguments.every, arguments.lakes, arguments.samples) < 1:
-        parser.error("numbers must be at least 1")
-    return arguments
+    add_options(parser, held_out="lakes", samples="walks over")
+    return parsed(parser)
 
 
 def main() -> int:
-    arguments = parsed()
+    arguments = parsed_arguments()
     changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
     job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **changes)
     tasks = list(read_tasks(HERE / "train.jsonl"))

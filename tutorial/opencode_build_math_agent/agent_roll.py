@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from study.curves import Curve, Point, keep, measured, permuted  # noqa: E402
+from study.rolling import add_options, parsed  # noqa: E402
 
 STEP_SECONDS = 400.0
 IDLE_SECONDS = 120.0  # without a model call, an episode is given to somebody else
@@ -75,7 +76,7 @@ def run_all(task: Task, apis: list[Any], tools: bool) -> list[WorkflowOutput]:
 
 def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
     """Accuracy on the held-out problems in eval episodes."""
-    tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.problems]
+    tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.held_out]
 
     def accuracy(task: Task) -> dict[str, float]:
         with client.group(arguments.samples, episode_type="eval", discard_episode_timeout=IDLE_SECONDS) as episodes:
@@ -104,30 +105,18 @@ def train(until: int, steps: int, arguments: argparse.Namespace) -> None:
             one.kill()
 
 
-def parsed() -> argparse.Namespace:
+def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the math agent and measure it on held-out problems.")
     parser.add_argument("--swarm-url", default=SWARM_URL)
     parser.add_argument("--model", default="", help="another model than job.yaml's")
-    parser.add_argument("--steps", type=int, default=48, help="training steps")
-    parser.add_argument("--every", type=int, default=8, help="steps between two looks at the held-out problems")
     parser.add_argument("--clients", type=int, default=2, help="client processes")
-    parser.add_argument("--problems", type=int, default=32, help="held-out problems")
-    parser.add_argument("--samples", type=int, default=8, help="answers to each")
     parser.add_argument("--tools", action="store_true", help="offer the calculator; the chat template must know tools")
-    parser.add_argument("--shuffle-rewards", action="store_true", help="the control")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the problems")
-    parser.add_argument("--out", type=Path, default=Path("runs/trained"), help="folder for curve.json")
-    parser.add_argument("--quick", action="store_true", help="2 steps, 8 held-out problems, 4 answers to each")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.steps, arguments.every, arguments.problems, arguments.samples = 2, 2, 8, 4
-    if min(arguments.steps, arguments.every, arguments.clients, arguments.problems, arguments.samples) < 1:
-        parser.error("numbers must be at least 1")
-    return arguments
+    add_options(parser, held_out="problems", samples="answers to")
+    return parsed(parser)
 
 
 def main() -> int:
-    arguments = parsed()
+    arguments = parsed_arguments()
     changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
     if arguments.tools:
         changes["max_response_length"] = 256  # all calls of an episode and the calculator's results

@@ -35,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from study.curves import Curve, Point, keep, measured, permuted  # noqa: E402
+from study.rolling import add_options, parsed  # noqa: E402
 
 PLANNER_URL = os.environ.get("PLANNER_URL", "http://127.0.0.1:10086")
 SOLVER_URL = os.environ.get("SOLVER_URL", "http://127.0.0.1:10087")
@@ -94,7 +95,7 @@ def learn(clients: Sequence[SwarmClient], until: int, arguments: argparse.Namesp
 
 def held_out(clients: Sequence[SwarmClient], arguments: argparse.Namespace) -> Point:
     """The shares of right plans, of right solutions, and of problems solved by both together, in eval episodes."""
-    tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.problems]
+    tasks = list(read_tasks(HERE / "held_out.jsonl"))[: arguments.held_out]
 
     def rates(task: Task) -> dict[str, float]:
         with begun(clients, arguments.samples, episode_type="eval") as groups:
@@ -110,28 +111,16 @@ def held_out(clients: Sequence[SwarmClient], arguments: argparse.Namespace) -> P
     return measured(clients[0].get_global_step(), values)
 
 
-def parsed() -> argparse.Namespace:
+def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the planner and the solver, and measure them.")
     parser.add_argument("--planner-url", default=PLANNER_URL)
     parser.add_argument("--solver-url", default=SOLVER_URL)
-    parser.add_argument("--steps", type=int, default=48, help="training steps of each model")
-    parser.add_argument("--every", type=int, default=8, help="steps between two looks at the held-out problems")
-    parser.add_argument("--problems", type=int, default=32, help="held-out problems")
-    parser.add_argument("--samples", type=int, default=8, help="answers to each")
-    parser.add_argument("--shuffle-rewards", action="store_true", help="the control")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the problems")
-    parser.add_argument("--out", type=Path, default=Path("runs/trained"), help="folder for curve.json")
-    parser.add_argument("--quick", action="store_true", help="2 steps, 8 held-out problems, 4 answers to each")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.steps, arguments.every, arguments.problems, arguments.samples = 2, 2, 8, 4
-    if min(arguments.steps, arguments.every, arguments.problems, arguments.samples) < 1:
-        parser.error("numbers must be at least 1")
-    return arguments
+    add_options(parser, held_out="problems", samples="answers to", steps="training steps of each model")
+    return parsed(parser)
 
 
 def main() -> int:
-    arguments = parsed()
+    arguments = parsed_arguments()
     began = time.monotonic()
     try:
         with SwarmClient(arguments.planner_url) as planner, SwarmClient(arguments.solver_url) as solver:
