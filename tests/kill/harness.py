@@ -86,9 +86,11 @@ class Harness:
             operator = asyncio.create_task(self._operate())
             for name in (*CLIENTS, *(["researcher"] if self.code else [])):
                 await self._start_client(name, port)
+            await self._synced_once_more()
             for victim in self._plan(kills):
                 await self._kill_one(victim, port)
             self._proxy.calm = True
+            await self._synced_once_more()
             await self._finish()
             pool = await self._settled()
             operator.cancel()
@@ -140,6 +142,16 @@ class Harness:
                 await self._start_client(name, port)
             case _:
                 await self._kill_engine()
+
+    async def _synced_once_more(self) -> None:
+        """Wait until the researcher was told of another snapshot; before the kills, that there is code to lose."""
+        if self.code:
+            so_far = self._syncs()
+            await self._until(lambda: self._syncs() > so_far, _PROGRESS_SECONDS, "no code was synced")
+
+    def _syncs(self) -> int:
+        path = self.folder / "researcher.jsonl"
+        return path.read_bytes().count(b'"synced"') if path.exists() else 0
 
     def _check_code(self) -> None:
         wrong = half_applied(self.folder / "run") if self.code else []

@@ -16,7 +16,7 @@ import pytest
 from swarm.job import ServingMode
 from swarm.states import EpisodeState
 from tests.kill.harness import VICTIMS, Harness
-from tests.kill.invariants import lines, violations
+from tests.kill.invariants import violations
 from tests.kill.proxy import FAULTS
 from tests.kill.report import summary
 
@@ -33,8 +33,6 @@ async def test_no_code_is_half_applied_and_no_episode_lost_to_a_restart(tmp_path
     assert violations(outcome.witnesses) == [], report
     assert outcome.kills.keys() >= {"server", "researcher"}
     assert len(outcome.witnesses.acknowledged) > KILLS // 2
-    told = lines(tmp_path / "researcher.jsonl")
-    assert len([line for line in told if line.get("synced")]) >= 1, told
 
 
 @pytest.mark.slow
