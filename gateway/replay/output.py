@@ -126,7 +126,9 @@ def summary(report: Curves) -> list[str]:
             f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"
         )
     first, last = report.mean_of_first(), report.mean_of_last()
-    if first is not None and last is not None and len(report.steps) > 1:
+    if first is not None and last is not None:
+        if len(report.steps) == 1:
+            return [*lines, f"mean reward: {first:.3f} in the only step"]
         edge = f"first {report.edge} of {len(report.steps)} steps"
         lines.append(f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f})")
     return lines

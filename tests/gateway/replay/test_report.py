@@ -110,6 +110,12 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "first 3 of 6 steps 0.200, last 3 0.800 (+0.600)" in text
 
 
+def test_of_a_single_step_its_reward_is_told() -> None:
+    console = Console(record=True, width=120)
+    print_report(report(rewards=(0.25,)), console=console)
+    assert "mean reward: 0.250 in the only step" in console.export_text()
+
+
 def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
     console = Console(record=True, width=120)
     print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))), console=console)
