@@ -7,21 +7,19 @@ closed client leaves nothing running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer, OpenEpisodes, Throttle
+from swarm.client.claiming import Claim, Claimer, Run, Throttle, current_run
 from swarm.client.control import Control
-from swarm.client.engine import WeightSyncCallbacks, raise_failed_starts, watch
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep_async
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, each, sweep, with_retries
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
-from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
     EndedResponse,
@@ -30,14 +28,14 @@ from swarm.protocol import (
     EpisodeRequest,
     EpisodeType,
 )
-from swarm.status import ServerStatus
 from swarm.types import Notes, Task, WorkflowOutput
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
-#: Seconds that ``close`` gives to aborts still under way.
-CLOSE_GRACE = 10.0
+#: Seconds that ``abort`` waits for the server, and ``close`` for aborts still under way.
+ABORT_SECONDS = 2.0
+CLOSE_GRACE = 5.0
 
 
 class AsyncSwarmClient(Control):
@@ -79,12 +77,8 @@ class AsyncSwarmClient(Control):
         self._code = own_code() if code is None else code
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
-        #: of the runs of user code under way
-        self.open_episodes = OpenEpisodes()
         self._background: set[asyncio.Task[Any]] = set()
         self._claimer = Claimer(self._calls, self.in_background)
-        self._watching = asyncio.Lock()
-        self._watch: tuple[asyncio.Task[None], WeightSyncCallbacks] | None = None
 
     # -- episodes
 
@@ -139,7 +133,7 @@ class AsyncSwarmClient(Control):
         }
         body = wire.checked(EndEpisodeRequest, fields)
         answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
-        self.open_episodes.discard([episode_uuid])
+        _over([episode_uuid])
         return answer.error or ""
 
     async def abort_episode(self, episode_uuid: str) -> None:
@@ -196,24 +190,23 @@ class AsyncSwarmClient(Control):
         }
         body = wire.checked(EndGroupRequest, fields)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
-        self.open_episodes.discard(outputs)
+        _over(outputs)
         return answer
 
     async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
-        """Abort episodes. Never raises: if no server answers, the call is sent again before the next claim.
-
-        If the caller is cancelled, the calls go on in the background; :meth:`close` waits for them.
+        """Abort episodes. Never raises: if no server answers within seconds, or the caller is cancelled, the calls go
+        on in the background; :meth:`close` waits for them, up to a deadline.
 
         Args:
             reason: kept with the episodes and exported as their ``drop_reason``; cut at 2000 characters.
             notes: kept and exported like those of an end.
         """
         uuids = list(episode_uuids)
-        self.open_episodes.discard(uuids)
+        _over(uuids)
         calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
         tasks = [self.in_background(self._calls.release(call)) for call in calls]
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=ABORT_SECONDS)
 
     @asynccontextmanager
     async def episode(
@@ -287,75 +280,26 @@ class AsyncSwarmClient(Control):
             ExceptionGroup: every task failed.
         """
 
-        async def run_one(task: ItemT) -> T:
-            return await self.run_tracked(func(task))
-
-        return await sweep_async(tasks, run_one, max_workers, attempts_of(auto_retry), self._calls.policy)
+        return await run_each(self, each(tasks), func, max_workers, auto_retry, self._calls.policy)
 
     async def run_tracked(self, work: Awaitable[T]) -> T:
         """What ``work`` returns; episodes that it begins and does not end are aborted."""
-        with self.open_episodes.run() as left_open:
-            try:
-                return await work
-            finally:
-                await self.abort(left_open)
-
-    @staticmethod
-    async def async_and_start_multi_engine(
-        client_job_pairs: Sequence[tuple[AsyncSwarmClient, TrainJob]], force_restart: bool = False
-    ) -> None:
-        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
-
-        Raises:
-            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
-        """
-        works = [client.auto_sync_train_config_and_start_engine(job, force_restart) for client, job in client_job_pairs]
-        errors = await asyncio.gather(*works, return_exceptions=True)
-        raise_failed_starts([(client.server_url, e) for (client, _), e in zip(client_job_pairs, errors, strict=True)])
-
-    async def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once for each time that the engine begins to sync weights, and await what it returns if
-        that is awaitable; from a task of the client's that ends with it.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-        """
-        async with self._watching:
-            if self._watch is None:
-                first = await self._calls.perform(wire.wait_status_call(None, 0.0))
-                callbacks = WeightSyncCallbacks(first)
-                self._watch = asyncio.create_task(watch(self._calls, first, callbacks.observe)), callbacks
-            self._watch[1].add(callback)
-
-    @asynccontextmanager
-    async def watching_status(
-        self, on_status: Callable[[ServerStatus], Awaitable[object]]
-    ) -> AsyncGenerator[ServerStatus]:
-        """Yield the current status; inside the block, call ``on_status`` with the status after each change of the
-        engine's state.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-        """
-        first = await self._calls.perform(wire.wait_status_call(None, 0.0))
-        watching = asyncio.create_task(watch(self._calls, first, on_status))
+        run = Run(self)
+        token = current_run.set(run)
         try:
-            yield first
+            return await work
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            current_run.reset(token)
+            await self.abort(run.episodes)
 
     # -- plumbing
 
     async def close(self) -> None:
-        """End waiting claims and the watch, finish background aborts (up to a deadline), close the connections, and
+        """End waiting claims and the watches, finish background aborts (up to a deadline), close the connections, and
         stop the server if this client started it."""
         self._calls.begin_close()
         self._claimer.give_up()
-        watching, self._watch = self._watch, None
-        if watching is not None:
-            watching[0].cancel()
-            await asyncio.gather(watching[0], return_exceptions=True)
+        await self._end_watches()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_GRACE
         # a claim handed back starts aborts of its own, so look again until nothing is left
@@ -378,8 +322,13 @@ class AsyncSwarmClient(Control):
         await self.close()
 
     async def _claim(self, wanted: Claim) -> EpisodeGroup:
-        episodes = await self._claimer.claim(wanted)
-        self.open_episodes.add(episodes)
+        run = current_run.get()
+        if run is None or run.loop is not asyncio.get_running_loop():
+            return await self._claimer.claim(wanted)
+        with run.claiming():
+            episodes = await self._claimer.claim(wanted)
+        if run.client is self:
+            run.episodes.update(episodes.episode_uuids)
         return episodes
 
     def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -394,6 +343,29 @@ class AsyncSwarmClient(Control):
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # marks its error as seen: maybe nobody waits for it any more
+
+
+async def run_each(
+    client: AsyncSwarmClient,
+    tasks: AsyncGenerator[ItemT],
+    func: Callable[[ItemT], Awaitable[T]],
+    max_workers: int,
+    auto_retry: bool | int,
+    policy: RetryPolicy,
+) -> list[T | None]:
+    """:meth:`AsyncSwarmClient.run_episodes_until_all_complete` with tasks that arrive one by one."""
+    attempts = attempts_of(auto_retry)
+
+    async def run_one(place: int, task: ItemT) -> T:
+        return await with_retries(lambda: client.run_tracked(func(task)), attempts, policy, f"task {place}")
+
+    return await sweep(tasks, run_one, max_workers)
+
+
+def _over(episode_uuids: Iterable[str]) -> None:
+    """Note for the run of user code that these have ended."""
+    if (run := current_run.get()) is not None:
+        run.episodes.difference_update(episode_uuids)
 
 
 def _task_id_of(task: Task | str) -> str:

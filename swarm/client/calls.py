@@ -1,4 +1,4 @@
-"""Calls of one client: each is retried until it is answered, and releases that no server received are kept.
+"""Calls of one client: each is retried until it is answered.
 
 Invariant: every call ends by its deadline, and none begins once the client is being closed, except for releases: calls
 that let go of what the server holds for this client.
@@ -10,9 +10,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -32,13 +30,10 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 #: Lets go of what the server holds for this client.
 ReleaseCall = wire.Call[SuccessResponse]
 
-#: A release must not hold anyone up: if no server receives it, it is sent again before the next claim.
-RELEASE_POLICY = RetryPolicy(attempts=4, total=5.0)
-_ONCE = RetryPolicy(attempts=1)
-#: Releases kept while no server answers. Older ones are dropped: the idle timeout of their episodes does the same.
-MAX_PENDING = 10_000
-#: Pending releases sent before one claim, and the seconds each may take: a claim must not wait long for them.
-_PENDING_AT_ONCE, _PENDING_SECONDS = 16, 2.0
+#: Nobody waits for a release; after as long as this, the idle timeout of an episode has done the same.
+RELEASE_POLICY = RetryPolicy(attempts=1000, total=300.0)
+#: Releases under way at once: of a server that does not answer, others wait for their turn.
+MOST_RELEASES = 16
 
 
 class UnsentError(UnavailableError):
@@ -46,11 +41,7 @@ class UnsentError(UnavailableError):
 
 
 class Calls:
-    """Sends the calls of one client; the arguments are those of :class:`swarm.client.AsyncSwarmClient`.
-
-    Attributes:
-        pending: releases that no server has received, oldest first.
-    """
+    """Sends the calls of one client; the arguments are those of :class:`swarm.client.AsyncSwarmClient`."""
 
     def __init__(
         self,
@@ -65,12 +56,12 @@ class Calls:
         self._query = wire.parse_server_query(server_url)
         self.client_uuid = client_uuid or uuid.uuid4().hex
         self.policy = policy or RetryPolicy()
-        self.pending: deque[ReleaseCall] = deque(maxlen=MAX_PENDING)
         self._token = wire.parse_token(token if token is not None else os.environ.get("SWARM_TOKEN", ""))
         self._request_timeout = request_timeout
         self._http = http or HttpClient()
         self._closing = asyncio.Event()
         self._closed = False
+        self._releasing = asyncio.Semaphore(MOST_RELEASES)
 
     @property
     def closing(self) -> bool:
@@ -129,39 +120,16 @@ class Calls:
             on_retry()
 
     async def release(self, call: ReleaseCall) -> None:
-        """Let go of what the server holds. Never raises: if no server answers, the call is kept and sent before the
-        next claim; if the server refuses, there is nothing to let go of (logged)."""
+        """Let go of what the server holds, for as long as no server answers. Never raises: if the server refuses, there
+        is nothing to let go of (logged)."""
         try:
-            await self.perform(call, policy=RELEASE_POLICY, while_closing=True)
+            async with asyncio.timeout(RELEASE_POLICY.total), self._releasing:
+                await self.perform(call, policy=RELEASE_POLICY, while_closing=True)
         except StateError:
             pass
-        except SwarmGatewayError as exc:
-            self._not_released(call, exc)
-
-    async def send_pending(self, deadline: float) -> None:
-        """Send some of the pending releases, until no server answers or ``deadline`` has passed.
-
-        Raises:
-            StateError: the client is closed.
-        """
-        for _ in range(min(len(self.pending), _PENDING_AT_ONCE)):
-            if not self.pending:
-                return
-            call = self.pending.popleft()
-            seconds = min(_PENDING_SECONDS, max(deadline - monotonic(), 0.1))
-            try:
-                await self.perform(replace(call, timeout=seconds), policy=_ONCE)
-            except StateError:
-                raise
-            except SwarmGatewayError as exc:
-                self._not_released(call, exc)
-                if _is_unreachable(exc):
-                    return
-            except BaseException:
-                self.pending.append(call)
-                raise
-            if monotonic() >= deadline:
-                return
+        except (SwarmGatewayError, TimeoutError) as exc:
+            why = exc if isinstance(exc, SwarmGatewayError) else f"no answer within {RELEASE_POLICY.total:.0f} s"
+            logger.warning("%s failed; what it names falls to its idle timeout: %s", call.path, why)
 
     async def pause(self, seconds: float) -> None:
         """Wait.
@@ -198,13 +166,6 @@ class Calls:
         except TimeoutError:
             return TimeoutError(f"the answer took longer than {seconds:g} s")
 
-    def _not_released(self, call: ReleaseCall, error: SwarmGatewayError) -> None:
-        if _is_unreachable(error):
-            self.pending.append(call)
-            logger.info("%s will be sent again before the next claim: %s", call.path, error)
-        else:
-            logger.warning("%s was refused; what it names falls to its idle timeout: %s", call.path, error)
-
     def _gave_up(
         self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float, reached: bool
     ) -> SwarmGatewayError:
@@ -215,7 +176,3 @@ class Calls:
             "one with `swarm-gateway swarm start` or check the address",
             code="server_unreachable",
         )
-
-
-def _is_unreachable(error: SwarmGatewayError) -> bool:
-    return isinstance(error, UnavailableError) and error.code == "server_unreachable"

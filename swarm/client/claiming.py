@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from typing import Any
 
 from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
+from swarm.concurrency import Interruptible
 from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.protocol import (
     BATCH_WAITS,
@@ -156,35 +157,48 @@ class Claim:
     unless_batch_waits: bool = False
 
 
-class OpenEpisodes:
-    """Episodes that have begun and not ended, per run of user code.
+class Run:
+    """User code under way: the episodes of ``client`` that it has begun and not ended, and the claims that wait.
 
     A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
     loop counts for the thread's run.
     """
 
-    def __init__(self) -> None:
-        self._current: ContextVar[set[str] | None] = ContextVar("open_episodes", default=None)
+    def __init__(self, client: object) -> None:
+        self.client = client
+        self.loop = asyncio.get_running_loop()
+        self.episodes: set[str] = set()
+        self._claims: set[Interruptible] = set()
+        self._stopped = False
 
-    def add(self, episodes: Iterable[wire.EpisodeEndpoint]) -> None:
-        """Note episodes that began; does nothing outside a run."""
-        if (current := self._current.get()) is not None:
-            current.update(one.episode_uuid for one in episodes)
-
-    def discard(self, episode_uuids: Iterable[str]) -> None:
-        """Note episodes that are over."""
-        if (current := self._current.get()) is not None:
-            current.difference_update(episode_uuids)
+    def stop(self) -> None:
+        """End the claims that wait, at whichever client, and those to come."""
+        self._stopped = True
+        for claim in tuple(self._claims):
+            claim.interrupt(_run_stopped())
 
     @contextmanager
-    def run(self) -> Generator[set[str]]:
-        """The set holds what began inside the block, in this thread or task, and has not ended."""
-        current = set[str]()
-        token = self._current.set(current)
-        try:
-            yield current
-        finally:
-            self._current.reset(token)
+    def claiming(self) -> Generator[None]:
+        """The block waits for a claim.
+
+        Raises:
+            UnavailableError: ``run_stopped``.
+        """
+        if self._stopped:
+            raise _run_stopped()
+        with Interruptible() as claim:
+            self._claims.add(claim)
+            try:
+                yield
+            finally:
+                self._claims.discard(claim)
+
+
+current_run: ContextVar[Run | None] = ContextVar("run", default=None)
+
+
+def _run_stopped() -> UnavailableError:
+    return UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
 
 
 class Claimer:
@@ -221,7 +235,6 @@ class Claimer:
         early = 0
         logged = ""
         while True:
-            await calls.send_pending(deadline)
             policy = throttle
             if isinstance(policy, ThrottleSchedule):
                 policy = policy.at((await calls.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
@@ -275,7 +288,7 @@ class Claimer:
         except UnavailableError as exc:
             if wanted.idempotency_key is None and not isinstance(exc, UnsentError):
                 # it may have been granted, and nobody will repeat the claim
-                calls.pending.append(withdraw)
+                self._in_background(calls.release(withdraw))
             raise
         finally:
             self._waiting.discard(waiting)

@@ -10,7 +10,7 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -101,6 +101,29 @@ class Control(EngineControl):
         # again at the end: other clients may command the engine as well
         status = await self.wait_for_state(EngineState.ROLLING, wait_seconds=deadline - monotonic())
         _refuse_other(job, status)
+
+    @staticmethod
+    async def async_and_start_multi_engine(
+        client_job_pairs: Sequence[tuple[Control, TrainJob]], force_restart: bool = False
+    ) -> None:
+        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
+
+        Raises:
+            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
+        """
+        works = [client.auto_sync_train_config_and_start_engine(job, force_restart) for client, job in client_job_pairs]
+        failed: dict[str, Exception] = {}
+        for (client, _), error in zip(
+            client_job_pairs, await asyncio.gather(*works, return_exceptions=True), strict=True
+        ):
+            if isinstance(error, Exception):
+                error.add_note(f"this is the swarm server {client.server_url}")
+                failed[client.server_url] = error
+            elif error is not None:
+                raise error
+        if failed:
+            urls = ", ".join(failed)
+            raise ExceptionGroup(f"{len(failed)} of {len(works)} engines did not start: {urls}", list(failed.values()))
 
     async def resolve_config(self, job: TrainJob | str, *, set: Mapping[str, Any] | None = None) -> ResolvedJob:
         """What an engine would run with this job, and where each value comes from; arguments as of

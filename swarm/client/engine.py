@@ -6,10 +6,12 @@ missed between two polls; and a command whose answer was lost is not taken for o
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TextIO
 
@@ -44,6 +46,7 @@ class EngineControl:
     def __init__(self, calls: Calls, boot_timeout: float) -> None:
         self._calls = calls
         self._boot_timeout = boot_timeout
+        self._watches: list[asyncio.Task[None]] = []
 
     @property
     def client_uuid(self) -> str:
@@ -155,23 +158,38 @@ class EngineControl:
         """Stop the engine from any state."""
         await self._calls.perform(wire.STOP_ENGINE)
 
+    async def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once for each time that the engine begins to sync weights, and await what it returns if
+        that is awaitable; from a task of the client's that ends with it.
 
-def raise_failed_starts(outcomes: Sequence[tuple[str, BaseException | None]]) -> None:
-    """Raise the errors of starts at several servers, given by their addresses.
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        first = await self._calls.perform(wire.wait_status_call(None, 0.0))
+        self._watches.append(asyncio.create_task(watch_weight_syncs(self._calls, first, callback)))
 
-    Raises:
-        ExceptionGroup: some failed; it names their servers.
-    """
-    failed: list[Exception] = []
-    for url, error in outcomes:
-        if isinstance(error, Exception):
-            error.add_note(f"this is the swarm server {url}")
-            failed.append(error)
-        elif error is not None:
-            raise error
-    if failed:
-        urls = ", ".join(url for url, error in outcomes if error is not None)
-        raise ExceptionGroup(f"{len(failed)} of {len(outcomes)} engines did not start: {urls}", failed)
+    @asynccontextmanager
+    async def watching_status(
+        self, on_status: Callable[[ServerStatus], Awaitable[object]]
+    ) -> AsyncGenerator[ServerStatus]:
+        """Yield the current status; inside the block, call ``on_status`` with the status after each change of the
+        engine's state.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        first = await self._calls.perform(wire.wait_status_call(None, 0.0))
+        watching = asyncio.create_task(watch(self._calls, first, on_status))
+        try:
+            yield first
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _end_watches(self) -> None:
+        for watching in self._watches:
+            watching.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
 
 
 async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:
@@ -200,36 +218,25 @@ async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerSt
         await calls.pause_between_polls(early, calls.policy.cap)
 
 
-class WeightSyncCallbacks:
-    """Callbacks for each time that the engine begins to sync weights; an error of one is logged and stops no other.
+async def watch_weight_syncs(calls: Calls, first: ServerStatus, callback: Callable[[], object]) -> None:
+    """Call ``callback`` once for each weight sync that begins after ``first``, even one that was over before the client
+    learnt of it; an awaitable that it returns is awaited, an error of it logged."""
+    known = first.weight_syncs
 
-    A callback is called once per entry that the server counts, even one that was over before the client learnt of it.
-
-    Args:
-        first: a status from before the first entry that counts.
-    """
-
-    def __init__(self, first: ServerStatus) -> None:
-        self._syncs = first.weight_syncs
-        self._callbacks: list[Callable[[], object]] = []
-
-    def add(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` too, from the next entry on; an awaitable that it returns is awaited."""
-        self._callbacks.append(callback)
-
-    async def observe(self, status: ServerStatus) -> None:
-        """Call every callback once per entry since the last status."""
+    async def observe(status: ServerStatus) -> None:
+        nonlocal known
         # the count of a restarted server is smaller
-        entries = status.weight_syncs - (self._syncs if status.weight_syncs >= self._syncs else 0)
-        self._syncs = status.weight_syncs
+        entries = status.weight_syncs - (known if status.weight_syncs >= known else 0)
+        known = status.weight_syncs
         for _ in range(entries):
-            for callback in tuple(self._callbacks):
-                try:
-                    result = callback()
-                    if inspect.isawaitable(result):
-                        await result
-                except Exception:
-                    logger.exception("a callback for the weight sync failed")
+            try:
+                result = callback()
+                if inspect.isawaitable(result):
+                    await result
+            except Exception:
+                logger.exception("a callback for the weight sync failed")
+
+    await watch(calls, first, observe)
 
 
 def _rollout_lines(pool: PoolInformation) -> list[str]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Generic, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TypeVar
 
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
-from swarm.errors import AuthenticationError, ConfigError, StateError, UnavailableError
+from swarm.errors import AuthenticationError, ConfigError, RequestError, StateError
 from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
@@ -25,6 +24,10 @@ ResultT = TypeVar("ResultT")
 _DEFAULT_ATTEMPTS = 3
 #: A retry cannot help against these.
 _FINAL = (ConfigError, AuthenticationError)
+
+
+class AllFailedError(ExceptionGroup[Exception]):
+    """Every task of a run failed."""
 
 
 class AsyncEpisode:
@@ -69,103 +72,74 @@ class AsyncGroup:
         self.ended = False
         self._end = end
 
-    async def end(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
-        """Hand in the results by episode; see :meth:`AsyncSwarmClient.end_group`.
+    async def end(self, task: Task | str, outputs: Sequence[WorkflowOutput]) -> str:
+        """Hand in a result for each of ``episodes``, in their order; see :meth:`AsyncSwarmClient.end_group`.
 
         Raises:
+            RequestError: there are more or fewer results than episodes.
             StateError: they have ended already.
         """
         if self.ended:
             raise StateError(f"group {self.episodes.group_uuid}".rstrip() + " has been ended already")
-        dropped = await self._end(task, outputs)
+        if len(outputs) != len(self.episodes):
+            raise RequestError(f"{len(outputs)} results for {len(self.episodes)} episodes", param="outputs")
+        dropped = await self._end(task, dict(zip(self.episodes.episode_uuids, outputs, strict=True)))
         self.ended = True
         return dropped
 
 
-def sweep(
-    items: Iterable[ItemT],
-    func: Callable[[ItemT], ResultT],
-    max_workers: int,
-    attempts: int,
-    policy: RetryPolicy,
-    stopping: threading.Event,
-) -> list[ResultT | None]:
-    """Call ``func`` with each item in at most ``max_workers`` threads, reading the items as threads come free.
+async def each(items: Iterable[ItemT]) -> AsyncGenerator[ItemT]:
+    """``items`` for ``async for``."""
+    for item in items:
+        yield item
 
-    ``stopping`` is set when this ends early (Ctrl-C, or the iterator fails): nothing new begins then, and what runs
-    may finish.
+
+async def sweep(
+    items: AsyncGenerator[ItemT], func: Callable[[int, ItemT], Awaitable[ResultT]], max_workers: int
+) -> list[ResultT | None]:
+    """Call ``func`` with the place of each item and the item, at most ``max_workers`` at once.
+
+    The next item is read when there is room for it: there may be no end of them. If reading fails, what runs may
+    finish; cancelled, this cancels what runs.
 
     Returns:
-        Results in the order of the items, ``None`` if an item failed for good (logged).
+        Results in the order of the items, ``None`` if an item failed.
 
     Raises:
-        ExceptionGroup: every item failed.
+        AllFailedError: every item failed.
+        RequestError: ``max_workers`` is below 1.
     """
-    numbered = enumerate(items)
-    reading = threading.Lock()
-    outcomes = _Outcomes[ResultT]()
-
-    def take() -> tuple[int, ItemT] | None:
-        with reading:
-            return None if stopping.is_set() else next(numbered, None)
-
-    def work() -> None:
-        while (entry := take()) is not None:
-            index, item = entry
-            try:
-                outcomes.results[index] = with_retries(
-                    lambda item=item: func(item), attempts, policy, stopping, f"task {index}"
-                )
-            except Exception as exc:
-                outcomes.errors[index] = exc
-
-    with ThreadPoolExecutor(max_workers, thread_name_prefix="episodes") as pool:
-        workers = [pool.submit(work) for _ in range(max_workers)]
-        try:
-            wait(workers, return_when=FIRST_EXCEPTION)
-        finally:
-            stopping.set()
-    for worker in workers:
-        worker.result()
-    return outcomes.in_order()
-
-
-async def sweep_async(
-    items: Iterable[ItemT],
-    func: Callable[[ItemT], Awaitable[ResultT]],
-    max_workers: int,
-    attempts: int,
-    policy: RetryPolicy,
-) -> list[ResultT | None]:
-    """:func:`sweep` on an event loop, with at most ``max_workers`` calls at once; cancelled, it cancels what runs."""
-    outcomes = _Outcomes[ResultT]()
+    if max_workers < 1:
+        raise RequestError(f"max_workers is {max_workers}: give 1 or more")
+    results: dict[int, ResultT] = {}
+    errors: list[Exception] = []
+    broken: Exception | None = None
+    count = 0
     free = asyncio.Semaphore(max_workers)
 
-    async def work(index: int, item: ItemT) -> None:
+    async def work(place: int, item: ItemT) -> None:
         try:
-            outcomes.results[index] = await with_retries_async(lambda: func(item), attempts, policy, f"task {index}")
+            results[place] = await func(place, item)
         except Exception as exc:
-            outcomes.errors[index] = exc
+            errors.append(exc)
         finally:
             free.release()
 
-    async with asyncio.TaskGroup() as group:
-        # the next item is read when there is room for it: there may be no end of them
-        for index, item in enumerate(items):
+    async with aclosing(items), asyncio.TaskGroup() as group:
+        try:
             await free.acquire()
-            group.create_task(work(index, item))
-    return outcomes.in_order()
-
-
-class _Outcomes(Generic[ResultT]):
-    def __init__(self) -> None:
-        self.results: dict[int, ResultT] = {}
-        self.errors: dict[int, Exception] = {}
-
-    def in_order(self) -> list[ResultT | None]:
-        if self.errors and not self.results:
-            raise ExceptionGroup(f"all {len(self.errors)} tasks failed", list(self.errors.values()))
-        return [self.results.get(index) for index in range(len(self.results) + len(self.errors))]
+            async for item in items:
+                group.create_task(work(count, item))
+                count += 1
+                await free.acquire()
+        except Exception as exc:
+            logger.error("the tasks cannot be read; %d are still running: %s", count - len(results) - len(errors), exc)
+            broken = exc
+    if broken is not None:
+        raise broken
+    if errors and not results:
+        raise AllFailedError(f"all {len(errors)} tasks failed", errors)
+    return [results.get(place) for place in range(count)]
 
 
 def attempts_of(auto_retry: bool | int) -> int:
@@ -173,40 +147,22 @@ def attempts_of(auto_retry: bool | int) -> int:
     return _DEFAULT_ATTEMPTS if auto_retry is True else max(1, int(auto_retry))
 
 
-def with_retries(
-    func: Callable[[], ResultT], attempts: int, policy: RetryPolicy, stopping: threading.Event, name: str = "a task"
+async def with_retries(
+    func: Callable[[], Awaitable[ResultT]], attempts: int, policy: RetryPolicy, name: str
 ) -> ResultT:
-    """Return what ``func`` returns in one of ``attempts`` tries, or raise its last error; no more once ``stopping`` is
-    set."""
-    for attempt in range(1, attempts + 1):
-        try:
-            return func()
-        except Exception as exc:
-            if is_stop(exc) or _is_last(exc, attempt, attempts, name) or stopping.wait(policy.delay(attempt)):
-                raise
-    raise AssertionError("attempts is at least 1")
-
-
-async def with_retries_async(
-    func: Callable[[], Awaitable[ResultT]], attempts: int, policy: RetryPolicy, name: str = "a task"
-) -> ResultT:
-    """:func:`with_retries` on an event loop."""
+    """Return what ``func`` returns in one of ``attempts`` tries, or raise its last error (logged)."""
     for attempt in range(1, attempts + 1):
         try:
             return await func()
         except Exception as exc:
-            if _is_last(exc, attempt, attempts, name):
+            if is_last(exc, attempt, attempts, name):
                 raise
             await asyncio.sleep(policy.delay(attempt))
     raise AssertionError("attempts is at least 1")
 
 
-def is_stop(exc: Exception) -> bool:
-    """Whether something failed only because its run is being stopped."""
-    return isinstance(exc, UnavailableError) and exc.code == "run_stopped"
-
-
-def _is_last(exc: Exception, attempt: int, attempts: int, name: str) -> bool:
+def is_last(exc: Exception, attempt: int, attempts: int, name: str) -> bool:
+    """Whether the error of this attempt is final; logs it."""
     if attempt >= attempts or isinstance(exc, _FINAL):
         logger.error("%s failed for good after %d tries", name, attempt, exc_info=exc)
         return True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-from swarm.client.episodes import attempts_of, with_retries
+from swarm.client.episodes import attempts_of, is_last
 from swarm.client.wire import RetryPolicy
 
 P = ParamSpec("P")
@@ -92,7 +92,17 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in a thread; its outcome is part of the next drain."""
-        work = lambda: with_retries(lambda: fn(*args, **kwargs), self._attempts, RetryPolicy(), self._stopping)  # noqa: E731
+
+        def work() -> T:
+            for attempt in range(1, self._attempts + 1):
+                try:
+                    return fn(*args, **kwargs)
+                except Exception as exc:
+                    final = is_last(exc, attempt, self._attempts, "a task")
+                    if final or self._stopping.wait(RetryPolicy().delay(attempt)):
+                        raise
+            raise AssertionError("there is at least 1 attempt")
+
         future = self._pool.submit(work)
         self._running.append(future)
         return future

@@ -10,42 +10,39 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from contextvars import ContextVar
+from itertools import islice
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+from anyio.from_thread import BlockingPortalProvider
 
 from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.errors import StateError, UnavailableError
+from swarm.client.claiming import current_run
+from swarm.errors import StateError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-#: by process: a forked child knows its parent's loop, which does not run there
-_running: dict[int, BlockingPortal] = {}
-
-
 class Call(Generic[T]):
     """An asynchronous call that a thread waits for."""
 
-    def __init__(self, portal: BlockingPortal, work: Coroutine[Any, Any, T]) -> None:
-        self._portal = portal
+    def __init__(self, here: Connection, work: Coroutine[Any, Any, T]) -> None:
+        self._portal = here.portal
         self._task: asyncio.Task[Any] | None = None
 
         async def run() -> T:
             self._task = asyncio.current_task()
             return await work
 
-        if _running.get(os.getpid()) is not portal:
+        if here.pid != os.getpid():
             work.close()
-            raise StateError("this client is closed, or a process before a fork opened it: open one of its own")
+            raise StateError("a process before a fork opened this client: open one of its own")
         try:
-            self._future: Future[T] = portal.start_task_soon(run)
+            self._future: Future[T] = self._portal.start_task_soon(run)
         except RuntimeError as exc:
             work.close()
             raise StateError(f"this client is closed, or called from its own event loop: {exc}") from exc
@@ -74,62 +71,6 @@ class Call(Generic[T]):
             self._portal.start_task_soon(lambda: self._task and self._task.cancel())
 
 
-class Stopping(threading.Event):
-    """Set to end a run of user code: its retries, the claims that its threads wait for, and those to come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._claims: set[Call[Any]] = set()
-
-    def set(self) -> None:
-        """End the run."""
-        super().set()
-        with self._lock:
-            claims = tuple(self._claims)
-        for claim in claims:
-            claim.cancel()
-
-    def granted(self, claim: Call[T]) -> T:
-        """Wait for a claim.
-
-        Raises:
-            UnavailableError: ``run_stopped``.
-        """
-        with self._lock:
-            self._claims.add(claim)
-        try:
-            if self.is_set():
-                claim.cancel()
-            episodes = claim.result()
-        except CancelledError:
-            raise _run_stopped() from None
-        finally:
-            with self._lock:
-                self._claims.discard(claim)
-        if self.is_set():
-            # granted just when the run was stopped: the run aborts it
-            raise _run_stopped()
-        return episodes
-
-
-stopping_run: ContextVar[Stopping | None] = ContextVar("stopping", default=None)
-
-
-def _run_stopped() -> UnavailableError:
-    return UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
-
-
-def claimed(claim: Call[T]) -> T:
-    """Wait for a claim; in a run of user code, until the run is stopped.
-
-    Raises:
-        UnavailableError: ``run_stopped``.
-    """
-    stopping = stopping_run.get()
-    return claim.result() if stopping is None else stopping.granted(claim)
-
-
 @functools.cache
 def _portals(pid: int) -> BlockingPortalProvider:
     """The event loop that all clients of a process share; a forked child has a loop of its own."""
@@ -143,7 +84,7 @@ class Connection:
         self.pid = os.getpid()
         self.client = make()
         self._provider = _portals(self.pid)
-        self.portal = _running[self.pid] = self._provider.__enter__()
+        self.portal = self._provider.__enter__()
         self._closing = threading.Lock()
         self._closed = False
 
@@ -156,7 +97,7 @@ class Connection:
                 return
             self._closed = True
         try:
-            Call(self.portal, self.client.close()).result()
+            Call(self, self.client.close()).result()
         finally:
             self._provider.__exit__(None, None, None)
 
@@ -168,7 +109,7 @@ class Connection:
 def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Coroutine[Any, Any, T]]:
     """``func`` for the event loop: in a thread, where it may block and use the client.
 
-    A cancelled call waits until ``func`` returns; with ``abandon`` it does not.
+    A cancelled call waits until ``func`` returns, which must not wait for claims then; with ``abandon`` it does not.
     """
 
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -188,7 +129,20 @@ def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Cor
             if abandon:
                 running.cancel()
             else:
+                if (user_run := current_run.get()) is not None:
+                    user_run.stop()
                 await asyncio.wait([running])
+                if not running.cancelled():
+                    running.exception()  # marks its error as seen
             raise
 
     return call
+
+
+async def each_in_thread(items: Iterable[T]) -> AsyncGenerator[T]:
+    """``items`` for ``async for``, each read in a thread."""
+    entries = await in_thread(iter)(items)
+    # a list, as an item may be anything
+    take = in_thread(lambda: list(islice(entries, 1)))
+    while entry := await take():
+        yield entry[0]

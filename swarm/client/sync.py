@@ -20,17 +20,15 @@ from __future__ import annotations
 import atexit
 import os
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakSet, finalize
 
-from anyio.from_thread import BlockingPortal
-
-from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, sweep
-from swarm.client.portal import Call, Connection, Stopping, claimed, in_thread, stopping_run
+from swarm.client.asynchronous import AsyncSwarmClient, run_each
+from swarm.client.episodes import AsyncEpisode, AsyncGroup
+from swarm.client.portal import Call, Connection, each_in_thread, in_thread
 from swarm.client.wire import RetryPolicy
 from swarm.errors import StateError
 from swarm.job import TrainJob
@@ -44,22 +42,21 @@ HandleT = TypeVar("HandleT")
 
 
 def blocking(
-    method: Callable[Concatenate[AsyncSwarmClient, P], Coroutine[Any, Any, T]], *, claims: bool = False
+    method: Callable[Concatenate[AsyncSwarmClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SwarmClient, P], T]:
-    """The same method for threads; one that ``claims`` ends when the run that it is part of is stopped."""
+    """The same method for threads."""
 
     @wraps(method)
     def blocked(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         here = self.connection
-        call = Call(here.portal, method(here.client, *args, **kwargs))
-        return claimed(call) if claims else call.result()
+        return Call(here, method(here.client, *args, **kwargs)).result()
 
     return blocked
 
 
 def managed(
     method: Callable[Concatenate[AsyncSwarmClient, P], AbstractAsyncContextManager[T]],
-    handle: Callable[[T, BlockingPortal], HandleT],
+    handle: Callable[[T, Connection], HandleT],
 ) -> Callable[Concatenate[SwarmClient, P], AbstractContextManager[HandleT]]:
     """The same context manager for threads, with a ``handle`` of what it yields."""
 
@@ -68,11 +65,11 @@ def managed(
     def manager(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[HandleT]:
         here = self.connection
         block = method(here.client, *args, **kwargs)
-        entered = claimed(Call(here.portal, block.__aenter__()))
+        entered = Call(here, block.__aenter__()).result()
         try:
-            yield handle(entered, here.portal)
+            yield handle(entered, here)
         finally:
-            Call(here.portal, block.__aexit__(None, None, None)).result()
+            Call(here, block.__aexit__(None, None, None)).result()
 
     return manager
 
@@ -80,13 +77,13 @@ def managed(
 class Episode:
     """One claimed episode inside :meth:`SwarmClient.episode`."""
 
-    def __init__(self, inner: AsyncEpisode, portal: BlockingPortal) -> None:
+    def __init__(self, inner: AsyncEpisode, here: Connection) -> None:
         self.endpoint = inner.endpoint
         self.episode_uuid = inner.episode_uuid
         self.base_url = inner.base_url
         self.api_key = inner.api_key
         self._inner = inner
-        self._portal = portal
+        self._here = here
 
     @property
     def ended(self) -> bool:
@@ -99,31 +96,32 @@ class Episode:
         Raises:
             StateError: it has ended already.
         """
-        return Call(self._portal, self._inner.end(task, workflow_output)).result()
+        return Call(self._here, self._inner.end(task, workflow_output)).result()
 
 
 class Group:
     """The episodes of one task inside :meth:`SwarmClient.group`."""
 
-    def __init__(self, inner: AsyncGroup, portal: BlockingPortal) -> None:
+    def __init__(self, inner: AsyncGroup, here: Connection) -> None:
         self.episodes = inner.episodes
         self.base_url = inner.base_url
         self.api_key = inner.api_key
         self._inner = inner
-        self._portal = portal
+        self._here = here
 
     @property
     def ended(self) -> bool:
         """Their results were handed in."""
         return self._inner.ended
 
-    def end(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
-        """Hand in the results by episode; see :meth:`SwarmClient.end_group`.
+    def end(self, task: Task | str, outputs: Sequence[WorkflowOutput]) -> str:
+        """Hand in a result for each of ``episodes``, in their order; see :meth:`SwarmClient.end_group`.
 
         Raises:
+            RequestError: there are more or fewer results than episodes.
             StateError: they have ended already.
         """
-        return Call(self._portal, self._inner.end(task, outputs)).result()
+        return Call(self._here, self._inner.end(task, outputs)).result()
 
 
 class SwarmClient:
@@ -165,7 +163,7 @@ class SwarmClient:
         )
         self._connection = Connection(self._make)
         try:
-            Call(self._connection.portal, self._connection.client.__aenter__()).result()
+            Call(self._connection, self._connection.client.__aenter__()).result()
         except BaseException:
             self._connection.close()
             raise
@@ -191,10 +189,10 @@ class SwarmClient:
 
     # -- episodes
 
-    begin_episode = blocking(AsyncSwarmClient.begin_episode, claims=True)
+    begin_episode = blocking(AsyncSwarmClient.begin_episode)
     end_episode = blocking(AsyncSwarmClient.end_episode)
     can_continue_episode = blocking(AsyncSwarmClient.can_continue_episode)
-    claim_group = blocking(AsyncSwarmClient.claim_group, claims=True)
+    claim_group = blocking(AsyncSwarmClient.claim_group)
     end_group = blocking(AsyncSwarmClient.end_group)
 
     episode = managed(AsyncSwarmClient.episode, Episode)
@@ -204,7 +202,7 @@ class SwarmClient:
         """See :meth:`AsyncSwarmClient.abort`; does nothing once the client is closed."""
         here = self.connection
         with suppress(StateError):
-            Call(here.portal, here.client.abort(tuple(episode_uuids), reason, notes)).result()
+            Call(here, here.client.abort(tuple(episode_uuids), reason, notes)).result()
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""
@@ -221,26 +219,9 @@ class SwarmClient:
 
         What ``func`` begins in threads of its own is not tracked.
         """
-        stopping = Stopping()
-
-        def run_one(task: ItemT) -> T:
-            return self.run_tracked(lambda: func(task), stopping)
-
-        return sweep(tasks, run_one, max_workers, attempts_of(auto_retry), self._policy, stopping)
-
-    def run_tracked(self, func: Callable[[], T], stopping: Stopping | None = None) -> T:
-        """Return what ``func`` returns; episodes that it begins and does not end are aborted, and once ``stopping`` is
-        set it begins none."""
-        token = stopping_run.set(stopping)
-        try:
-            with self.connection.client.open_episodes.run() as left_open:
-                try:
-                    return func()
-                finally:
-                    if left_open:
-                        self.abort(left_open)
-        finally:
-            stopping_run.reset(token)
+        here = self.connection
+        work = run_each(here.client, each_in_thread(tasks), in_thread(func), max_workers, auto_retry, self._policy)
+        return Call(here, work).result()
 
     # -- engine
 
@@ -277,8 +258,8 @@ class SwarmClient:
         """
         pairs = [(client.connection.client, job) for client, job in client_job_pairs]
         if pairs:
-            portal = client_job_pairs[0][0].connection.portal
-            Call(portal, AsyncSwarmClient.async_and_start_multi_engine(pairs, force_restart)).result()
+            here = client_job_pairs[0][0].connection
+            Call(here, AsyncSwarmClient.async_and_start_multi_engine(pairs, force_restart)).result()
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` in a thread, once for each time that the engine begins to sync weights.
@@ -287,7 +268,7 @@ class SwarmClient:
             UnavailableError: no server within the policy's bound.
         """
         here = self.connection
-        Call(here.portal, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
+        Call(here, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
 
     @contextmanager
     def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import contextmanager
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle
+from swarm.client.episodes import each
 from swarm.client.members import Dataset, Member, members_of
-from swarm.client.portal import Call, in_thread
+from swarm.client.portal import Call, each_in_thread, in_thread
 from swarm.client.sync import SwarmClient
 from swarm.client.training_run import Execute, Progress, Training, TrainOptions, TrainReport
 from swarm.client.wire import EpisodeEndpoint
@@ -48,7 +49,8 @@ def auto_train_with_dataset(
     """
     with _shown(progress) as show:
         options = TrainOptions(num_repeat, total_steps, max_parallel, auto_retry, throttle_policy, on_progress=show)
-        return _begun(dataset, epochs, client, in_thread(execute_agent), options).result()
+        here, execute = client.connection, in_thread(execute_agent)
+        return Call(here, _trained(dataset, epochs, here.client, execute, options, each_in_thread)).result()
 
 
 def begin_training(
@@ -59,20 +61,21 @@ def begin_training(
 ) -> Call[TrainReport]:
     """The same as a call that another thread may cancel, which abandons workflows that run then. ``tasks`` are read
     once; its ``result`` raises like :func:`auto_train_with_dataset`."""
-    return _begun(tasks, 1, client, in_thread(execute_agent, abandon=True), options)
+    here, execute = client.connection, in_thread(execute_agent, abandon=True)
+    return Call(here, _trained(tasks, 1, here.client, execute, options, each_in_thread))
 
 
-def _begun(
-    dataset: Dataset, epochs: int, client: SwarmClient, execute: Execute, options: TrainOptions
-) -> Call[TrainReport]:
-    here = client.connection
-
-    async def train() -> TrainReport:
-        training = Training(await here.client.status(), options)
-        members = members_of(dataset, epochs, training.num_repeat, shuffled=options.shuffle_rewards)
-        return await training.run(here.client, in_thread(lambda: next(members, None)), execute)
-
-    return Call(here.portal, train())
+async def _trained(
+    dataset: Dataset,
+    epochs: int,
+    client: AsyncSwarmClient,
+    execute: Execute,
+    options: TrainOptions,
+    read: Callable[[Iterable[Member]], AsyncGenerator[Member]],
+) -> TrainReport:
+    training = Training(await client.status(), options)
+    members = members_of(dataset, epochs, training.num_repeat, shuffled=options.shuffle_rewards)
+    return await training.run(client, read(members), execute)
 
 
 async def auto_train_with_dataset_async(
@@ -91,13 +94,7 @@ async def auto_train_with_dataset_async(
     """:func:`auto_train_with_dataset` on an event loop."""
     with _shown(progress) as show:
         options = TrainOptions(num_repeat, total_steps, max_parallel, auto_retry, throttle_policy, on_progress=show)
-        training = Training(await client.status(), options)
-        members = members_of(dataset, epochs, training.num_repeat, shuffled=options.shuffle_rewards)
-
-        async def take() -> Member | None:
-            return next(members, None)
-
-        return await training.run(client, take, execute_agent)
+        return await _trained(dataset, epochs, client, execute_agent, options, each)
 
 
 @contextmanager

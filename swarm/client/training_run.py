@@ -7,15 +7,16 @@ what runs may finish. While an evaluation is due or runs, no train episode is be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from statistics import fmean
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle, as_policy
-from swarm.client.episodes import attempts_of, with_retries_async
+from swarm.client.episodes import AllFailedError, attempts_of, sweep, with_retries
 from swarm.client.members import Member
-from swarm.client.portal import in_thread
+from swarm.client.portal import each_in_thread
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
 from swarm.errors import ConflictError
 from swarm.states import EngineState
@@ -87,14 +88,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train.
+    """How to train. :func:`swarm.client.auto_train_with_dataset` explains the options that are not listed here.
 
     Args:
-        num_repeat: episodes per task; default the job's.
-        total_steps: training steps after which it ends; default what the job still has.
-        max_parallel: episodes at once; default the job's slots.
-        auto_retry: ``True`` tries an episode up to three times, a number that many times, ``False`` once.
-        throttle_policy: as for :meth:`SwarmClient.begin_episode`; the task is filled in.
         evaluation: of the policy, by eval episodes.
         shuffle_rewards: permute the rewards of each task's episodes: a control run, which must not learn.
         patient: wait for an engine that is OFFLINE, because somebody starts it again.
@@ -143,48 +139,44 @@ class Training:
         self._most_errors = max(self._max_parallel, 2 * self.num_repeat)
         self._gave_up = False
 
-    async def run(
-        self, client: AsyncSwarmClient, take: Callable[[], Awaitable[Member | None]], execute: Execute
-    ) -> TrainReport:
-        """Run an episode for each that ``take`` returns, until it returns none or the last step is done."""
+    async def run(self, client: AsyncSwarmClient, members: AsyncGenerator[Member], execute: Execute) -> TrainReport:
+        """Run an episode for each of ``members``, until the last step is done."""
         self._client, self._execute = client, execute
-        free = asyncio.Semaphore(self._max_parallel)
-        running: set[asyncio.Task[None]] = set()
-        last: Member | None = None
 
-        async def work(member: Member) -> None:
+        async def until_stopped() -> AsyncGenerator[Member]:
+            last: Member | None = None
             try:
-                self._count((await self._episode(member.task, member)).reward)
+                async with aclosing(members):
+                    while not self._stopping and (member := await anext(members, None)) is not None:
+                        last = member
+                        yield member
+            except Exception:
+                # what runs may finish
+                self._stop()
+                raise
+            finally:
+                if last is not None and last.shuffle is not None:
+                    last.shuffle.leave_after(last.place)
+
+        async def work(_: int, member: Member) -> None:
+            try:
+                self._count((await self._with_retries(member.task, member)).reward)
             except Exception as exc:
                 self._count_failure(exc)
             finally:
                 if member.shuffle is not None:
                     member.shuffle.leave(member.place)
-                free.release()
 
         self._show()
         async with client.watching_status(self._observe) as status:
             await self._observe(status)
             try:
-                while await free.acquire() and not self._stopping and (member := await take()) is not None:
-                    last = member
-                    running.add(started := asyncio.create_task(work(member)))
-                    started.add_done_callback(running.discard)
-                if last is not None and last.shuffle is not None:
-                    last.shuffle.leave_after(last.place)
-                await _all_done(running)
+                await sweep(until_stopped(), work, self._max_parallel)
             except asyncio.CancelledError:
-                for one in running:
-                    one.cancel()
                 if self._evaluating is not None:
                     self._evaluating.cancel()
                 raise
-            except Exception:
-                # the dataset failed: what runs may finish
-                self._stop()
-                raise
             finally:
-                await _all_done(running)
                 if self._evaluating is not None:
                     await asyncio.wait([self._evaluating])
         if self._broken is not None:
@@ -204,8 +196,8 @@ class Training:
 
     # ------------------------------------------------------------------ episodes
 
-    async def _episode(self, task: Task, member: Member | None = None) -> WorkflowOutput:
-        """Run one episode, with retries; an eval episode unless it is for a ``member``. Returns what the agent did."""
+    async def _with_retries(self, task: Task, member: Member | None = None) -> WorkflowOutput:
+        """Run one episode; an eval episode unless it is for a ``member``. Returns what the agent did."""
 
         async def run() -> WorkflowOutput:
             uuid, api = await (self._begin_eval() if member is None else self._begin_train(task))
@@ -215,8 +207,7 @@ class Training:
             await self._client.end_episode(task, uuid, given)
             return output
 
-        tracked = lambda: self._client.run_tracked(run())  # noqa: E731
-        return await with_retries_async(tracked, self._attempts, RetryPolicy(), task.task_id)
+        return await with_retries(lambda: self._client.run_tracked(run()), self._attempts, RetryPolicy(), task.task_id)
 
     async def _begin_eval(self) -> tuple[str, EpisodeEndpoint]:
         await self._served.wait()
@@ -306,32 +297,25 @@ class Training:
     async def _evaluate(self, step: int) -> None:
         evaluation = self._options.evaluation
         assert evaluation is not None
-        outputs: list[WorkflowOutput] = []
-        failed = 0
-        free = asyncio.Semaphore(self._max_parallel)
 
-        async def work(task: Task) -> None:
-            nonlocal failed
-            try:
-                outputs.append(await self._episode(task))
-            except Exception:  # it has been logged
-                failed += 1
-            finally:
-                free.release()
+        def tasks() -> Iterator[Task]:
+            for task in evaluation.dataset():
+                yield from [task] * evaluation.samples
 
-        tasks = iter(await in_thread(evaluation.dataset)())
-        take = in_thread(lambda: next(tasks, None))
-        async with asyncio.TaskGroup() as group:
-            while (task := await take()) is not None:
-                for _ in range(evaluation.samples):
-                    await free.acquire()
-                    group.create_task(work(task))
+        async def work(_: int, task: Task) -> WorkflowOutput:
+            return await self._with_retries(task)
+
+        try:
+            results = await sweep(each_in_thread(tasks()), work, self._max_parallel)
+        except AllFailedError as exc:
+            results = [None] * len(exc.exceptions)
+        outputs = [one for one in results if one is not None]
         self._evaluated = step
         told = [one.is_success for one in outputs if one.is_success is not None]
         report = EvaluationReport(
             step=step,
             finished=len(outputs),
-            failed=failed,
+            failed=len(results) - len(outputs),
             mean_reward=fmean(one.reward for one in outputs) if outputs else None,
             success_rate=fmean(told) if told else None,
         )
@@ -342,9 +326,6 @@ class Training:
         if evaluating.cancelled():
             return
         self._broken = evaluating.exception()
-        if isinstance(self._broken, ExceptionGroup) and len(self._broken.exceptions) == 1:
-            # of the task group: the tasks cannot be read
-            self._broken = self._broken.exceptions[0]
         if self._broken is not None or self._step >= self._last:
             self._stop()
         else:
@@ -364,8 +345,3 @@ class Training:
         self._served.set()
         for claiming in self._claiming:
             claiming.cancel()
-
-
-async def _all_done(tasks: set[asyncio.Task[None]]) -> None:
-    while tasks:
-        await asyncio.wait(tasks)

@@ -70,7 +70,8 @@ class RetryPolicy:
 
     def delay(self, failures: int, retry_after: float = 0.0) -> float:
         """Seconds to wait after the ``failures``-th failure in a row (1 for the first)."""
-        ceiling = min(self.cap, self.base * 2 ** (failures - 1))
+        # a power of many failures is no float any more
+        ceiling = min(self.cap, self.base * 2 ** min(failures - 1, 100))
         return max(ceiling * random.uniform(0.5, 1.0), retry_after)
 
 

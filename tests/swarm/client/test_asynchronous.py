@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from swarm.client import AsyncSwarmClient
-from swarm.errors import UnavailableError
+from swarm.errors import RequestError, UnavailableError
 from swarm.protocol import NO_EPISODES, POST_ROLLING
 from swarm.states import EngineState
+from swarm.types import WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_sync import engine, not_yet
@@ -63,16 +64,12 @@ async def test_why_a_claim_failed_is_asked_when_the_phrase_is_unknown(
 async def test_many_are_aborted_and_nothing_is_raised(
     server: ScriptedServer, client: AsyncSwarmClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.script("/abort_episode", {"success": True}, Answer({"error": {"message": "unknown"}}, 404), DROP)
+    unknown = Answer({"error": {"message": "unknown"}}, 404)
+    server.script("/abort_episode", {"success": True}, unknown, DROP, {"success": True})
     await client.abort(["a", "b", "c"])
     await client.abort([])
     assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b", "c"}
     assert caplog.text.count("falls to its idle timeout") == 1
-    server.script("/abort_episode", {"success": True})
-    server.script("/claim_group", group("d"))
-    before = len(server.requests)
-    await client.claim_group(1, 5.0)
-    assert [one.path for one in server.requests[before:]] == ["/abort_episode", "/claim_group"]
 
 
 async def test_an_abort_goes_on_when_its_caller_is_cancelled(server: ScriptedServer, client: AsyncSwarmClient) -> None:
@@ -136,3 +133,16 @@ async def test_close_is_bounded(
         await client.close()
         await aborting
     held.set()
+
+
+async def test_a_group_ends_with_a_result_for_each_episode_in_their_order(
+    server: ScriptedServer, client: AsyncSwarmClient
+) -> None:
+    server.script("/claim_group", group("a", "b"))
+    server.script("/end_group", {"success": True})
+    async with client.group(2) as claimed:
+        with pytest.raises(RequestError, match="1 results for 2 episodes"):
+            await claimed.end("t", [WorkflowOutput(reward=1.0)])
+        await claimed.end("t", [WorkflowOutput(reward=1.0), WorkflowOutput(reward=0.5)])
+    [body] = server.bodies("/end_group")
+    assert [(one["episode_uuid"], one["workflow_output"]["reward"]) for one in body["ends"]] == [("a", 1.0), ("b", 0.5)]

@@ -54,3 +54,5 @@ def test_delays_grow_with_jitter_up_to_the_cap() -> None:
 
 def test_the_server_may_ask_for_longer() -> None:
     assert RetryPolicy(base=0.1).delay(1, 7.0) == 7.0
+    # as a monitor has after a night without its server
+    assert RetryPolicy(base=0.5, cap=10.0).delay(5000) <= 10.0

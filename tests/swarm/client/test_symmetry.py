@@ -34,7 +34,7 @@ AGENTJET = {
 #: Where the facade keeps its asynchronous client.
 ONLY_SYNC = {"connection"}
 #: For the gateway, whose work is on the event loop.
-ONLY_ASYNC = {"in_background", "open_episodes", "account_group"}
+ONLY_ASYNC = {"in_background", "run_tracked", "account_group"}
 
 
 def public(kind: type) -> set[str]:
@@ -48,7 +48,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def test_both_offer_the_same_names_and_arguments() -> None:
     shared = public(AsyncSwarmClient) - ONLY_ASYNC
     assert public(SwarmClient) - ONLY_SYNC == shared >= AGENTJET
-    for name in shared - {"client_uuid", "server_url", "run_tracked"}:
+    for name in shared - {"client_uuid", "server_url"}:
         assert parameters(getattr(SwarmClient, name)) == parameters(getattr(AsyncSwarmClient, name)), name
     ours = parameters(AsyncSwarmClient.__init__)
     del ours["http"]

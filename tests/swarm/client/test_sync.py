@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -244,7 +246,7 @@ def test_an_error_that_no_retry_helps_is_final(client: SwarmClient) -> None:
     assert tries == [1]
 
 
-def test_a_broken_task_source_and_an_exit_end_the_run(client: SwarmClient) -> None:
+def test_a_broken_task_source_ends_the_run_and_an_exit_its_task(client: SwarmClient) -> None:
     def source() -> Any:
         yield 1
         raise RuntimeError("no more data")
@@ -258,12 +260,12 @@ def test_a_broken_task_source_and_an_exit_end_the_run(client: SwarmClient) -> No
         done.append(task)
         raise SystemExit(3)
 
-    with pytest.raises(SystemExit):
-        client.run_episodes_until_all_complete(range(1000), leave, max_workers=1)
-    assert done == [0]
+    with pytest.raises(ExceptionGroup, match="all 2 tasks failed"):
+        client.run_episodes_until_all_complete(range(2), leave, max_workers=1, auto_retry=False)
+    assert done == [0, 1]
 
 
-def test_an_end_of_the_run_ends_begins_that_wait(server: ScriptedServer) -> None:
+def test_an_end_of_the_run_ends_begins_that_wait(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
     withdrawn = threading.Event()
 
     class Withdrawal(threading.Event):
@@ -288,13 +290,14 @@ def test_an_end_of_the_run_ends_begins_that_wait(server: ScriptedServer) -> None
     with SwarmClient(server.url, policy=slow, begin_timeout=1000.0) as client, pytest.raises(KeyboardInterrupt):
         # waits between its polls, and would for minutes
         client.run_episodes_until_all_complete(interrupted_after(server, claims=1), func, max_workers=2)
+    assert "never retrieved" not in caplog.text
 
 
 def interrupted_after(server: ScriptedServer, claims: int) -> Iterator[int]:
     yield 1
     while len(server.bodies("/claim_episode")) < claims:
         threading.Event().wait(0.01)
-    raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 # -- engine
